@@ -1,7 +1,7 @@
 //! Costs of the decisions and of the packet path in memory: by step, and by the numbers of
 //! connections, clients, services and servers.
 //!
-//! The baseline of `pipeline` is `line table`, a table that only looks up, in the same run.
+//! The baseline of `pipeline` is `line table`, a table with look-ups only, in the same run.
 //! `LVS_BENCH_LARGE=1` adds 10,000,000 connections, which need 4 GB and a minute.
 
 use std::cell::RefCell;
@@ -21,7 +21,8 @@ use lvs_packet::frame::Frame;
 use lvs_packet::parse;
 use lvs_packet::rewrite::nat::{self, End};
 
-/// A prime step through the connections, so that neighbours in time are not neighbours in memory.
+/// Distance between the connections of consecutive packets. It is a prime, so that all connections
+/// have packets, and consecutive packets use distant memory.
 const STEP: u32 = 7_919;
 const FEW_CLIENTS: Clients = Clients { bits: 10 };
 const MANY_CLIENTS: Clients = Clients { bits: 24 };

@@ -33,8 +33,8 @@ const RESERVED: RangeInclusive<u16> = 512..=1023;
 const PRINTERS: RangeInclusive<u16> = 721..=731;
 /// Length in bytes of a block of the UDP file, and of a print job.
 const BLOCK: usize = 1024;
-/// Time limit of a connection. A lost SYN, which the client repeats after a second, is not a
-/// failure.
+/// Time limit of a connection. A lost SYN, which the client sends again after a second, does not
+/// make the connection fail.
 const LIMIT: Duration = Duration::from_millis(2500);
 
 /// Serves all classic services.
@@ -359,7 +359,10 @@ fn run_command(to: SocketAddr) -> Result<()> {
             let _ = (&stream).take(200).read_to_string(&mut text);
             bail!("refused: {}", text.trim_matches(['\x01', '\n']));
         }
-        ensure!(start.elapsed() < LIMIT, "no connection back");
+        ensure!(
+            start.elapsed() < LIMIT,
+            "the server opened no connection to the client"
+        );
         thread::yield_now();
     };
     stream.set_nonblocking(false)?;

@@ -23,14 +23,14 @@ pub enum Endpoint {
     },
     /// Measure round trips of one byte over one connection; print each in microseconds
     Ping {
-        /// The server
+        /// Address of the server
         target: SocketAddr,
         /// Number of round trips, after a hundred that do not count
         times: usize,
     },
     /// Download, and compare each byte
     Fetch {
-        /// The server
+        /// Address of the server
         target: SocketAddr,
         /// Number of bytes
         bytes: u64,
@@ -40,7 +40,7 @@ pub enum Endpoint {
         /// Interface on which the packets arrive
         device: String,
     },
-    /// Servers of files, each with a capacity
+    /// Serve files, with a maximum rate for each server
     Files(files::Serve),
     /// Run clients that request files in a loop; print the results
     Ask(files::Ask),

@@ -45,7 +45,7 @@ fn listener(text: &str) -> Result<(SocketAddr, u64), String> {
     parts.ok_or_else(|| format!("{text} is not ADDRESS:PORT=BYTES"))
 }
 
-/// Requests files, one after the other.
+/// Requests files in a loop.
 #[derive(Clone, Debug, Args)]
 pub struct Ask {
     /// Services from which the same files are requested at the same time
@@ -54,10 +54,10 @@ pub struct Ask {
     /// Number of clients of each service
     #[arg(long, default_value_t = 4)]
     clients: u64,
-    /// Bytes of the smallest file
+    /// Size of the smallest file in bytes
     #[arg(long)]
     least: u64,
-    /// Bytes of the largest file
+    /// Size of the largest file in bytes
     #[arg(long)]
     most: u64,
     /// Seed of the choice and order of files
@@ -80,11 +80,11 @@ pub struct Ask {
 /// Results of one service's clients.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Asked {
-    /// Bytes by quarter of a second.
+    /// Received bytes in each quarter of a second.
     pub(crate) bytes: Vec<u64>,
-    /// Numbers of completely answered requests, by time.
+    /// Number of completely answered requests in each quarter of a second.
     pub(crate) served: Vec<u64>,
-    /// Requests that were not completely answered, by time.
+    /// Number of requests that were not completely answered, in each quarter of a second.
     pub(crate) failed: Vec<u64>,
     /// Duration of each answered request in milliseconds.
     pub(crate) took: Vec<f64>,

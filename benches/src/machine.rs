@@ -48,8 +48,8 @@ pub struct Calibration {
     pub cpu0: f64,
     /// The same measurement on CPU 1 alone.
     pub cpu1: f64,
-    /// The slower CPU if both measure at the same time. If it is much higher than the others, the
-    /// two CPUs share a core, or the hypervisor uses it for other guests.
+    /// The time of the slower CPU if both measure at the same time. If it is much longer than the
+    /// others, the two CPUs share a core, or the hypervisor uses one for other guests.
     pub both: f64,
 }
 
@@ -98,7 +98,8 @@ struct Task {
     process: u32,
     parent: u32,
     name: String,
-    /// CPU time, in nanoseconds. `/proc/stat` samples at the tick and is useless at partial load.
+    /// CPU time, in nanoseconds. It is not from `/proc/stat`, whose samples at each tick are
+    /// useless at partial load.
     used: u64,
 }
 
@@ -110,7 +111,7 @@ pub struct Snapshot {
     /// Nanoseconds of CPU time of exited children that their parents have waited for, including the
     /// children of those, by process; exact to two ticks of 10 ms.
     reaped: HashMap<u32, u64>,
-    /// CPU time that the hypervisor used, in ticks of 10 ms, of all CPUs.
+    /// CPU time that the hypervisor used for other guests, in ticks of 10 ms, of all CPUs.
     stolen: u64,
 }
 
@@ -248,12 +249,13 @@ pub struct Used {
     pub seconds: f64,
     /// CPU time of the director's process, and of those that it has started.
     pub process: f64,
-    /// Threads that receive on the director's interfaces. If there are none, the sender's process
-    /// does this work.
+    /// CPU time of the threads that receive on the director's interfaces. If there are none, the
+    /// sender's process does this work.
     pub softirq: f64,
-    /// Other soft interrupts that have a thread.
+    /// CPU time of other soft interrupts that run in a thread.
     pub other_softirq: f64,
-    /// All other programs of the benchmark, including exited ones: generators, clients, servers.
+    /// CPU time of all other programs of the benchmark, including exited ones: generators, clients,
+    /// servers.
     pub endpoints: f64,
     /// CPU time of other programs, as a share of a core.
     pub foreign: f64,
@@ -275,11 +277,11 @@ impl Used {
     }
 }
 
-/// Waits until no other program uses the CPU.
+/// Waits until no other program uses much CPU time.
 ///
 /// # Errors
 ///
-/// If this does not happen; the error names the running processes.
+/// If other programs still use the CPU after `limit`; the error names them.
 pub fn wait_until_quiet(limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     loop {

@@ -32,7 +32,7 @@ const OWN_MAC: Mac = Mac([2, 0, 0, 0, 13, 0]);
 const SERVER_MAC: Mac = Mac([2, 0, 0, 0, 5, 0]);
 const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 12, 0]);
 
-/// Clients of connections: connection `n` is of address `n mod 2^bits`.
+/// The clients of connections: connection `n` has client address number `n mod 2^bits`.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients {
     /// Number of addresses, as a power of two.
@@ -40,7 +40,7 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Address and port of a connection.
+    /// Returns the client address and port of a connection.
     #[must_use]
     pub fn of(self, connection: u32) -> (Ipv4Addr, u16) {
         let addr = 0x0a80_0000 | (connection & ((1 << self.bits) - 1));
@@ -64,14 +64,14 @@ pub fn segment(client: impl Into<SocketAddr>, dst: SocketAddr, flags: u8) -> Pac
     PacketMeta::tcp(Hook::Local, client.into(), dst, flags)
 }
 
-/// Content of a director.
+/// Services, servers and limits of a director.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The scheduler of all services.
     pub scheduler: &'static str,
-    /// Services; the first is [`vip`].
+    /// Number of services; the first is [`vip`].
     pub services: u32,
-    /// Servers of the first service; each other service has one server.
+    /// Number of servers of the first service; each other service has one server.
     pub servers: u32,
     /// Maximum number of connections.
     pub room: usize,
@@ -487,7 +487,7 @@ impl Churn {
         let most = CHURN_PER_SECOND as usize * 64;
         ensure!(
             left <= most,
-            "{left} connections are left, of {most} whose time has not come"
+            "{left} connections are left, but at most {most} can be unexpired"
         );
         Ok(f64::from(CONNECTIONS) / time.as_secs_f64())
     }

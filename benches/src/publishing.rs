@@ -78,7 +78,7 @@ impl Publishing {
         })
     }
 
-    /// Nanoseconds of offloading a connection.
+    /// Measures the offloading of a connection, in nanoseconds.
     pub fn publish(&mut self) -> f64 {
         self.epoch = self.epoch % 1000 + 1;
         let start = std::time::Instant::now();
@@ -88,7 +88,7 @@ impl Publishing {
         nanoseconds(start)
     }
 
-    /// Nanoseconds of `bpf_map_update_elem`.
+    /// Measures one `bpf_map_update_elem` call, in nanoseconds.
     ///
     /// # Errors
     /// No known error; the signature is like that of other measurements.

@@ -30,7 +30,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The summary; `None` without values.
+    /// Computes the median and the range; `None` without values.
     #[must_use]
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();

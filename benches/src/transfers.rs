@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-/// First byte of a connection for uploads.
+/// First byte that selects uploads on a connection.
 pub(super) const UPLOAD: u8 = b'u';
 
 /// Servers and sizes of the transfers.

@@ -17,7 +17,7 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 const HEADER: &str = include_str!("../yardsticks/yardstick.h");
 
-/// The yardsticks, built.
+/// The compiled yardstick programs.
 #[derive(Debug)]
 pub struct Yardsticks {
     dir: tempfile::TempDir,

@@ -1,12 +1,12 @@
-// gen: floods of UDP packets, or of SYNs, of many flows, as fast as they can be made, or paced.
+// gen: sends floods of UDP packets or SYNs of many flows, as fast as possible or at a given rate.
 //
-// live  frames made inside of the kernel by BPF_PROG_TEST_RUN (a hand-assembled XDP program, so that no BPF compiler is
+// live  frames that the kernel makes for BPF_PROG_TEST_RUN (a hand-assembled XDP program, so that no BPF compiler is
 //       needed): several million a second
-// send  sendmmsg on a packet socket: slower, but gentle when paced, and with numbered contents that judge.c checks
+// send  sendmmsg on a packet socket: slower, but at an even rate, and with numbered contents that judge.c checks
 //
-// Flow i of F comes from address A + (i mod C) and port P + i / C, where C is a power of two. The flows come in steps of
-// the golden ratio, so that neighbours in time are not neighbours in memory. With -R it is the other way round: replies, to
-// the clients' addresses and ports. With -S they are TCP's SYNs, of IPv4, from sources that nobody is.
+// Flow i of F comes from address A + (i mod C) and port P + i / C, where C is a power of two. Consecutive packets
+// are of flows that are the golden ratio apart, so that they do not use adjacent memory. With -R, the packets are replies
+// to the clients' addresses and ports. With -S, they are TCP SYNs over IPv4 from source addresses that no host has.
 #include "yardstick.h"
 #include <linux/bpf.h>
 #include <sys/syscall.h>
@@ -22,7 +22,7 @@ struct options {
     double rate;
 };
 
-// Where things are in a frame, and the sums of all that does not change.
+// Offsets of the fields in a frame, and the checksums of the fields that do not change.
 struct layout {
     int address, port, udp, check;
     uint32_t base;
@@ -104,7 +104,7 @@ static int op(uint8_t code, int dst, int src, int offset, int32_t imm) {
     return length++;
 }
 
-// Registers: r6 the frame, r7 the state.
+// Registers: r6 is the frame, r7 the state.
 #define LOAD(dst, field) op(BPF_LDX | BPF_MEM | BPF_DW, dst, 7, (int)offsetof(struct state, field), 0)
 #define STORE(field, src) op(BPF_STX | BPF_MEM | BPF_DW, 7, src, (int)offsetof(struct state, field), 0)
 #define REG(operation, dst, src) op(BPF_ALU64 | BPF_X | (operation), dst, src, 0, 0)
@@ -139,7 +139,7 @@ static void assemble(const struct layout *l, const struct options *o, int map) {
     REG(BPF_MOV, 1, 6);
     IMM(BPF_ADD, 1, HEAD);
     int too_short = JUMP_REG(BPF_JGT, 1, 2);
-    // The clock is read for every 32nd frame, and when it is ahead of the rate, frames are dropped unsent.
+    // The program reads the clock for every 32nd frame. If the frames are ahead of the rate, it drops them unsent.
     LOAD(1, rate);
     int unpaced = JUMP_IMM(BPF_JEQ, 1, 0);
     LOAD(2, calls);
@@ -169,7 +169,7 @@ static void assemble(const struct layout *l, const struct options *o, int map) {
     LOAD(1, behind);
     int not_yet = JUMP_IMM(BPF_JNE, 1, 0);
     here(unpaced);
-    // Pages come again as the director left them, so the headers are written anew.
+    // The kernel reuses pages that the director has changed, so the program writes the headers again.
     for (int i = 0; i < HEAD; i += 8) {
         op(BPF_LDX | BPF_MEM | BPF_DW, 1, 7, (int)offsetof(struct state, head) + i, 0);
         PUT(BPF_DW, i, 1);
@@ -186,7 +186,7 @@ static void assemble(const struct layout *l, const struct options *o, int map) {
     LOAD(2, sent);
     IMM(BPF_ADD, 2, 1);
     STORE(sent, 2);
-    // r4 the address, r1 the port, r2 the sum of the address.
+    // r4: the address; r1: the port; r2: the checksum of the address.
     LOAD(2, mask);
     REG(BPF_AND, 2, 1);
     LOAD(4, base);
@@ -272,7 +272,7 @@ static uint64_t run_live(const struct layout *l, const struct options *o) {
     attr.test.flags = BPF_F_TEST_XDP_LIVE_FRAMES;
     attr.test.batch_size = 64;
     ready();
-    // Each call takes some 20 ms to set up, so there is one; a signal ends it.
+    // The kernel needs some 20 ms to start each call, so there is only one call, which a signal ends.
     if (!stopping && sys_bpf(BPF_PROG_TEST_RUN, &attr) && errno != EINTR)
         DIE("BPF_PROG_TEST_RUN with live frames");
     return state->sent;

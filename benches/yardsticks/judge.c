@@ -1,7 +1,7 @@
-// judge: looks at the numbered frames of `gen -N` where they arrive, and says whether any was lost, changed or overtaken.
+// judge: checks the numbered frames of `gen -N` at the receiver, and reports whether any was lost, changed or reordered.
 //
-// judge -i INTERFACE -d PREFIX (where they must be addressed to) -f PREFIX (where they must come from)
-// Frames inside of an IPIP tunnel are unpacked first. Ends by a signal.
+// judge -i INTERFACE -d PREFIX (of the destination addresses) -f PREFIX (of the source addresses)
+// Packets in IPIP tunnels are decapsulated first. A signal ends the program.
 #include "yardstick.h"
 
 enum { FLOWS = 1 << 16 };

@@ -1,7 +1,8 @@
-// line_table: parse, look up, rewrite 64-byte frames in a loop, with a table that can do nothing else: entries of 32 bytes, two a
-// cache line, read-only, on huge pages, the lines of 32 packets prefetched. No expiry, no deletion, no state.
+// line_table: parses, looks up and rewrites 64-byte frames in a loop, with a minimal table: read-only entries of 32 bytes, two
+// in a cache line, on huge pages. The lines of 32 packets are prefetched. No entry expires, is deleted or has a state.
 //
-// line_table -f FLOWS -b BITS: as in gen.c, 2^BITS client addresses. Each line of input measures once and prints ns a packet.
+// line_table -f FLOWS -b BITS: as in gen.c, 2^BITS client addresses. Each line of input starts one measurement, which prints
+// nanoseconds per packet.
 #include "yardstick.h"
 
 enum { PACKETS = 1 << 20, FRAMES = 256, BATCH = 32 };

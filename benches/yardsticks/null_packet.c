@@ -1,18 +1,18 @@
-// null_packet: a forwarder that does nothing but forward, on packet sockets, both ways, with the virtio_net_hdr that carries
-// aggregates of 64 KiB and unfinished checksums. It writes link-layer addresses and looks at nothing.
+// null_packet: forwards all frames between two interfaces by packet sockets, with the virtio_net_hdr of super-packets of 64 KiB
+// and partial checksums. It writes the link-layer addresses, and reads nothing.
 //
 // null_packet -a IF -b IF -r v2|v3|mmsg (how it receives) -x mmsg|ring (how it sends)
-//             -A, -B the addresses of IF a and b; -P, -Q those of the neighbours there
+//             -A, -B: link-layer addresses of the interfaces a and b; -P, -Q: those of the neighbours there
 #include "yardstick.h"
 
 enum {
     BATCH = 64,
     BLOCK = 1 << 20,
     BLOCKS = 32,
-    // Not a power of two: the first lines of all slots would share a few places of the cache.
+    // Not a power of two: otherwise the first cache lines of all slots would use the same few cache sets.
     SLOT = 17 * 4096,
     SLOTS = 256,
-    // Of the V2 receive ring, as ours: an odd number of cache lines, and as many slots as fill whole pages in a block.
+    // Slots of the V2 receive ring, as in the dataplane: an odd number of cache lines, and blocks of whole pages.
     V2_SLOT = 27 * 64,
     V2_BLOCK = 64 * V2_SLOT,
     V2_BLOCKS = 128,
@@ -77,7 +77,7 @@ static void set_up(struct way *w, const char *in, const char *out, const char *o
             DIE("receive ring");
         w->ring = map(w->in, (size_t)BLOCK * BLOCKS);
     } else if (by_v2) {
-        // What is longer than a slot would wait in the socket's queue: no case of the bench sends such frames by this way.
+        // A frame that is longer than a slot would wait in the socket's queue; no measurement with this ring sends such frames.
         struct tpacket_req request = {
             .tp_block_size = V2_BLOCK, .tp_block_nr = V2_BLOCKS, .tp_frame_size = V2_SLOT, .tp_frame_nr = V2_SLOTS};
         int reserve = V2_RESERVE;
@@ -115,7 +115,7 @@ static void flush(struct way *w) {
     for (unsigned done = 0; !by_ring && done < w->queued;) {
         int n = sendmmsg(w->out, w->messages + done, w->queued - done, 0);
         if (n < 0) {
-            // The first of them could not go.
+            // The first frame could not be sent.
             w->refused++;
             n = 1;
         } else {
@@ -126,7 +126,7 @@ static void flush(struct way *w) {
     w->queued = 0;
 }
 
-// `start`: the virtio_net_hdr, and behind it the frame.
+// `start`: the virtio_net_hdr, followed by the frame.
 static void forward(struct way *w, uint8_t *start, size_t length) {
     if (by_ring) {
         struct tpacket2_hdr *slot = (void *)(w->slots + (size_t)w->slot * SLOT);

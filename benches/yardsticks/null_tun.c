@@ -1,5 +1,5 @@
-// null_tun: a forwarder that does next to nothing on a TUN device: the host routes packets into it, one address is replaced by
-// another, the host routes what comes out. With the virtio_net_hdr and aggregates of 64 KiB.
+// null_tun: a minimal forwarder on a TUN device: the host routes packets into the device, the program replaces one address by
+// another, and the host routes the resulting packets. Uses the virtio_net_hdr and super-packets of 64 KiB.
 //
 // null_tun -i DEVICE -v VIP -s SERVER
 #include "yardstick.h"
@@ -9,7 +9,7 @@
 static void update(uint8_t *at, uint32_t old, uint32_t new, int unfinished) {
     uint32_t sum = get16(at);
     uint32_t away = (0xffff & ~old) + (0xffff & ~(old >> 16)), here = (new & 0xffff) + (new >> 16);
-    // An unfinished checksum holds the sum of the pseudo-header, not its complement.
+    // A partial checksum contains the sum of the pseudo-header, not its complement.
     put16(at, unfinished ? fold(sum + away + here) : (uint16_t)~fold((uint16_t)~sum + away + here));
 }
 

@@ -1,4 +1,4 @@
-// What the yardsticks share. Each is one C file without libraries, built when the bench starts.
+// Declarations that all yardsticks use. Each yardstick is one C file without libraries, built when the bench starts.
 #pragma once
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -30,9 +30,9 @@
         exit(1);                                                               \
     } while (0)
 
-// A virtio_net_hdr, which stands before each frame that comes or goes with PACKET_VNET_HDR.
+// A virtio_net_hdr, which precedes each received or sent frame with PACKET_VNET_HDR.
 enum { VNET = 10 };
-// The longest aggregate of segments, with its headers.
+// Maximum length in bytes of a super-packet, with its headers.
 enum { FRAME_MAX = 65549 };
 
 static volatile sig_atomic_t stopping;
@@ -42,7 +42,7 @@ static void on_signal(int number) {
     stopping = 1;
 }
 
-// Ends by a signal, or after so many seconds whatever happens. System calls are interrupted.
+// Ends the program at a signal, or in any case after this many seconds. System calls are interrupted.
 static inline void bound(unsigned seconds) {
     struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);

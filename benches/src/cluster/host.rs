@@ -53,7 +53,7 @@ done
 pub enum Place {
     /// The machine on which this process runs.
     Local,
-    /// A network namespace, as `ip netns` names it.
+    /// A network namespace that `ip netns` created.
     Namespace(String),
     /// Another machine, which is reached with OpenSSH's client.
     Ssh {
@@ -205,7 +205,7 @@ pub(super) struct Host {
     stop: Arc<AtomicBool>,
     /// Nanoseconds by which the host's clock is ahead of the local clock.
     ahead: i128,
-    /// Uncertainty of that difference.
+    /// Maximum error of `ahead`.
     pub(super) unsure: Duration,
 }
 
@@ -383,7 +383,7 @@ impl Drop for Host {
     }
 }
 
-/// Nanoseconds of this program's clock.
+/// Returns the time of this program's clock in nanoseconds.
 pub(super) fn now() -> i128 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| i128::try_from(since.as_nanos()).unwrap_or(0))
@@ -411,7 +411,7 @@ fn read_lines(output: impl Read, lines: &SyncSender<Line>) {
     }
 }
 
-/// Reads `errors` to the end, and stores the beginning.
+/// Reads `errors` to the end, and stores the beginning in `kept`.
 fn keep_first(mut errors: impl Read, kept: &Mutex<String>) {
     let mut buffer = [0; 1024];
     while let Ok(read @ 1..) = errors.read(&mut buffer) {

@@ -8,9 +8,9 @@ use serde::Serialize;
 /// Results of one httperf, or of several.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
-    /// Connections that were started.
+    /// Number of connections that were started.
     pub connections: u64,
-    /// Replies of any status.
+    /// Number of replies, of any status.
     pub replies: u64,
     /// Successful replies a second: those with a status of 2xx.
     pub rate: f64,
@@ -20,7 +20,7 @@ pub struct Figures {
     pub response_ms: Option<f64>,
     /// Mean time in milliseconds until a connection was established.
     pub connect_ms: Option<f64>,
-    /// Replies by the first digit of their status: 1xx to 5xx.
+    /// Numbers of replies by the first digit of their status: 1xx to 5xx.
     pub status: [u64; 5],
     /// Numbers of errors, by the kinds that httperf distinguishes.
     pub errors: Errors,
@@ -81,11 +81,11 @@ impl Errors {
 /// Percentiles of connection times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Lifetime {
-    /// Median.
+    /// Median connection time in milliseconds.
     pub p50_ms: u32,
-    /// The 90th percentile.
+    /// The 90th percentile of the connection times.
     pub p90_ms: u32,
-    /// The 99th percentile.
+    /// The 99th percentile of the connection times.
     pub p99_ms: u32,
 }
 
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(figures.errors.no_descriptor, 3);
         assert_eq!(figures.errors.total(), 10);
         assert!((figures.error_percent - 4.0).abs() < 1e-9);
-        // In the two seconds before the last second of waiting, there were 480.
+        // 480 replies arrived in the two seconds before the last second of waiting.
         assert!((figures.rate - 240.0).abs() < 1e-9);
         assert_eq!(
             (figures.response_ms, figures.connect_ms),

@@ -28,7 +28,7 @@ const MOST_RATE: u32 = 1_000_000;
 const MOST_HOSTS: usize = 256;
 /// Longest time until all hosts are ready.
 const READY: Duration = Duration::from_secs(20);
-/// Time until all hosts have received the start time.
+/// Time between the sending of the start time to all hosts, and the start.
 const AHEAD: Duration = Duration::from_millis(100);
 /// Maximum time between the end of a host's run and the arrival of its report.
 const ON_THE_WAY: Duration = Duration::from_secs(3);
@@ -70,7 +70,7 @@ pub struct Options {
     /// An option for ssh, in the form of its -o (IdentityFile=key); can be repeated
     #[arg(long = "ssh-option", value_name = "OPTION")]
     ssh_options: Vec<String>,
-    /// httperf, on the hosts
+    /// Command or path of httperf on the hosts
     #[arg(long, value_name = "PROGRAM", default_value = "httperf")]
     httperf: String,
     /// Print the results as one JSON object
@@ -127,9 +127,9 @@ fn percent(text: &str) -> Result<f64> {
 pub struct Load {
     /// The servers; hosts use several in turn.
     pub servers: Vec<String>,
-    /// The port.
+    /// TCP port of the servers.
     pub port: u16,
-    /// The page.
+    /// Path of the requested page.
     pub uri: String,
     /// Seconds after which a request has failed.
     pub timeout: u32,
@@ -154,7 +154,7 @@ pub struct Step {
 /// Result of a step for one host.
 #[derive(Clone, Debug, Serialize)]
 pub struct OfHost {
-    /// The host.
+    /// Name of the host.
     pub host: String,
     /// Milliseconds by which httperf started after the common start time.
     pub late_ms: f64,
@@ -166,11 +166,11 @@ pub struct OfHost {
 /// A host that is excluded from further steps.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failed {
-    /// The host.
+    /// Name of the host.
     pub host: String,
     /// The rate at which the host failed; `None` if it was never ready.
     pub offered: Option<f64>,
-    /// The reason.
+    /// The reason for the failure.
     pub why: String,
 }
 

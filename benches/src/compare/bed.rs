@@ -150,7 +150,7 @@ impl Bed {
         self.purpose
     }
 
-    /// The process that forwards.
+    /// Process id of the contender's process, which forwards; `None` if there is no such process.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Proc::pid)
     }
@@ -349,8 +349,8 @@ impl Bed {
                 "ip neigh replace 10.72.0.{host} lladdr {SERVER_MAC} dev {e} nud permanent"
             )?;
         }
-        // Frames that the kernel makes for a generator are received by NAPI, which veth has with
-        // GRO.
+        // The generator's frames have no socket buffers: a veth device receives them only with
+        // NAPI, which it uses with GRO.
         if self.purpose != Purpose::Ping {
             writeln!(script, "ethtool -K {d} gro on\nethtool -K {e} gro on")?;
         } else {
@@ -559,9 +559,9 @@ impl Bed {
     }
 
     /// Moves the kernel thread that receives for the director to a CPU; by default it is on the
-    /// director's.
+    /// director's CPU.
     pub(crate) fn receive_on(&self, cpu: usize) -> Result<()> {
-        ensure!(self.is_threaded(), "it has no threads that receive");
+        ensure!(self.is_threaded(), "the director has no receiving threads");
         let [_, d, e, _] = &self.devices;
         pin_receiver(d, cpu).and_then(|()| pin_receiver(e, cpu))
     }
@@ -630,7 +630,7 @@ impl Bed {
         self.server.wait_for_port("tcp", peers::BULK_PORT)
     }
 
-    /// Starts the server of round trips and checked downloads.
+    /// Starts the server that answers round trips and sends checked downloads.
     pub(crate) fn serve_pings(&mut self) -> Result<()> {
         let program = std::env::current_exe()?.display().to_string();
         let port = peers::PING_PORT.to_string();
@@ -646,7 +646,7 @@ fn thread_receiver(host: &Host, device: &str, cpu: usize) -> Result<()> {
     pin_receiver(device, cpu)
 }
 
-/// Waits for the word `ready`.
+/// Waits until the process prints the word `ready`.
 pub(crate) fn ready(mut process: Proc) -> Result<Proc> {
     wait_until(
         "a yardstick program to be ready",
@@ -711,7 +711,7 @@ pub(crate) fn has_program(name: &str) -> bool {
     directories.any(|dir| Path::new(dir).join(name).is_file())
 }
 
-/// Waits `time`, until started or stopped programs have settled.
+/// Waits for `time`, so that programs that were started or stopped no longer disturb a measurement.
 pub(crate) fn settle(time: Duration) {
     thread::sleep(time);
 }

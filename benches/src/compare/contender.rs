@@ -7,9 +7,9 @@ use serde::Serialize;
 pub(crate) enum Method {
     /// NAT: addresses are translated in both directions.
     Nat,
-    /// The frame is forwarded with another link-layer address.
+    /// Direct routing: only the link-layer addresses of a frame are changed.
     Dr,
-    /// IPIP.
+    /// IPIP tunnelling.
     Tunnel,
 }
 
@@ -24,7 +24,7 @@ impl Method {
     }
 }
 
-/// A director, or its replacement in a measurement.
+/// A compared program, or a forwarding function of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Contender {
     /// This project's dataplane with packet sockets.
@@ -97,7 +97,7 @@ impl Contender {
         }
     }
 
-    /// Whether it is this project's dataplane.
+    /// Whether the contender is this project's dataplane.
     pub(crate) fn is_ours(self) -> bool {
         matches!(
             self,
@@ -114,7 +114,7 @@ impl Contender {
         }
     }
 
-    /// Whether `ipvsadm` commands configure it.
+    /// Whether `ipvsadm` commands configure the contender.
     pub(crate) fn takes_rules(self) -> bool {
         self.is_ours() || matches!(self, Self::Ipvs(_))
     }
@@ -144,7 +144,7 @@ impl Contender {
     }
 
     /// Whether the contender handles packets next to the host's own network stack. The stack must
-    /// then not forward them, too.
+    /// then not forward these packets, too.
     pub(crate) fn is_null_packet(self) -> bool {
         matches!(
             self,

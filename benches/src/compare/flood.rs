@@ -35,7 +35,7 @@ const OPENING_LEAST: u32 = 10_000;
 const CHECKED: u64 = 16_384;
 const CHECKED_RATES: [&str; 3] = ["50000", "20000", "5000"];
 
-/// Longest time that a window may last without a packet.
+/// Time after which a measurement without any packet ends.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Deserialize)]
@@ -216,7 +216,7 @@ impl Flood {
         Ok(())
     }
 
-    /// Forwarded packets a second.
+    /// Measures the forwarded packets per second.
     pub(super) fn measure(
         self,
         bed: &mut Bed,

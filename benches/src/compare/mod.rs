@@ -231,7 +231,7 @@ impl Options {
     }
 }
 
-/// Approximate duration in seconds.
+/// Approximate duration of all measurements in seconds.
 fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
     let rounds = rounds as f64;

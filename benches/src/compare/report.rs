@@ -18,7 +18,7 @@ pub(super) struct Line {
     name: String,
     what: String,
     subject: String,
-    /// The reference of the ratio; of several the best.
+    /// The row with which this row is compared; if there are several, the best one.
     against: String,
     placement: [String; 2],
     unit: &'static str,
@@ -215,8 +215,8 @@ pub(super) fn table(lines: &[Line], outcomes: &[Outcome]) -> String {
     text
 }
 
-/// Median CPU time of a unit in nanoseconds: of the director's process, of soft interrupts with
-/// their threads, and of the ends.
+/// Median CPU time of one packet, request or KiB in nanoseconds: of the director's process, of soft
+/// interrupts with their threads, and of the endpoints.
 fn cpu(outcome: &Outcome) -> Option<[f64; 3]> {
     let all: Vec<_> = outcome
         .samples
@@ -258,7 +258,7 @@ pub(super) fn json(machine: Value, lines: &[Line], outcomes: &[Outcome]) -> Valu
     })
 }
 
-/// The names that a user can request.
+/// Lists the names that a user can request.
 pub(super) fn list(groups: &[Group]) -> String {
     let mut text = String::new();
     for row in groups.iter().flat_map(|group| &group.rows) {

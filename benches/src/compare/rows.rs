@@ -16,7 +16,7 @@ pub(super) struct Job {
 pub(super) enum Work {
     Flood(Contender, Place, Flood),
     Tcp(Contender, Tcp),
-    /// CPU time of the director for a unit of this work.
+    /// CPU time of the director for one unit of this work.
     Cost(Contender, Tcp),
     /// Round trips, idle or during a flood.
     Ping(Contender, bool, Percentile),
@@ -26,24 +26,26 @@ pub(super) enum Work {
 /// A measurement in memory, without network devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Memory {
-    /// Nanoseconds a packet: connections, bits of client addresses, replies.
+    /// Nanoseconds per packet, with this number of connections and this binary logarithm of the
+    /// number of client addresses; of replies if true.
     Pipeline(u32, u32, bool),
     LineTable(u32, u32),
     /// New connections per second.
     Churn,
     /// Packets a second with this number of workers.
     Workers(usize),
-    /// Nanoseconds of a new connection: scheduler, services, servers.
+    /// Nanoseconds to open a connection, with this scheduler and these numbers of services and
+    /// servers.
     NewConnection(&'static str, u32, u32),
-    /// Milliseconds of a new selection among this number of servers.
+    /// Milliseconds in which Maglev hashing recomputes its table for this number of servers.
     Maglev(u32),
-    /// Bytes a connection of a dataplane with this number of connections.
+    /// Memory of a dataplane with this number of connections, in bytes per connection.
     Footprint(u32),
     /// Nanoseconds to offload a connection to the kernel.
     Publish,
-    /// Nanoseconds of `bpf_map_update_elem`.
+    /// Nanoseconds of one `bpf_map_update_elem` call.
     MapUpdate,
-    /// CPU of that dataplane while it is idle, as a share of a core.
+    /// CPU time of an idle dataplane with this number of connections, as a share of a core.
     IdleCpu(u32),
 }
 
@@ -118,7 +120,7 @@ impl Work {
     }
 }
 
-/// Bound of a ratio.
+/// Limits of a ratio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Bound {
     AtLeast(f64),

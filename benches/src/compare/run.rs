@@ -26,7 +26,7 @@ const TRIES: usize = 3;
 /// Number of parts into which a round's round trips are divided. The contenders take turns part by
 /// part, so that disturbances of the machine affect all of them.
 const TURNS: usize = 6;
-/// Connections of each of two workers.
+/// Number of connections of each of two workers.
 const WORKER_CONNECTIONS: u32 = 500_000;
 /// The CPU for work in memory.
 const MEMORY_CPU: usize = 1;
@@ -42,13 +42,13 @@ pub(super) struct Manner {
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// Result of a job.
+/// The measurements of one job.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) job: Job,
     /// Samples by round; `None` if all attempts of a round were disturbed.
     pub(super) samples: Vec<Option<Sample>>,
-    /// Measurements that did not count.
+    /// Number of measurements that did not count.
     pub(super) rejected: usize,
     pub(super) error: Option<String>,
 }
@@ -63,7 +63,7 @@ pub(super) struct Runner<'a> {
     manner: &'a Manner,
     beds: HashMap<Key, Bed>,
     prepared: HashSet<(Key, Flood)>,
-    /// Packets a second during round trips.
+    /// Rate of the flood during round trips, in packets per second.
     half: Option<f64>,
     /// The contenders whose round trips are measured, idle or during a flood.
     pinged: Vec<Pinged>,
@@ -80,7 +80,7 @@ struct Instances {
     churn: Option<Churn>,
     pair: Option<Pair>,
     publishing: Option<Publishing>,
-    /// Bytes of the dataplane before it had connections.
+    /// Resident memory of the dataplane in bytes, before it had connections.
     empty: f64,
 }
 
@@ -226,7 +226,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Half of the flood's highest rate that the dataplane forwards during round trips.
+    /// Measures the highest rate of a flood that the dataplane forwards, and returns half of it:
+    /// the rate of the flood during round trips.
     fn half_load(&mut self) -> Result<f64> {
         let flood = Flood {
             flows: 1000,
@@ -446,7 +447,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// A flood that opens `connections`.
+/// A flood that opens this number of connections.
 fn many(connections: u32) -> Flood {
     Flood {
         flows: connections,
@@ -466,7 +467,7 @@ fn on_core<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     })
 }
 
-/// Bytes that a process has in memory.
+/// Resident memory of a process in bytes.
 fn resident(pid: u32) -> Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

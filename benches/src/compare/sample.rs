@@ -1,10 +1,10 @@
-//! A measurement.
+//! One measurement, and the CPU time that it used.
 
 use serde::Serialize;
 
 use crate::machine::Used;
 
-/// A measurement.
+/// One measurement, and the CPU time that it used.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) value: f64,
@@ -23,16 +23,16 @@ impl Sample {
     }
 }
 
-/// Nanoseconds of CPU per packet, request or KiB, by user.
+/// Nanoseconds of CPU time per packet, request or KiB, by the part that used it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Cpu {
     /// CPU time of the director's process, including its system calls.
     pub(super) process: f64,
-    /// Threads that receive on the director's interfaces.
+    /// CPU time of the threads that receive on the director's interfaces.
     pub(super) softirq: f64,
-    /// Other soft interrupts that have a thread.
+    /// CPU time of other soft interrupts that run in a thread.
     pub(super) other_softirq: f64,
-    /// Generator, clients and servers, with the soft interrupts on their core.
+    /// CPU time of generator, clients and servers, with the soft interrupts on their core.
     pub(super) endpoints: f64,
 }
 

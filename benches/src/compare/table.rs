@@ -15,7 +15,7 @@ const NULLS: [Contender; 4] = [
 ];
 const SHARED_CLIENTS: u32 = 10;
 const OWN_CLIENTS: u32 = 24;
-/// Prefix length of all clients that a route leads to.
+/// Binary logarithm of the number of client addresses that the route to the clients covers.
 const ALL_CLIENTS: u32 = 23;
 
 const fn forward(flows: u32, client_bits: u32) -> Flood {
@@ -317,7 +317,7 @@ fn fast_path_cost() -> Group {
     group
 }
 
-/// Rows that compare with another build, which must be given.
+/// Rows that compare with another build of the dataplane (`--other`).
 fn other() -> Group {
     let mut group = Group::new("other");
     for (name, what, work) in [

@@ -13,7 +13,7 @@ use super::sample::{Cpu, Sample};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// Actions of the clients.
+/// The kind of a TCP measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Tcp {
     /// One TCP stream, in Gbit/s.
@@ -109,7 +109,7 @@ pub(super) enum Percentile {
 }
 
 impl Percentile {
-    /// The mean or a percentile of the numbers; 0 if there are none.
+    /// Returns this percentile of the numbers; 0 if there are none.
     pub(super) fn of(self, numbers: &mut [f64]) -> f64 {
         numbers.sort_by(f64::total_cmp);
         let percent = match self {

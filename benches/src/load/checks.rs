@@ -12,7 +12,7 @@ use lvsd::health::{Checks, Network, raise_limits};
 /// Ports of each address of the servers that answer.
 const PORTS: usize = 50;
 
-/// Numbers of a run.
+/// Options of the measurement.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Options {
     /// Checks a second, each of another server
@@ -76,7 +76,8 @@ pub(super) fn run(options: Options) -> Result<()> {
             "[[service.server]]\naddress = \"10.98.{high}.{low}:80\"\n"
         ));
     }
-    // Servers of a benchmark may have addresses that real servers cannot have.
+    // This benchmark parses its file without the checks of lvsd, which refuse some of these
+    // addresses.
     let (config, _) =
         Config::from_toml("checks", &text).map_err(|report| anyhow::anyhow!("{report}"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -125,7 +126,7 @@ pub(super) fn run(options: Options) -> Result<()> {
     })
 }
 
-/// Steps of the reported delays.
+/// Upper limits of the delays that are reported together.
 const STEPS: [Duration; 14] = {
     let ms = Duration::from_millis;
     [
@@ -146,7 +147,7 @@ const STEPS: [Duration; 14] = {
     ]
 };
 
-/// Checks within each step.
+/// Numbers of checks between each limit of [`STEPS`] and the limit before it.
 fn snapshot(times: &lvsd::health::Quantiles) -> Vec<u64> {
     let mut last = 0;
     STEPS

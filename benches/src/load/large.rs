@@ -27,14 +27,14 @@ pub enum End {
     Serve,
     /// Client: send one datagram from each of many addresses and ports
     Fill {
-        /// The service
+        /// Address of the service
         target: SocketAddr,
         /// Number of datagrams
         count: u32,
     },
     /// Client: make round trips until standard input is closed
     Trips {
-        /// The service
+        /// Address of the service
         target: SocketAddr,
     },
 }
@@ -77,7 +77,7 @@ pub(super) fn open(site: &Site, count: u32) -> Result<()> {
     let count = count.to_string();
     site.client
         .run(env::current_exe()?, &end(["fill", &target, &count]))?;
-    println!("{count} datagrams of as many clients");
+    println!("{count} datagrams, each from another client address or port");
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, programs};
 
 use super::large::{self, notice};
 
-/// Listings of each table.
+/// Number of listings of each table.
 const ROUNDS: usize = 3;
 
 /// The present and the peak memory of a process in KiB.
@@ -24,13 +24,15 @@ fn memory(pid: u32) -> Result<(u64, u64)> {
     let kib = |name: &str| -> Result<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         let number = line.and_then(|line| line.split_ascii_whitespace().next());
-        Ok(number.context("no memory in status")?.parse()?)
+        Ok(number
+            .context("/proc/PID/status contains no memory size")?
+            .parse()?)
     };
     Ok((kib("VmRSS:")?, kib("VmHWM:")?))
 }
 
-/// Lists all connections. Returns the seconds to the first one and to the end, their number, and
-/// the peak memory in KiB.
+/// Lists all connections. Returns the seconds until the first one and until the end, the number of
+/// connections, and the peak memory in KiB.
 fn list(site: &Site) -> Result<(f64, f64, u64, u64)> {
     let start = Instant::now();
     let mut child = site

@@ -10,7 +10,7 @@ mod steady;
 use anyhow::Result;
 use clap::Subcommand;
 
-/// A load.
+/// The kind of a load test.
 #[derive(Debug, Subcommand)]
 pub enum Load {
     /// Full sync of very many connections to an empty director: duration, and round trips of
@@ -23,7 +23,7 @@ pub enum Load {
     /// `lvsadm -Lnc` with very many connections: duration, memory, and round trips of clients in
     /// the meantime
     Listing {
-        /// Connections of each table
+        /// Numbers of connections; one table for each number
         #[arg(default_values_t = [100_000, 1_000_000])]
         connections: Vec<u32>,
     },
@@ -33,7 +33,7 @@ pub enum Load {
         #[arg(default_value_t = 5)]
         rounds: usize,
     },
-    /// Delay of health checks, while other servers are black holes
+    /// Delay of health checks, while other servers are unreachable
     Checks(checks::Options),
 }
 

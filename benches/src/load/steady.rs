@@ -17,7 +17,7 @@ use lvs_testbed::{Forward, Proc, Site, SiteOptions};
 use crate::stats::Spread;
 use crate::yardsticks::Yardsticks;
 
-/// The service.
+/// Port of the service.
 const PORT: u16 = 7;
 /// New connections a second that must succeed.
 const NEW: u64 = 10_000;
@@ -56,7 +56,7 @@ pub(super) fn run(rounds: usize) -> Result<()> {
             rates[usize::from(replicated)] = measure(&mut site, &yardsticks, &key, replicated)?;
         }
         println!(
-            "round {}: {:.0} packets/s without, {:.0} with, {:.3}",
+            "round {}: {:.0} packets/s without replication, {:.0} with replication, ratio {:.3}",
             round + 1,
             rates[0],
             rates[1],
@@ -69,7 +69,7 @@ pub(super) fn run(rounds: usize) -> Result<()> {
     let spread = |values: &[f64]| Spread::of(values.iter().copied()).context("no rounds");
     let (with, without, ratio) = (spread(&with)?, spread(&without)?, spread(&ratios)?);
     println!(
-        "packets/s without {:.0}, with {:.0}; ratio {:.3} ({:.3} to {:.3}, {rounds} rounds)",
+        "packets/s without replication {:.0}, with replication {:.0}; ratio {:.3} ({:.3} to {:.3}, {rounds} rounds)",
         without.median, with.median, ratio.median, ratio.min, ratio.max
     );
     Ok(())
@@ -154,7 +154,7 @@ fn generator(site: &Site, yardsticks: &Yardsticks, more: &[&str]) -> Result<Proc
     site.client.spawn(yardsticks.path("gen"), &words)
 }
 
-/// Counters of the service.
+/// Packet counters of the service.
 struct Counted {
     connections: u64,
     packets: u64,

@@ -1,4 +1,4 @@
-//! Compares two reports.
+//! Compares the measurements of two reports.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use crate::stats::Spread;
 /// Two reports, and the limits within which they agree.
 #[derive(Debug, Args)]
 pub(super) struct Compare {
-    /// A report.json, or the directory where it is
+    /// Path of a report.json, or of its directory
     first: PathBuf,
-    /// Another report
+    /// Path of another report
     second: PathBuf,
     /// Percentage by which each range is extended at both ends
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
@@ -87,7 +87,7 @@ fn load(path: &Path) -> Result<Document> {
     }
 }
 
-/// Compares the plots by `experiment-plot`, as the page names them.
+/// Compares the plots that both reports have. The keys are `EXPERIMENT-PLOT`, as on the page.
 fn compare(first: &Document, second: &Document, margin: f64) -> BTreeMap<String, Beside> {
     let mut plots = BTreeMap::new();
     for experiment in EXPERIMENTS {
@@ -169,7 +169,7 @@ mod tests {
     use super::super::data::{CpuSeconds, Run, SCHEMA, Value};
     use super::*;
 
-    /// NetPIPE's times at 1 byte and at 64, of some rounds.
+    /// A report with NetPIPE's times at 1 and at 64 bytes, for each round.
     fn report(rounds: &[[f64; 2]]) -> Document {
         let mut document = Document {
             schema: SCHEMA,

@@ -20,9 +20,9 @@ pub(super) struct Document {
     pub(super) complete: bool,
     pub(super) quick: bool,
     pub(super) rounds: usize,
-    /// Name and value: kernel, processor, versions.
+    /// Names and values: kernel, processor, versions.
     pub(super) machine: Vec<(String, String)>,
-    /// Measured in spite of a busy machine.
+    /// Whether the machine was busy during the measurements (`--busy`).
     pub(super) busy: bool,
     pub(super) runs: Vec<Run>,
     pub(super) missing: Vec<Missing>,
@@ -43,7 +43,7 @@ pub(super) struct Run {
     pub(super) notes: Vec<String>,
 }
 
-/// A value of one run.
+/// A value that one run has measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Value {
     pub(super) plot: String,

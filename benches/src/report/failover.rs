@@ -1,4 +1,4 @@
-//! Experiment beyond the thesis: a server that fails and returns.
+//! An experiment of this project: a server that fails and returns.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,11 +32,11 @@ const PAGE: Set = Set {
     least: 20_000,
     most: 20_000,
 };
-/// Bytes a second of a server.
+/// Maximum rate of a server, in bytes per second.
 const CAPACITY: u64 = 2_000_000;
 /// Index of the server that fails.
 const SILENT: usize = 3;
-/// Seconds of a point.
+/// Seconds that each point of a plot covers.
 const STEP: f64 = 2.0 * BIN;
 
 impl Experiment for Failover {
@@ -74,7 +74,7 @@ impl Experiment for Failover {
                 ),
                 plot(
                     LOST,
-                    "Requests that failed, altogether",
+                    "Requests that failed, in total",
                     PEER,
                     axis("failures", "count"),
                 ),

@@ -1,4 +1,5 @@
-//! Services with real servers of a set capacity, as each peer has them, and clients in a loop.
+//! Services whose real servers have a set capacity, for each peer, and clients that request files
+//! in a loop.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -26,7 +27,7 @@ pub(super) struct Service {
     pub(super) port: u16,
     /// The name of the scheduler in `lvsadm`.
     pub(super) scheduler: &'static str,
-    /// Weight, and bytes a second.
+    /// Weight of each server, and its maximum rate in bytes per second.
     pub(super) servers: Vec<(u32, u64)>,
 }
 
@@ -51,7 +52,7 @@ pub(super) struct Set {
     pub(super) most: u64,
 }
 
-/// Files of the thesis.
+/// The sets of files of the thesis.
 pub(super) const SMALL: Set = Set {
     name: "small",
     least: 76_000,
@@ -72,7 +73,7 @@ pub(super) const LARGE: Set = Set {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clients {
     pub(super) set: Set,
-    /// Number of servers of each service.
+    /// Number of clients of each service.
     pub(super) count: u32,
     pub(super) seed: usize,
     pub(super) seconds: f64,
@@ -82,7 +83,7 @@ pub(super) struct Clients {
     pub(super) sources: u8,
 }
 
-/// Peers with services of any port.
+/// Peers that can balance services on any port.
 pub(super) const PEERS: [Peer; 5] =
     peers::named(["lvs-nat", "nftables", "haproxy", "nginx", "ip_vs nat"]);
 
@@ -215,7 +216,8 @@ pub(super) fn asked(mut clients: Proc, seconds: f64) -> Result<Vec<Asked>> {
     serde_json::from_str(line).with_context(|| format!("the clients ({status}) printed:\n{log}"))
 }
 
-/// Parses a number at the end of a line of a listing, as `ipvsadm` shortens it.
+/// Parses a number at the end of a line of a listing, with the suffix with which `ipvsadm` shortens
+/// it.
 pub(super) fn printed_number(word: &str) -> Option<f64> {
     let (digits, factor) = match word.char_indices().last()? {
         (at, 'K') => (&word[..at], 1e3),

@@ -30,7 +30,7 @@ enum Marker {
     Cross,
 }
 
-/// Okabe and Ito's colours, with the matching grey, which colour-blind readers can distinguish; a
+/// Okabe and Ito's colours, which colour-blind readers can distinguish, with the matching grey; a
 /// peer has the same colour in all plots. Variants of one peer (`lvs-nat lc`) differ in lightness,
 /// dashes and markers.
 pub(super) fn look(peer: &str) -> Look {
@@ -143,7 +143,7 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
         (false, false) => draw(&mut svg, plot, series, bars, linear_x, linear_y),
     }
     .map_err(|error| anyhow!("cannot draw {}: {error}", plot.name))?;
-    // It scales with the page.
+    // The plot scales with the page.
     Ok(Some(svg.replacen(
         "<svg width=\"860\" height=\"480\"",
         "<svg role=\"img\"",
@@ -376,7 +376,7 @@ pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Resu
             "<p class=\"note\">This run was interrupted; <code>--resume</code> continues it.</p>\n";
     }
     if document.busy {
-        page += "<p class=\"note\">Measured in spite of a busy machine: do not believe the figures.</p>\n";
+        page += "<p class=\"note\">Measured on a busy machine: the figures are unreliable.</p>\n";
     }
     page.push_str("<nav><ul>");
     for experiment in experiments {

@@ -43,7 +43,7 @@ use crate::yardsticks::Yardsticks;
 pub struct Options {
     #[command(subcommand)]
     instead: Option<Instead>,
-    /// Experiments; without any, all
+    /// Names of the experiments; all if none is named
     names: Vec<String>,
     /// Measure fewer and smaller rounds
     #[arg(long)]
@@ -51,7 +51,7 @@ pub struct Options {
     /// Continue the run that was interrupted in DIR
     #[arg(long)]
     resume: bool,
-    /// Where report.html, report.json and report.csv are written
+    /// Directory for report.html, report.json and report.csv
     #[arg(long, value_name = "DIR", default_value = "target/report")]
     out: PathBuf,
     /// Rounds; each measures every peer once
@@ -70,7 +70,7 @@ pub struct Options {
 enum Instead {
     /// Draw report.html again from DIR/report.json
     Draw {
-        /// Where the report is
+        /// Directory of the report
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
@@ -78,7 +78,7 @@ enum Instead {
     Compare(agree::Compare),
 }
 
-/// A run of a peer.
+/// One run of a peer.
 #[derive(Debug)]
 struct Turn<'a> {
     peer: &'a Peer,
@@ -101,7 +101,7 @@ impl Turn<'_> {
     }
 }
 
-/// Values, CPU time, and the reason if they are unreliable.
+/// Measured values, CPU time, and the reason why they are unreliable, if any.
 type Measured = (Vec<Value>, CpuSeconds, Option<String>);
 
 /// A published experiment.
@@ -529,7 +529,7 @@ fn machine_facts() -> Vec<(String, String)> {
     ] {
         let output = Command::new(program).arg(argument).output();
         let first = output.ok().and_then(|output| {
-            // nginx prints it to standard error.
+            // nginx prints its version to standard error.
             let text = if output.stdout.is_empty() {
                 output.stderr
             } else {

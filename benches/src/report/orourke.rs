@@ -48,7 +48,7 @@ const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
 const COST_RATE: u32 = 1000;
 /// The smallest plotted percentage: a logarithmic axis has no zero.
 const LEAST_PERCENT: f64 = 0.01;
-/// Share of an offered rate that must be sent, so that the rate counts as offered.
+/// Minimum share of the requested rate that the clients must send, so that the result counts.
 const REACHED: f64 = 0.97;
 
 /// A bar for each peer, in their order.
@@ -162,13 +162,13 @@ impl Experiment for Orourke {
                 ),
                 plot(
                     SHARING,
-                    "The same, where the process shares its core with interrupts, and not",
+                    "CPU of a request: core shared with the receiving thread, and not",
                     PEER,
                     axis("CPU", "µs/request"),
                 ),
                 plot(
                     SHARING_WAIT,
-                    "Mean time to the first byte, likewise",
+                    "Time to the first byte: core shared with the receiving thread, and not",
                     PEER,
                     axis("response time", "ms"),
                 ),
@@ -378,7 +378,7 @@ impl Orourke {
             });
             let good = match good.last() {
                 Some((rate, _)) => format!("errors of 0.01 % at most up to {rate:.0} requests/s"),
-                None => "more errors than 0.01 % at the lowest rate already".to_owned(),
+                None => "more than 0.01 % of errors even at the lowest rate".to_owned(),
             };
             let best = series.points.iter().copied();
             let Some((rate, best)) = best.max_by(|a, b| a.1.median.total_cmp(&b.1.median)) else {
@@ -483,7 +483,7 @@ impl Orourke {
                 _ => "their spread does not distinguish the two".to_owned(),
             };
             sentences.push(format!(
-                "{peer}: a request costs {} µs where the process shares its core with what receives for it, {} µs where that is on another core ({}): {differ}.",
+                "{peer}: a request costs {} µs if the process shares its core with the receiving thread, and {} µs if that thread is on another core ({}): {differ}.",
                 spread(&shared),
                 spread(&apart),
                 shared.rounds

@@ -113,7 +113,7 @@ fn hex(colour: RGBColor) -> String {
     format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2)
 }
 
-/// The peers that the legend of a plot is to name, and their colours.
+/// The peers that the legend of a plot must contain, and their colours.
 fn legend(
     experiment: &dyn Experiment,
     document: &Document,

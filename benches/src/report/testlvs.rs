@@ -1,4 +1,5 @@
-//! testlvs: SYNs from sources without a host; their cost, and the effect of each defence.
+//! testlvs: SYNs from source addresses that no host has; the cost of these SYNs, and the effect of
+//! each defence.
 
 use std::fs;
 use std::thread;
@@ -108,7 +109,7 @@ impl Experiment for Testlvs {
                 ),
                 bars(
                     ENTRIES,
-                    "The most that the connection table grew by",
+                    "Largest growth of the connection table",
                     axis("connections", "count"),
                 ),
                 bars(
@@ -128,17 +129,17 @@ impl Experiment for Testlvs {
                 ),
                 bars(
                     PASSED,
-                    "Packets that reach the servers' host, of a flood as fast as can be made",
+                    "Packets of an unlimited flood that reach the servers' host",
                     axis("packets", "1/s"),
                 ),
                 bars(
                     REFUSED,
-                    "SYNs of that flood that the dataplane drops on purpose",
+                    "SYNs of an unlimited flood that the dataplane's limits drop",
                     axis("SYNs", "1/s"),
                 ),
                 bars(
                     LOST,
-                    "Packets of that flood that find the dataplane's rings full",
+                    "Packets of an unlimited flood that are lost in full rings",
                     axis("packets", "1/s"),
                 ),
             ]
@@ -246,7 +247,7 @@ impl Experiment for Testlvs {
             let rate = |of: &Spread| format!("{:.0} ({:.0}-{:.0})", of.median, of.min, of.max);
             sentences.push(format!(
                 "Without a limit, lvs-nat passes few SYNs of a flood by design: for unknown clients, it uses a sixteenth of the time of a packet worker. \
-                 {} a second passed, {} were dropped for that, {} found a ring full ({}).",
+                 Of a flood without a limit, {} a second passed, {} a second were dropped for this reason, and {} a second were lost in full rings ({}).",
                 rate(&passed), rate(&refused), rate(&lost), passed.rounds
             ));
         }
@@ -283,7 +284,7 @@ impl Experiment for Testlvs {
 
 fn connections(of: &Spread) -> String {
     format!(
-        "{:.0} connections more at most ({:.0}-{:.0})",
+        "at most {:.0} additional connections ({:.0}-{:.0})",
         of.median, of.min, of.max
     )
 }
@@ -395,9 +396,10 @@ fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result
 /// Result of an unlimited flood, in packets a second.
 #[derive(Debug)]
 struct Unlimited {
-    /// Packets that arrived at the servers' host.
+    /// Packets per second that arrived at the servers' host.
     passed: f64,
-    /// SYNs that the dataplane dropped on purpose, and packets that found its rings full.
+    /// Per second: SYNs that the dataplane's defences dropped, and packets that its full rings
+    /// lost.
     dataplane: Option<(f64, f64)>,
 }
 
@@ -421,7 +423,8 @@ fn unlimited(bed: &Bed, turn: &Turn<'_>, seconds: f64) -> Result<Unlimited> {
     })
 }
 
-/// SYNs that the dataplane has dropped on purpose, and packets that found its rings full.
+/// Numbers of SYNs that the dataplane's defences have dropped, and of packets that its full rings
+/// have lost.
 fn dropped(bed: &Bed) -> Result<Option<(u64, u64)>> {
     #[derive(Deserialize)]
     struct Reason {

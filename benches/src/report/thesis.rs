@@ -371,7 +371,7 @@ fn services_of(set: u16, bytes: u64, scheduler: &'static str) -> Vec<Service> {
     SERVERS.into_iter().map(service).collect()
 }
 
-/// Megabytes a second that clients received while all of them were downloading.
+/// Megabytes per second that the clients received while all of them were downloading.
 pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let counts = |bin: &u64| *bin as f64;

@@ -1,4 +1,4 @@
-//! Experiment beyond the thesis: servers of unequal capacity, and all schedulers.
+//! An experiment of this project: servers of unequal capacity, and all schedulers.
 
 use std::thread;
 use std::time::Duration;
@@ -86,7 +86,7 @@ impl Experiment for Unequal {
                 ),
                 plot(
                     WAIT,
-                    "Time of a request that 95 of 100 stay below",
+                    "95th percentile of the time of a request",
                     SCHEDULER,
                     axis("time", "s"),
                 ),
@@ -185,7 +185,7 @@ impl Experiment for Unequal {
                     "weights bring {:.2} times as much, which is less",
                     b.median / a.median
                 ),
-                _ => "weights bring no more than the spread hides".to_owned(),
+                _ => "weights bring no difference beyond the spread".to_owned(),
             };
             sentences.push(format!(
                 "{plain} and {weighted}: {served}: {} and {} % of what the servers can ({}); 95 of 100 requests take below {} and {} s.",

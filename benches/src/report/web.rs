@@ -1,4 +1,4 @@
-//! The web server of experiments with pages.
+//! The web server of the experiments that request pages.
 
 use std::fs;
 use std::path::Path;

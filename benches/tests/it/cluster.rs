@@ -137,7 +137,7 @@ fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
     assert_eq!(steps[0]["errors"]["timeout"], 14);
     assert_eq!(steps[0]["lifetime"]["p99_ms"], 6);
     assert_eq!(steps[0]["hosts"].as_array().map(Vec::len), Some(2));
-    // Each has half of the rate, and a server of its own.
+    // Each host sends half of the rate, to a separate server.
     let seen = fs::read_to_string(seen).expect("the commands that the hosts received");
     for server in ["192.0.2.1", "192.0.2.2"] {
         let words = format!(

@@ -77,7 +77,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert_eq!(runs(directory).len(), 2);
-    // As if it had been interrupted after the first peer.
+    // The report looks as if the run had been interrupted after the first peer.
     let file = directory.join("report.json");
     let mut document: Value =
         serde_json::from_slice(&fs::read(&file).expect("a report")).expect("JSON");

@@ -19,7 +19,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::netns::Host;
 
-/// The end of the pair that the packets are written to; the host receives them on [`RECEIVER`].
+/// The end of the pair to which the packets are written; the host receives them on [`RECEIVER`].
 const SENDER: &str = "ipip0-in";
 /// The end of the pair that replaces the kernel's `tunl0`.
 pub const RECEIVER: &str = "ipip0";
@@ -181,7 +181,7 @@ fn relay(
         let length = match socket.read(&mut buffer[ETHERNET..]) {
             Ok(length) => length,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error).context("reading a tunnel's packets"),
+            Err(error) => return Err(error).context("cannot read the packets of a tunnel"),
         };
         if let Some(frame) = unwrap(&mut buffer[..ETHERNET + length], from, destination, source) {
             // A full queue drops packets, as a link does.
@@ -198,7 +198,7 @@ const ETHERNET: usize = 14;
 /// headers.
 fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
     let received = buffer.get(ETHERNET..)?;
-    // A raw socket of IPv4 gives the IP header as well.
+    // An IPv4 raw socket also returns the IP header.
     let header = if from.domain == Domain::IPV4 && from.protocol != GUE {
         let len = usize::from(received.first()? & 0x0f) * 4;
         if len < 20 {
@@ -238,8 +238,8 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
     Some(frame)
 }
 
-/// Returns the IP version of the packet in GRE, and the length of the GRE header; None if its
-/// checksum is wrong.
+/// Returns the IP version of the packet inside a GRE packet, and the length of the GRE header;
+/// `None` if the GRE checksum is wrong.
 fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
     let version = match payload.get(2..4)? {
         [0x08, 0x00] => 4,
@@ -260,7 +260,7 @@ fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
     }
 }
 
-/// The version of the packet in GUE, and the length of the header.
+/// Returns the IP version of the packet inside a GUE packet, and the length of the GUE header.
 fn gue_header(payload: &[u8]) -> Option<(u8, usize)> {
     match payload.get(..4)? {
         [0, 4, 0, 0] => Some((4, 4)),

@@ -31,7 +31,7 @@ fn parse_method(word: &str) -> Result<Forward> {
         "dr" => Forward::Dr,
         "tun" => Forward::Tun,
         "fullnat" => Forward::FullNat,
-        _ => bail!("{word:?} is none of nat, dr, tun, fullnat"),
+        _ => bail!("unknown forwarding method {word:?}: use nat, dr, tun or fullnat"),
     })
 }
 
@@ -93,7 +93,7 @@ pub fn main(options: &DemoOptions) -> Result<()> {
 fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, String)> {
     let (title, picture) = match method {
         Forward::Nat => (
-            "NAT: the director rewrites addresses, both ways",
+            "NAT: the director rewrites the addresses of requests and replies",
             "client 192.0.2.100 ── 192.0.2.1 director 10.0.0.1 ── rs1..rs4 10.0.0.11-14",
         ),
         Forward::Dr => (
@@ -101,7 +101,7 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
             "client 198.51.100.100 ── router ── LAN 192.0.2.0/24: director .1, rs1..rs4 .11-.14",
         ),
         Forward::Tun => (
-            "Tunnelling: the director wraps packets in IPIP, servers may be anywhere",
+            "Tunnelling: the director encapsulates packets in IPIP, servers may be anywhere",
             "client 198.51.100.100 ── router ── director 192.0.2.1, and router ── rs1..rs4 10.0.0.11-14",
         ),
         Forward::FullNat => (

@@ -20,7 +20,7 @@ use crate::packet;
 /// Maximum length of a frame for a test run of a program in the kernel: the frame must fit into a
 /// page.
 const LONGEST: usize = 3000;
-/// Interface index of the loopback, whose link-layer address is all zeros.
+/// Interface index of the loopback interface, whose link-layer address is all zeros.
 const LOOPBACK: u32 = 1;
 const EINVAL: i32 = 22;
 /// `TC_ACT_REDIRECT`, and `XDP_REDIRECT`.
@@ -30,7 +30,7 @@ const XDP_REDIRECTED: i32 = 4;
 /// Packets that the programs have forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
-    /// Number of all packets.
+    /// Number of all forwarded packets.
     pub all: u64,
     /// Packets that XDP forwarded, before the kernel allocated a socket buffer.
     pub early: u64,
@@ -61,7 +61,8 @@ pub(crate) struct Programs {
     kernel: FastPath,
     /// The ports' own addresses, by number.
     macs: [Mac; 2],
-    /// The director's generation and the version of its learned tunnel paths, at the last check.
+    /// The generation number of the director's configuration, and the version of the learned tunnel
+    /// paths, at the last check.
     known: (u32, u64),
     turns: u64,
     pub(crate) forwarded: Forwarded,
@@ -116,7 +117,8 @@ impl Programs {
         self.kernel.fold(|| control);
     }
 
-    /// Runs the programs on a frame; `None` if it is not for the programs.
+    /// Runs the programs on a frame. Returns the forwarded frame and its port; `None` if the
+    /// programs do not forward the frame.
     pub(crate) fn pass(
         &mut self,
         port: PortId,
@@ -171,7 +173,7 @@ impl Programs {
         Some(self.sent(&out))
     }
 
-    /// Runs the XDP program.
+    /// Runs the XDP program on a frame. Returns the forwarded frame and its port.
     fn pass_early(&mut self, bytes: &[u8]) -> Option<(PortId, Frame)> {
         let program = self
             .kernel

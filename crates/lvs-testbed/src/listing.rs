@@ -68,11 +68,11 @@ pub struct Connection {
     pub expires: u64,
     /// The state's name.
     pub state: String,
-    /// The client.
+    /// Address and port of the client.
     pub source: String,
-    /// The virtual address.
+    /// Virtual address and port.
     pub virtual_address: String,
-    /// The real server.
+    /// Address and port of the real server.
     pub destination: String,
 }
 

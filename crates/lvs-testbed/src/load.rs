@@ -458,7 +458,7 @@ impl Progress {
     }
 }
 
-/// Error: an answer has a wrong byte, at this offset.
+/// An answer has a wrong byte at this offset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrongByte(usize);
 
@@ -542,9 +542,9 @@ fn request(
         ensure!(
             stream
                 .read_line(&mut line)
-                .context("read the answer's head")?
+                .context("cannot read the head of the answer")?
                 > 0,
-            "closed before the answer"
+            "the connection was closed before the answer"
         );
         let text = line.trim_end();
         if first {
@@ -568,8 +568,8 @@ fn request(
         let want = buffer.len().min(expected.len() - done);
         let read = stream
             .read(&mut buffer[..want])
-            .with_context(|| format!("read after {done} bytes"))?;
-        ensure!(read > 0, "closed after {done} bytes");
+            .with_context(|| format!("cannot read after {done} bytes"))?;
+        ensure!(read > 0, "the connection was closed after {done} bytes");
         if buffer[..read] != expected[done..done + read] {
             let at = buffer
                 .iter()
@@ -598,7 +598,9 @@ fn request(
     } else {
         // The server closes first, as servers do; the client reads its FIN, so that the connection
         // ends without a reset.
-        let extra = stream.read(buffer).context("read the end")?;
+        let extra = stream
+            .read(buffer)
+            .context("cannot read the end of the connection")?;
         ensure!(extra == 0, "{extra} bytes after the end");
     }
     Ok((server, pauses))

@@ -53,7 +53,7 @@ enum Command {
     /// Send every datagram back (for `attack`, on a real server)
     #[command(hide = true)]
     Echo {
-        /// The port
+        /// UDP port
         port: u16,
     },
     /// Replay recordings of the kernel through the packet path, and compare

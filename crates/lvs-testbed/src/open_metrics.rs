@@ -8,15 +8,15 @@ use std::collections::{BTreeMap, HashSet};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The samples of a page, by name and labels as they are written.
+/// Returns the samples of a page, by name and labels as they are written.
 ///
 /// # Errors
-/// The page breaks a rule, with the line.
+/// The page breaks a rule; the message contains the line.
 pub fn read(page: &str) -> Result<BTreeMap<String, f64>> {
     let body = page
         .strip_suffix("# EOF\n")
         .context("no # EOF at the end")?;
-    ensure!(body.ends_with('\n'), "a line without its end");
+    ensure!(body.ends_with('\n'), "the last line has no line end");
     let mut reader = Reader::default();
     for (number, line) in body.lines().enumerate() {
         reader

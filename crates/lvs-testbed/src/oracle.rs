@@ -20,7 +20,7 @@ pub enum Health {
     Wrong,
     /// A UDP datagram over IPv4 without a checksum, with a correct length field.
     Absent,
-    /// The protocol has none, or the packet is too short or a fragment.
+    /// The protocol has no checksum, or the packet is too short or a fragment.
     Unknown,
 }
 
@@ -75,9 +75,9 @@ pub struct Parts {
     pub dst: IpAddr,
     /// Protocol of the payload.
     pub protocol: u8,
-    /// Start of the payload.
+    /// Offset of the payload in the packet, in bytes.
     pub l4: usize,
-    /// Length of the packet.
+    /// Length of the packet in bytes.
     pub len: usize,
     /// Whether the packet is a fragment.
     pub fragment: bool,

@@ -99,7 +99,7 @@ struct Download {
     took: Instant,
 }
 
-/// Reads a request; answers it, or passes a download on.
+/// Reads a request. Answers it, or passes the download to the sending thread.
 fn asked(stream: TcpStream, name: &str, downloads: &Sender<Download>) -> Option<()> {
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     stream.set_nodelay(true).ok()?;

@@ -110,10 +110,10 @@ fn finish(src: SocketAddr, dst: SocketAddr, protocol: Protocol, at: usize, l4: &
     l4[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The parts of a TCP header that a segment chooses.
+/// The fields of a TCP header that the caller chooses.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpHeader<'a> {
-    /// The flags.
+    /// The flags, from FIN in the lowest bit.
     pub flags: u8,
     /// The sequence number of the segment's first byte.
     pub sequence: u32,
@@ -287,10 +287,10 @@ pub fn ethernet_ip(dst: [u8; 6], src: [u8; 6], packet: &[u8]) -> Vec<u8> {
     ethernet(dst, src, if six { 0x86dd } else { 0x0800 }, packet)
 }
 
-/// Reads a link-layer address.
+/// Parses a link-layer address.
 ///
 /// # Errors
-/// The text is something else.
+/// The text is not a link-layer address.
 pub fn mac(text: &str) -> Result<[u8; 6], String> {
     let bytes = text
         .trim()

@@ -1,4 +1,4 @@
-//! Echo requests, for hosts without a `ping`: of both IP versions, by a raw socket.
+//! ICMP echo requests of both IP versions through a raw socket, for machines without a `ping`.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -69,7 +69,7 @@ pub fn run(options: &PingOptions) -> Result<()> {
             }
             Err(error) => return Err(error).context("cannot receive the reply"),
         };
-        // A raw socket of IPv4 gives the IP header as well.
+        // An IPv4 raw socket also returns the IP header.
         let header = match options.addr {
             IpAddr::V4(_) => usize::from(buffer[0] & 15) * 4,
             IpAddr::V6(_) => 0,

@@ -53,8 +53,8 @@ pub fn own() -> Result<PathBuf> {
     find("lvs-testbed")
 }
 
-/// [`own`] with arguments, as a command. In `real_time`, it runs before all ordinary programs, and
-/// on the first processor, so that the programs under test can have the others.
+/// Returns [`own`] and its arguments, as a command. With `real_time`, the command runs with
+/// real-time priority on the first processor, so that the programs under test can use the others.
 ///
 /// # Errors
 ///

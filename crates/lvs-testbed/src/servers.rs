@@ -37,12 +37,12 @@ impl Default for NginxOptions {
 /// header `X-Server` and under `/id`, returns the client's address under `/addr`, and accepts
 /// uploads with PUT under `/up/`, into the directory `NAME-up/up`.
 ///
-/// It runs as one process (`master_process off`): a `kill -9` then ends the server, and nothing
-/// needs to change user.
+/// It runs as one process (`master_process off`): a `kill -9` then ends the server, and no process
+/// changes its user.
 ///
 /// # Errors
 ///
-/// When nginx is missing or does not listen within ten seconds; the error holds its log.
+/// When nginx is missing or does not listen within ten seconds; the error contains its log.
 pub fn nginx(host: &Host, options: &NginxOptions) -> Result<Proc> {
     let name = host.name();
     let dir = host.dir();
@@ -137,8 +137,9 @@ pub fn paced(host: &Host, rate: u64, real_time: bool) -> Result<Proc> {
     listening(host, server, "tcp", options.port)
 }
 
-/// Starts an iperf3 server on port 5201 of one address. Behind direct routing or a tunnel that has
-/// to be the VIP: iperf3 answers UDP from the address that the route suggests if it listens on all.
+/// Starts an iperf3 server on port 5201 of one address. With direct routing or a tunnel, this
+/// address must be the VIP: an iperf3 that listens on all addresses answers UDP from the address
+/// that the route suggests.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! Clients that wait for an answer that never arrives; the subcommand `wait`, run on a client host.
+//! Clients that wait for an answer that does not arrive; the subcommand `wait`, run on a client
+//! host.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

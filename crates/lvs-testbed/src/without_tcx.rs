@@ -19,9 +19,9 @@ const PROG_QUERY: u64 = 16;
 /// Options of `lvs-testbed without-tcx`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct WithoutTcxOptions {
-    /// The program
+    /// The program to run
     program: String,
-    /// Its arguments
+    /// Arguments of the program
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -46,7 +46,7 @@ const BARS: [&str; 6] = [
     "lvs-dr one",
     "lvs-dr two",
 ];
-/// Every host must accept 576 bytes; 296 bytes were usual on serial lines.
+/// MTUs in bytes. Every host must accept 576 bytes; 296 bytes were usual on serial lines.
 const MTUS: [u16; 4] = [296, 576, 1006, 1500];
 const LARGE: u32 = 256 << 10;
 

@@ -35,9 +35,9 @@ const ADDED: &str = "added";
 const THROUGHPUT: &str = "throughput";
 
 const DIRECT: &str = "direct";
-/// The server's gateway is the director.
+/// Direct routing, with the director as the servers' gateway.
 const GATEWAY: &str = "lvs-dr gateway";
-/// The virtual address is on no interface.
+/// NAT, with a virtual address that no interface has.
 const ROUTED: &str = "lvs-nat routed";
 const PEERS: [Peer; 14] = peers::named([
     DIRECT,
@@ -65,7 +65,7 @@ impl Experiment for Mack {
     }
 
     fn title(&self) -> &'static str {
-        "NetPIPE through each way of forwarding (Mack, 2000)"
+        "NetPIPE through each forwarding method (Mack, 2000)"
     }
 
     fn what(&self) -> &'static str {

@@ -15,11 +15,11 @@ use crate::compare::contender::Contender;
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// Benefit of a second server.
+/// The benefit of a second server.
 #[derive(Debug)]
 pub(in super::super) struct Servers;
 
-/// Bytes a second of a server.
+/// Maximum rate of a server, in bytes per second.
 const CAPACITY: u64 = 3_000_000;
 /// Plots, and the number of clients of each.
 const PLOTS: [(&str, u32, &str); 2] = [

@@ -47,7 +47,7 @@ const PEERS: [Peer; 7] = peers::named([
     "haproxy",
     "nginx",
 ]);
-/// Ports of passive FTP, as the server has them.
+/// Ports of the servers for passive FTP.
 const PASSIVE: &str = "30000-30099";
 const FILE: u64 = 16_384;
 /// curl's message about a server without an answer.
@@ -59,7 +59,7 @@ impl Experiment for Services {
     }
 
     fn title(&self) -> &'static str {
-        "Services with more than a port, behind one address (Mack, 2000)"
+        "Services with more than one port, behind one address (Mack, 2000)"
     }
 
     fn what(&self) -> &'static str {
@@ -192,7 +192,7 @@ impl Experiment for Services {
             }
             let fails = match fails.is_empty() {
                 true => String::new(),
-                false => format!("; it does not through {}", fails.join(", ")),
+                false => format!("; it does not work through {}", fails.join(", ")),
             };
             if !works.is_empty() {
                 sentences.push(format!("{name} works: {}{fails}.", works.join(", ")));
@@ -202,7 +202,7 @@ impl Experiment for Services {
     }
 }
 
-/// Fetches a file again and again with curl; only the time of each transfer counts, without curl's
+/// Fetches a file `files` times with curl; only the time of each transfer counts, without curl's
 /// start.
 fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> Result<Fared> {
     let begin = [
@@ -258,7 +258,7 @@ fn reason(reported: &str) -> Option<String> {
     Some(line.trim_start_matches("< ").trim().to_owned())
 }
 
-/// Seconds for each file. Each file must have arrived completely.
+/// Parses the seconds that each transfer took. Each file must have arrived completely.
 fn timed(printed: &str) -> Result<Vec<f64>> {
     let one = |line: &str| {
         let (time, size) = line.split_once(' ')?;

@@ -9,7 +9,7 @@ use crate::compare::contender::{Contender, Method};
 
 /// The virtual address of a service with port 0.
 pub(super) const SECOND_VIP: &str = "10.73.0.2";
-/// The second server.
+/// Address of the second server.
 pub(super) const SECOND: &str = "10.72.0.12";
 const SECOND_MAC: &str = "02:00:00:00:05:01";
 

@@ -40,7 +40,8 @@ pub(super) struct Seen {
     /// CPU seconds a second of the director, including the kernel threads that receive packets for
     /// it.
     pub(super) director: f64,
-    /// The same for all servers and the kernel threads that receive for them.
+    /// CPU seconds a second of all servers, including the kernel threads that receive packets for
+    /// them.
     pub(super) servers: f64,
     /// CPU microseconds of the director for each connection.
     pub(super) cost: f64,
@@ -96,7 +97,7 @@ impl<'a> Asked<'a> {
         let connections = step.all.connections.max(1) as f64;
         Ok(Seen {
             figures: step.all,
-            // Work that follows the end of the requests counts for them, too.
+            // CPU time that is used after the end of the requests is also a cost of the requests.
             director: director / self.seconds,
             servers: servers / self.seconds,
             cost: director / connections * 1e6,

@@ -144,7 +144,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Adds 16 services of 1,000 servers each, for long listings.
+    /// Adds 16 services of 1,000 servers each, so that listings are long.
     fn many_servers(&self) -> Result<()> {
         let mut rules = String::new();
         for service in 0..16 {
@@ -157,7 +157,8 @@ impl Bed {
         self.site.lvsadm_restore(&rules).map(drop)
     }
 
-    /// Measures the delays of single packets, alone or while local users run.
+    /// Measures the round-trip times of single packets while `users` run; without other load if
+    /// `users` is `None`.
     fn probe_beside(
         &self,
         time: Duration,
@@ -236,8 +237,8 @@ impl Bed {
         })
     }
 
-    /// Makes the dataplane log, and runs `lvsadm` listings whose output no process reads; returns
-    /// the number of listings.
+    /// Makes the dataplane write log lines, and runs `lvsadm` listings whose output no process
+    /// reads; returns the number of listings.
     fn fill_the_log(&self, time: Duration) -> Result<u64> {
         let lvsadm = programs::find("lvsadm")?.display().to_string();
         let listing = format!("{lvsadm} -L -n | sleep {}", time.as_secs() + 1);
@@ -255,8 +256,9 @@ impl Bed {
         Ok(rounds)
     }
 
-    /// Repeats the strike until the director has counted it: on a busy machine, one strike may
-    /// send too little to reach the director's bound.
+    /// Sends the attack's frames again until the director has counted a drop for one of the
+    /// attack's reasons: on a busy machine, one run may send too few frames to reach the director's
+    /// limit.
     fn strike_until_counted(&self, attack: &Attack, time: Duration, rate: u64) -> Result<u64> {
         const STRIKES: usize = 30;
         let mut sent = 0;
@@ -293,7 +295,7 @@ impl Bed {
         sent.with_context(|| format!("not a number: {printed}"))
     }
 
-    /// A field of the dataplane's status in kilobytes.
+    /// Returns a field of the dataplane's `/proc/PID/status`, in kilobytes.
     fn memory(&self, field: &str) -> Result<u64> {
         let dataplane = self.site.dataplane.as_ref().context("no dataplane")?;
         let status = fs::read_to_string(format!("/proc/{}/status", dataplane.pid()))?;
@@ -303,7 +305,7 @@ impl Bed {
         value.with_context(|| format!("no {field} in {status}"))
     }
 
-    /// Resets the kernel's record of the dataplane's greatest memory use.
+    /// Resets the kernel's record of the dataplane's peak memory.
     fn forget_peak(&self) -> Result<()> {
         let dataplane = self.site.dataplane.as_ref().context("no dataplane")?;
         fs::write(format!("/proc/{}/clear_refs", dataplane.pid()), "5")?;
@@ -326,7 +328,7 @@ impl Bed {
         Ok(drops)
     }
 
-    /// Datagrams that the real servers have received.
+    /// Number of datagrams that the real servers have received.
     fn echoed(&self) -> Result<u64> {
         let mut all = 0;
         for server in &self.site.servers {

@@ -5,7 +5,7 @@ use lvs_packet::frame::Frame;
 use super::frames::{ACK, Kind, SYN, ethernet, packet};
 use super::{Target, Volley};
 
-/// Kind of a flood: the constant and the varying parts of its packets.
+/// The kind of a flood.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Flood {
     /// SYNs from one source port to every port of an address.

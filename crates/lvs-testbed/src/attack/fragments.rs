@@ -9,7 +9,7 @@ use super::{Target, Volley};
 
 /// Number of fragments of a datagram.
 const PIECES: usize = 1024;
-/// Number of rounds before identifications are used again.
+/// Number of rounds after which the IP identifications repeat.
 const ROUNDS: u16 = 1000;
 
 /// Datagrams whose last fragments are missing at first; then all last fragments at once, so that

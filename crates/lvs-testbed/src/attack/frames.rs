@@ -13,7 +13,7 @@ const ETHERNET: usize = 14;
 /// The transport of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// A segment with these flags of `FIN SYN RST PSH ACK`.
+    /// A segment; the bits are the flags FIN, SYN, RST, PSH and ACK, from the lowest.
     Tcp(u8),
     Udp,
 }
@@ -21,7 +21,7 @@ pub(super) enum Kind {
 pub(super) const SYN: u8 = 2;
 pub(super) const ACK: u8 = 16;
 
-/// An IP packet.
+/// Creates an IP packet.
 pub(super) fn packet(src: SocketAddr, dst: SocketAddr, kind: Kind, data: &[u8]) -> Vec<u8> {
     let builder = match (src.ip(), dst.ip()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
@@ -46,7 +46,7 @@ pub(super) fn packet(src: SocketAddr, dst: SocketAddr, kind: Kind, data: &[u8]) 
     ip
 }
 
-/// The packet as a frame for the director.
+/// The IP packet in an Ethernet frame to the director.
 pub(super) fn ethernet(target: &Target, ip: &[u8]) -> Frame {
     let kind: [u8; 2] = if ip[0] >> 4 == 6 {
         [0x86, 0xdd]

@@ -13,7 +13,7 @@ use crate::content;
 use crate::load::{LoadOptions, WrongByte, fetch};
 use crate::netns::Host;
 
-/// Size of the answer to a new connection, and of a download.
+/// Size in bytes of the answer to a new connection, and of a download.
 pub(super) const SMALL: usize = 1024;
 pub(super) const LARGE: usize = 1 << 20;
 /// Number of threads that open connections: more than the number of simultaneous connections in
@@ -27,7 +27,7 @@ const TIMEOUT_MS: u64 = 3000;
 /// Options of the honest client.
 #[derive(Clone, Debug, clap::Args)]
 pub struct HonestOptions {
-    /// The service
+    /// Address of the service
     pub target: SocketAddr,
     /// New connections a second
     #[arg(long, default_value_t = 200)]
@@ -106,7 +106,7 @@ pub fn honest(options: &HonestOptions) -> Result<()> {
 #[derive(Default)]
 struct Log {
     report: Honest,
-    /// Times of the served requests.
+    /// End times of the served requests.
     ends: Vec<Duration>,
     took: Vec<Duration>,
 }

@@ -80,7 +80,7 @@ const EVICT: &[&str] = &["--when-full", "evict"];
 /// Memory in MB of a full table of 2^20 connections.
 const TABLE_MB: u64 = 320;
 
-/// An attack without frames, by NAT to a virtual address of the host.
+/// The defaults of an attack: NAT, and a virtual address that the host has.
 const NAT: Attack = Attack {
     name: "",
     summary: "",
@@ -97,7 +97,7 @@ const NAT: Attack = Attack {
 const ATTACKS: &[Attack] = &[
     Attack {
         name: "fragments",
-        summary: "datagrams in 1,024 pieces of 8 bytes, by NAT",
+        summary: "datagrams in 1,024 fragments of 8 bytes, through NAT",
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v4(target, 7)),
         counted: &["fragment_memory"],
@@ -105,7 +105,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "fragments6",
-        summary: "the same by IPv6",
+        summary: "the same over IPv6",
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v6(target, 7)),
         counted: &["fragment_memory", "tiny_fragment"],
@@ -113,7 +113,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "fragments-dr",
-        summary: "the same by direct routing",
+        summary: "the same through direct routing",
         site: (Forward::Dr, Vip::Host),
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v4(target, 7)),
@@ -130,7 +130,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "aggregates",
-        summary: "64 KiB in segments of 1 byte, and of 48, which are to be cut for a tunnel",
+        summary: "super-packets of 64 KiB with segments of 1 or 48 bytes, to be segmented for a tunnel",
         site: (Forward::Tun, Vip::Host),
         rate: 1000,
         means: Means::Frames(aggregates::TinyAggregates::volley),
@@ -186,7 +186,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "errors",
-        summary: "one source that asks for an ICMP error each time",
+        summary: "datagrams from one source, each of which causes an ICMP error",
         site: (Forward::Nat, Vip::Dataplane),
         rate: 2000,
         means: Means::Frames(floods::Packets::errors),
@@ -196,7 +196,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "users",
-        summary: "users of the host without rights: sockets with 1 MiB of brackets, loops of listings",
+        summary: "unprivileged local users: unfinished requests of 1 MiB, and listings in a loop",
         means: Means::Users(users::hostile),
         bound: "no packet delayed by more than 5 ms; at most 64 MB",
         memory_mb: 64,
@@ -266,7 +266,7 @@ pub struct Outcome {
     pub sent: u64,
     /// The dataplane's memory before the attack, in kilobytes.
     pub idle_kb: u64,
-    /// Maximum of the dataplane's memory.
+    /// Maximum of the dataplane's memory, in kilobytes.
     pub peak_kb: u64,
     /// Number of packets that the dataplane has dropped, by reason.
     pub drops: BTreeMap<String, u64>,
@@ -320,7 +320,7 @@ impl Outcome {
         );
         ensure!(
             attack.is_counted(&self.drops),
-            "{}: none of {:?} was counted: {:?}",
+            "{}: no packet was counted for any of the reasons {:?}; counted were {:?}",
             self.name,
             attack.counted,
             self.drops
@@ -335,13 +335,17 @@ impl Outcome {
             );
         }
         if self.name == "land" {
-            ensure!(self.echoed == 0, "{} datagrams went round", self.echoed);
+            ensure!(
+                self.echoed == 0,
+                "{} datagrams reached the echo service of a server, which must not receive any",
+                self.echoed
+            );
         }
         Ok(())
     }
 }
 
-/// Runs one attack for this time, and before it honest clients alone.
+/// Runs honest clients alone for `alone` seconds, and then one attack for `seconds` seconds.
 ///
 /// # Errors
 ///
@@ -390,7 +394,7 @@ pub fn main(options: &AttackOptions) -> Result<()> {
     outcomes.iter().try_for_each(Outcome::check)
 }
 
-/// The bounds and the measured values.
+/// Formats the bounds and the measured values as a table.
 fn table(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for outcome in outcomes {

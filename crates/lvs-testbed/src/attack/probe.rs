@@ -1,8 +1,8 @@
-//! Delays of single packets during an attack: datagrams to an echo service at a steady rate, over
-//! one connection.
+//! Round-trip times of single packets during an attack: datagrams to an echo service at a steady
+//! rate, over one connection.
 //!
 //! Both ends run with a real-time priority, so that the result is the delay of the director and the
-//! links, without the waiting times of the ends for a processor.
+//! links, without the time that the ends wait for a processor.
 
 use std::fs;
 use std::net::{SocketAddr, UdpSocket};
@@ -26,7 +26,7 @@ const LEN: usize = 8;
 /// Options of the probe.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProbeOptions {
-    /// An echo service
+    /// Address of an echo service
     pub target: SocketAddr,
     /// Microseconds between two datagrams
     #[arg(long, default_value_t = 1000)]
@@ -39,9 +39,9 @@ pub struct ProbeOptions {
 /// Round-trip times of datagrams to the server, in milliseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Delays {
-    /// Datagrams sent.
+    /// Number of sent datagrams.
     pub sent: u64,
-    /// Datagrams without an answer.
+    /// Number of datagrams without an answer.
     pub lost: u64,
     /// The median delay.
     pub p50_ms: f64,
@@ -53,8 +53,8 @@ pub struct Delays {
     pub longest_ms: f64,
     /// Number of datagrams that took longer than 5 ms.
     pub over_5_ms: u64,
-    /// Time in which the hypervisor ran other guests on the processors of this virtual machine
-    /// (`steal` of proc_stat(5), of all processors).
+    /// Milliseconds in which the hypervisor ran other guests on the processors of this virtual
+    /// machine (`steal` in `/proc/stat`, the sum of all processors).
     pub stolen_ms: u64,
 }
 
@@ -139,7 +139,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
     })
 }
 
-/// Processor time that the hypervisor has used since the machine started.
+/// Milliseconds of processor time that the hypervisor has used since the machine started.
 fn stolen_ms() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks = stat.split_ascii_whitespace().nth(8);

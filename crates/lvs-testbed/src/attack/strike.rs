@@ -47,7 +47,7 @@ impl Target {
         (self.other4, port).into()
     }
 
-    /// A source address without a host.
+    /// A source address that no host has.
     pub(super) fn source4(&self, port: u16) -> SocketAddr {
         (Ipv4Addr::new(198, 18, 0, 7), port).into()
     }
@@ -75,7 +75,7 @@ pub(super) trait Volley {
 pub struct StrikeOptions {
     /// The attack
     pub name: String,
-    /// The interface that sends
+    /// The interface that sends the frames
     #[arg(long, default_value = "eth0")]
     pub interface: String,
     #[command(flatten)]
@@ -96,7 +96,10 @@ pub struct StrikeOptions {
 pub fn strike(options: &StrikeOptions) -> Result<()> {
     let attack = find(&options.name)?;
     let Means::Frames(volley) = attack.means else {
-        anyhow::bail!("{} sends no frames", attack.name);
+        anyhow::bail!(
+            "the attack {} sends no frames: run it with `lvs-testbed attack`",
+            attack.name
+        );
     };
     let interface = &options.interface;
     let index =

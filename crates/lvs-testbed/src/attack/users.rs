@@ -94,7 +94,8 @@ fn connect() -> std::io::Result<UnixStream> {
     }
 }
 
-/// Sends a line that never ends, and keeps the connection open as long as the dataplane does.
+/// Sends a request that never ends, and keeps the connection open until the dataplane closes it;
+/// then connects again, until `limit` has passed. Returns the number of connections.
 fn hold(start: Instant, limit: Duration) -> u64 {
     let brackets = "[],".repeat((1 << 20) / 3);
     let mut attempts = 0;

@@ -40,7 +40,7 @@ scenarios! {
     Power "power" "kill -9 of everything on one, and its links go down",
 }
 
-/// The program that passes routes on to the router.
+/// The program that announces routes to the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routing {
     Bird,
@@ -154,8 +154,8 @@ impl Lab {
         }
     }
 
-    /// Starts the programs, and lets the router use all directors; servers send `rate` bytes a
-    /// second for each download.
+    /// Starts the programs, and waits until the router uses all directors; servers send `rate`
+    /// bytes a second for each download.
     fn new(scenario: Scenario, cluster: &ClusterOptions, rate: u64) -> Result<Self> {
         let forward = cluster.method()?;
         ensure!(
@@ -354,7 +354,8 @@ impl Lab {
         })
     }
 
-    /// Established connections with a server, or with any (`""`), in a director's table.
+    /// Number of established connections to a server, or to any server (`""`), in a director's
+    /// table.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let reported = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
         // The connections of the previous scenario have been closed.
@@ -664,7 +665,7 @@ impl Director {
     }
 }
 
-/// Whether a route has a director as its next hop.
+/// Whether `route` has the director with this number as a next hop.
 fn uses(route: &str, number: usize) -> bool {
     let via = [
         format!("via 192.0.2.{number} "),

@@ -2,7 +2,7 @@
 //! maintenance or is disconnected from its peers. Two with keepalived are in [`pair`], three behind
 //! a router with BIRD in [`many`].
 //!
-//! Their files are those of `examples`, at the paths that these files name. The measurements are
+//! Their files are those of `examples`, at the paths that these files contain. The measurements are
 //! made at the clients: downloads at a [constant rate](crate::paced), each byte of which is
 //! compared, and the longest pause of each download.
 
@@ -67,7 +67,7 @@ pub struct ClusterOptions {
     #[arg(long)]
     pub ipv6: bool,
     /// Balancer between clients and servers: lvs, or haproxy for comparison (calm, kill, returns
-    /// and planned, as a proxy of TCP)
+    /// and planned only; HAProxy is a TCP proxy)
     #[arg(long, default_value = "lvs")]
     pub director: Balancer,
     /// Show the numbers of running, complete and failed downloads during the run
@@ -101,7 +101,7 @@ impl ClusterOptions {
                 bail!("the servers of this laboratory accept no tunnels over IPv6: omit --ipv6")
             }
             "tun" => Forward::Tun,
-            other => bail!("{other:?} is none of nat, dr, tun"),
+            other => bail!("unknown forwarding method {other:?}: use nat, dr or tun"),
         })
     }
 
@@ -109,7 +109,7 @@ impl ClusterOptions {
         if self.ipv6 { "ipv6" } else { "ipv4" }
     }
 
-    /// Starts downloads whose local ports begin at `first_port`.
+    /// Returns the options of downloads whose local ports begin at `first_port`.
     fn load(&self, site: &Site, first_port: u16) -> LoadOptions {
         let mut load = site.load();
         if self.ipv6 {
@@ -166,7 +166,8 @@ pub struct Outcome {
     pub stall_ms: u64,
     /// The 99th percentile of the longest time without data of each download, in milliseconds.
     pub stall_p99_ms: u64,
-    /// Packets that directors dropped, by reason, of the directors that run at the end.
+    /// Packets that directors dropped, by reason. Directors that are not running at the end are not
+    /// counted.
     pub lost: BTreeMap<String, u64>,
     /// Number of resets by which servers answered packets of connections that they do not have.
     pub misdirected: u64,
@@ -178,7 +179,7 @@ pub struct Outcome {
     /// maintenance or had died.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawn_ms: Vec<u64>,
-    /// Faults that `lvsadm sync` and `lvsd status` reported during the scenario.
+    /// Faults that `lvsadm` or `lvsd` reported during the scenario.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reported: Vec<String>,
     /// The first errors.
@@ -239,7 +240,7 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
     Ok(())
 }
 
-/// Downloads, and shows the progress.
+/// Runs the downloads, and shows their progress.
 fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
     let load = LoadOptions {
         progress_ms: 100,
@@ -377,7 +378,7 @@ fn dataplane_of(director: &Host) -> Result<Pid> {
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 
-/// Waits until directors are in step with all of their peers.
+/// Waits until directors are in step with all of their peers: each has all connections.
 fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     let in_step = |director: &Host| {
         let reported = site.lvsadm_on(director, "--json sync").ok()?;

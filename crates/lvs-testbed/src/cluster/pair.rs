@@ -80,7 +80,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     );
     ensure!(
         scenario.suits(options.director),
-        "{} is a scenario of lvsd alone: leave --director out",
+        "the scenario {} requires lvsd: omit --director",
         scenario.name()
     );
     let mut lab = Lab::new(scenario, forward, options)?;
@@ -225,7 +225,8 @@ impl Lab {
         super::put(&director.host, KEEPALIVED, &made)
     }
 
-    /// Whether IPv6 is in use: always with direct routing; with NAT the example's file has none.
+    /// Whether IPv6 is in use: always with direct routing, never with NAT, because the example's
+    /// file for NAT contains only IPv4.
     fn has_ipv6(&self) -> bool {
         let forward = self.site.options.forward;
         self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)
@@ -403,7 +404,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// The connections that a director has borrowed from the other one.
+    /// Number of connections in a director's table that the other director owns.
     fn borrowed(&self, index: usize) -> Option<u64> {
         let reported = self
             .site
@@ -523,8 +524,8 @@ impl Lab {
         [&self.directors[0].host, &self.directors[1].host]
     }
 
-    /// Puts the active director into maintenance, ends this, and puts the other director into
-    /// maintenance.
+    /// Puts the active director into maintenance, ends the maintenance, and puts the other director
+    /// into maintenance.
     fn there_and_back(&mut self) -> Result<Vec<u64>> {
         let there = self.outage(|lab| lab.maintenance(0, "on"), 1)?;
         self.maintenance(0, "off")?;
@@ -698,7 +699,7 @@ fn longest_gap(log: &str) -> Result<u64> {
         .filter(|line| line.contains("bytes from"))
         .filter_map(|line| line.strip_prefix('[')?.split_once(']')?.0.parse().ok())
         .collect();
-    ensure!(times.len() > 10, "there were hardly any replies:\n{log}");
+    ensure!(times.len() > 10, "ping received too few replies:\n{log}");
     let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
     let longest = gaps.fold(0.0, f64::max) * 1000.0;
     #[expect(

@@ -56,7 +56,7 @@ const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xff
 /// The size of the kernel's connection table, which listings print.
 pub(super) const KERNEL_TABLE_SIZE: u32 = 4096;
 
-/// Maximum number of times that the host may send a packet back; more is a loop.
+/// Maximum number of times that the host may send a packet back; a larger number is a loop.
 const ROUNDS: usize = 8;
 
 pub(super) const fn port_name(port: PortId) -> &'static str {
@@ -144,7 +144,7 @@ impl Emitted {
 }
 
 thread_local! {
-    /// Programs that no case of this thread uses now, by the size of the connection table.
+    /// BPF programs that no case of this thread is using, by the size of the connection table.
     static IDLE: RefCell<HashMap<usize, Programs>> = RefCell::default();
 }
 
@@ -374,7 +374,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Updates the packet path according to the director, as the dataplane does after each call.
+    /// Applies the director's present services and addresses to the packet path, as the dataplane
+    /// does after each call.
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
         let local = self.net.local_addresses();
@@ -383,7 +384,7 @@ impl Bed {
         self.net.vips = self.intercept.vips();
     }
 
-    /// Services as a listing shows them, or one of them.
+    /// All services as a listing shows them, or only the service `only`.
     pub(super) fn services(&self, only: Option<ServiceKey>) -> Vec<ServiceInfo> {
         let (control, now) = (&self.director.control, self.now);
         let wanted = control.services();
@@ -410,7 +411,7 @@ impl Bed {
         connections.chain(templates).collect()
     }
 
-    /// Advances the clock step by step to each event.
+    /// Advances the clock by `duration`, and stops at each event in between.
     pub(super) fn wait(&mut self, duration: Duration) {
         let end = self.now + duration;
         loop {

@@ -1,4 +1,4 @@
-//! Recorded cases: access to their JSON, and the director's configuration in them.
+//! Recorded cases: reads their JSON, and configures the director as they require.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -143,7 +143,7 @@ pub(crate) fn sysctl_text(value: &Value) -> String {
         .map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Address and port of an object with `addr` and `port`.
+/// Parses the address and the port of a JSON object with the fields `addr` and `port`.
 pub(crate) fn place(value: &Value) -> anyhow::Result<SocketAddr> {
     let ip: IpAddr = value.text("addr")?.parse().context("no address")?;
     Ok(SocketAddr::new(ip, u16::try_from(value.number("port")?)?))
@@ -158,7 +158,7 @@ pub(super) fn protocol(name: &str) -> anyhow::Result<Protocol> {
     })
 }
 
-/// The service that an object names; `proto` is the default protocol.
+/// The key of the service that a JSON object describes; `proto` is the default protocol.
 pub(super) fn service_key(value: &Value, proto: Option<&str>) -> anyhow::Result<ServiceKey> {
     if let Some(mark) = value.maybe_number("fwmark") {
         return Ok(ServiceKey::Mark {
@@ -194,7 +194,8 @@ fn flags(names: &[Value]) -> anyhow::Result<ServiceFlags> {
     Ok(flags)
 }
 
-/// Changes `config` according to an object; fields that the object does not contain are unchanged.
+/// Changes `config` according to a JSON object; fields that the object does not contain are
+/// unchanged.
 pub(super) fn configure(
     config: &mut ServiceConfig,
     family: Family,
@@ -222,7 +223,8 @@ pub(super) fn configure(
     Ok(())
 }
 
-/// Changes `config` according to an object; fields that the object does not contain are unchanged.
+/// Changes `config` according to a JSON object; fields that the object does not contain are
+/// unchanged.
 pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyhow::Result<()> {
     if let Some(weight) = value.maybe_number("weight") {
         config.weight = i32::try_from(weight)?;
@@ -262,7 +264,7 @@ pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyh
     Ok(())
 }
 
-/// A rule of the recorder that marks packets, as a rule of the dataplane.
+/// Converts a rule of the recorder that marks packets to a rule of the dataplane.
 pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
     let ports = match value.get("dports") {
         None => Vec::new(),
@@ -272,7 +274,7 @@ pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
         }
         Some(expression) => expression
             .as_str()
-            .context("ports are a text")?
+            .context("`ports` must be a text")?
             .split([',', '{', '}'])
             .map(str::trim)
             .filter(|range| !range.is_empty())

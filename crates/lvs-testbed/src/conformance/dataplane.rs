@@ -30,7 +30,7 @@ const BROADCASTS: [[u8; 4]; 3] = [[127, 255, 255, 255], [10, 255, 0, 255], [10, 
 pub struct MemoryDataplane(Mutex<Bed>);
 
 impl MemoryDataplane {
-    /// A director with these options, without services, with the network of the recordings.
+    /// Creates a director with these options, without services, in the network of the recordings.
     ///
     /// # Errors
     /// The director refuses the options.
@@ -186,7 +186,8 @@ impl Handler for MemoryDataplane {
     }
 }
 
-/// The host around the test bed.
+/// The simulated host of the test bed: it permits everything except addresses that the dataplane
+/// owns.
 struct Around<'a>(&'a Table);
 
 impl Host for Around<'_> {

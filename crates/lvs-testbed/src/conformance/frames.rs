@@ -1,4 +1,5 @@
-//! Frames of the cases that record no bytes: built from addresses and flags, and read again.
+//! Builds frames from addresses and flags, for cases that do not contain the bytes of frames, and
+//! parses sent frames.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,7 +20,7 @@ pub(super) fn ethernet(dst: Mac, src: Mac, packet: &[u8]) -> Vec<u8> {
     [&dst.0[..], &src.0, &kind.to_be_bytes(), packet].concat()
 }
 
-/// An IP packet without options.
+/// Creates an IP packet without options.
 pub(super) fn ip(src: IpAddr, dst: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let mut packet = Vec::with_capacity(40 + payload.len());
     match (src, dst) {

@@ -15,7 +15,7 @@ use lvs_packet::wire::icmp::{self, ErrorKind};
 use lvs_packet::wire::ip_options::Refused;
 use lvs_packet::wire::{be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp, udp};
 
-/// Result of a packet at the host.
+/// The packets that result from one packet at the host.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     /// Packets that the simulated host sends.
@@ -44,7 +44,7 @@ pub(super) struct Host {
     short_ways: HashMap<Ipv4Addr, usize>,
 }
 
-/// Longest error of a host (RFC 1812 section 4.3.2.3).
+/// Maximum length of a host's ICMP error in bytes (RFC 1812 section 4.3.2.3).
 const ERROR_MAX: usize = 576;
 
 /// The path that the ICMP message in `ip` concerns, and its MTU, within the limits that a host
@@ -59,7 +59,7 @@ fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
         .then(|| (ipv4::dst(quoted), usize::from(be16(head, 6)).max(LEAST)))
 }
 
-/// An error of the host, shortened to the MTU.
+/// An ICMP error of the host, shortened to the MTU.
 fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
     let is_error = ip.len() > mtu && ip[0] == 0x45 && Protocol(ip[9]) == Protocol::ICMP;
     if let (true, Ok(len)) = (is_error, u16::try_from(mtu)) {
@@ -214,7 +214,7 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             } else {
                 let mut frame = Frame::new();
                 tcp::reset(&mut frame, ip, packet.l4).then(|| {
-                    // The recordings' resets have no type of service.
+                    // The resets in the recordings have the type of service 0.
                     frame.bytes().to_vec()
                 })
             }
@@ -285,7 +285,8 @@ fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -
     }
     let flags = be16(frame.bytes(), 6);
     put16(frame.bytes_mut(), 6, flags & !ipv4::MF);
-    // An error contains an MTU below the minimum: the packet is lost.
+    // An MTU below the minimum, which an ICMP error may have reported, causes the loss of the
+    // packet.
     let sizes = history.map(|history| &history.sizes[..]);
     if let Ok(cutter) = Cutter::v4(frame.bytes(), mtu, sizes, packet.df) {
         let pieces = cutter.frames().map(|piece| piece.bytes().to_vec());

@@ -61,7 +61,7 @@ pub struct ConformanceOptions {
 pub struct Counts {
     /// Number of cases with the kernel's result.
     pub passed: usize,
-    /// Number of cases with another result.
+    /// Number of cases with a result that differs from the kernel's.
     pub failed: usize,
     /// Number of cases that were not replayed, by the missing feature.
     pub skipped: BTreeMap<String, usize>,
@@ -170,7 +170,7 @@ fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
     (outcome, forwarded)
 }
 
-/// Replays a case completely; returns the names of missing features as the error.
+/// Replays a case completely. The error is the name of a missing feature.
 fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
     match replay(case, log) {
         Err(Halt::Unsupported(what)) => Err(what),
@@ -367,7 +367,7 @@ pub fn run(options: &ConformanceOptions) -> anyhow::Result<()> {
     println!("{} passed, {} failed", report.passed(), report.failed());
     let incomplete = report.skipped() > 0 && !options.allow_unsupported;
     if report.failed() > 0 || incomplete {
-        // The count is the last line: an error would add one.
+        // The counts must be the last line: returning an error would print another line after them.
         std::process::exit(1);
     }
     Ok(())

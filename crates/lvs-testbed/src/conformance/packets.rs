@@ -112,7 +112,7 @@ impl<'a> Expected<'a> {
                     frame: out.frame("frame")?,
                     masks: masks
                         .collect::<Option<_>>()
-                        .context("a mask is [offset, length, field]")?,
+                        .context("a mask must be [offset, length, field]")?,
                 })
             })
             .collect()
@@ -141,7 +141,7 @@ fn compare_frames(
 ) -> anyhow::Result<()> {
     let mut lists = vec![Expected::list(step.items("out"))?];
     for (_, list) in step.fields("alternative").into_iter().flatten() {
-        let list = list.as_array().context("an alternative is a list")?;
+        let list = list.as_array().context("an alternative must be a list")?;
         lists.push(Expected::list(list)?);
     }
     let complaints: Vec<_> = lists
@@ -275,7 +275,7 @@ fn check_masked(
     }
 }
 
-/// Reads counters or rates, which have other names in the recordings than here.
+/// Reads counters or rates; their names in the recordings differ from those in [`Counts`].
 fn counts(value: &Value, key: &str) -> anyhow::Result<Counts> {
     let fields = value.get(key).with_context(|| format!("no {key:?}"))?;
     let field = |name: &str, rate: &str| {

@@ -36,7 +36,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
         bed.change().0.start_backup(settings)?;
     }
     let mut whole = case.clone();
-    let fields = whole.as_object_mut().context("a case is an object")?;
+    let fields = whole.as_object_mut().context("a case must be an object")?;
     let id = case.fields("service").context("no service")?;
     for (key, value) in id {
         fields.insert(key.clone(), value.clone());

@@ -21,7 +21,8 @@ const ACK: u8 = 0x10;
 const FIN: u8 = 0x01;
 const RST: u8 = 0x04;
 
-/// All servers of a case, to find the server of a frame by its address alone.
+/// The addresses of all servers of a case. They identify the server in a frame that does not
+/// contain the server's port.
 #[derive(Debug, Default)]
 pub(super) struct Known(HashSet<SocketAddr>);
 
@@ -85,7 +86,7 @@ pub(super) fn from_client(packet: &[u8]) -> Vec<u8> {
     ethernet(CLIENT_SIDE, GATEWAY, packet)
 }
 
-/// Greatest number of connections of a case.
+/// Maximum number of connections of a case.
 fn capacity(steps: &[Value]) -> usize {
     let made = |step: &Value| match step.maybe_number("count") {
         Some(count) => usize::try_from(count).unwrap_or(0),
@@ -123,7 +124,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     if let Some(id) = case.get("service") {
         // Schema A: scheduler, flags and servers are the case's own.
         let mut whole = case.clone();
-        let fields = whole.as_object_mut().context("a case is an object")?;
+        let fields = whole.as_object_mut().context("a case must be an object")?;
         for (key, value) in id.as_object().into_iter().flatten() {
             fields.insert(key.clone(), value.clone());
         }
@@ -382,8 +383,8 @@ pub(super) fn compare_counts(
 }
 
 /// Compares as [`compare_counts`] if servers were chosen at random: the order is exact, the sums
-/// are exact if `sums` is set, and the shares are those of the recording within the limits of
-/// chance.
+/// are exact if `sums` is set, and the shares of the servers may differ from those of the recording
+/// by as much as random choices do.
 fn compare_random_counts(
     bed: &Bed,
     key: &ServiceKey,
@@ -540,9 +541,10 @@ pub(super) fn compare_conns(
     Ok(())
 }
 
-/// Whether our remaining time of a connection equals the recorded one, up to one second. The
-/// kernel's timers fire late by up to an eighth of their length, so the timer of a template that
-/// controlled connections may have been restarted late, by at most an eighth of the elapsed time.
+/// Whether the dataplane's remaining time of a connection equals the recorded one, up to one
+/// second. The kernel's timers fire late by up to an eighth of their length, so the timer of a
+/// template that controlled connections may have been restarted late, by at most an eighth of the
+/// elapsed time.
 fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
     let template = key[1].ends_with(":0");
     let late = if template { 1 + passed / 8 } else { 1 };

@@ -195,7 +195,7 @@ fn compare_out(step: &Value, sent: &[Emitted], log: &mut Log) {
     log.compare("out", &expected, &got);
 }
 
-/// Compares the servers' counts with those of `/proc/net/ip_vs`.
+/// Compares the servers' connection counts with those of `/proc/net/ip_vs`.
 fn compare_destinations(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     let Some(list) = step.get("destinations").and_then(Value::as_array) else {
         return Ok(());

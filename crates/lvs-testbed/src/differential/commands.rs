@@ -1,4 +1,4 @@
-//! Command lines of ipvsadm: mostly sensible, often not.
+//! Random command lines of ipvsadm, most of them valid.
 
 use serde_json::{Value, json};
 
@@ -21,8 +21,8 @@ fd00:0:77::1 www6.example.test
 fd00:1::77:1 rs6.example.test
 ";
 
-/// Addresses of services. They are so close to each other that the order in which ipvsadm sorts
-/// them is transitive; it is not for any three addresses.
+/// Addresses of services. ipvsadm's order is transitive for these addresses, because they are close
+/// to each other. It is not transitive for every three addresses.
 const VIRTUAL: [&str; 22] = [
     "10.0.0.1:80",
     "10.0.0.1:443",
@@ -244,7 +244,7 @@ impl Lines {
         groups.concat()
     }
 
-    /// An option of any command.
+    /// A random option, which may not belong to the command.
     fn stray(&mut self) -> Vec<String> {
         let number = self.number();
         let text = match self.entropy.below(24) {
@@ -462,7 +462,7 @@ impl Lines {
         words
     }
 
-    /// Lines on standard input.
+    /// The command `ipvsadm -R`, with random lines on standard input.
     fn restore(&mut self) -> Value {
         let mut lines = Vec::new();
         for _ in 0..=self.entropy.below(5) {

@@ -48,7 +48,7 @@ pub(super) struct Emitted {
     pub(super) frame: Vec<u8>,
 }
 
-/// A director of the kernel for one case.
+/// The IPVS of this machine's kernel, as the director of one case.
 pub(super) struct Kernel {
     taps: [TunDevice; 2],
 }
@@ -205,7 +205,7 @@ fn server_line(command: &str, service: &Value, server: &Value) -> anyhow::Result
 }
 
 impl Kernel {
-    /// The director of a case with this `config`.
+    /// Creates the director of a case with this `config`.
     pub(super) fn new(config: &Value) -> anyhow::Result<Self> {
         let mtu = |name| {
             let mtus = config.get("mtu");
@@ -282,8 +282,8 @@ impl Kernel {
         self.drain()
     }
 
-    /// Removes and returns the sent packets, without requests for neighbours, reports of groups and
-    /// other packets to all hosts.
+    /// Removes and returns the sent packets, without neighbour solicitations, multicast listener
+    /// reports and other packets to all hosts.
     pub(super) fn drain(&self) -> anyhow::Result<Vec<Emitted>> {
         let mut emitted = Vec::new();
         for (tap, (device, _)) in self.taps.iter().zip(LINKS) {
@@ -339,7 +339,7 @@ impl Kernel {
         let entries: Vec<Value> = text
             .lines()
             .skip(1)
-            .map(|line| entry(line).with_context(|| format!("an entry like {line:?}")))
+            .map(|line| entry(line).with_context(|| format!("cannot parse the entry {line:?}")))
             // An entry that expires at the next tick counts as expired.
             .filter(|entry| !entry.as_ref().is_ok_and(|entry| entry["expires"] == 0))
             .collect::<anyhow::Result<_>>()?;
@@ -355,7 +355,7 @@ fn in_net6(addr: Ipv6Addr) -> bool {
     matches!(addr.segments(), [0xfd00, 1, 0, 0, ..])
 }
 
-/// A line of `/proc/net/ip_vs_conn`.
+/// Parses a line of `/proc/net/ip_vs_conn`.
 fn entry(line: &str) -> anyhow::Result<Value> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [

@@ -50,7 +50,7 @@ pub struct DifferentialOptions {
     /// Write cases, recordings, and the reasons why cases were not recorded to this directory
     #[arg(long, value_name = "DIRECTORY")]
     keep: Option<PathBuf>,
-    /// Differences shown of packets, and of commands
+    /// Number of differences that are shown of packets, and of commands
     #[arg(long, value_name = "N", default_value_t = 20)]
     show: usize,
 }
@@ -64,7 +64,7 @@ pub struct RecordOptions {
 
 /// Number of cases that one start of the kernel records.
 const CHUNK: usize = 64;
-/// Prefixes of lines for cases without a recording.
+/// Prefixes of the output lines about cases that could not be recorded.
 const UNSTABLE: &str = "unstable ";
 const DEVIATION: &str = "deviation ";
 
@@ -198,13 +198,13 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
             println!("{difference}");
         }
         println!(
-            "commands: {} as ipvsadm, {} not",
+            "commands: {} equal to ipvsadm's, {} different",
             report.passed, report.failed
         );
         differ |= report.failed > 0;
     }
     if differ {
-        // The count is the last line: an error would add one.
+        // The counts must be the last line: returning an error would print another line after them.
         std::process::exit(1);
     }
     Ok(())

@@ -72,7 +72,7 @@ const SYSCTLS: [(&str, &[i64]); 8] = [
     ("ignore_tunneled", &[0, 1]),
 ];
 
-/// Port of tunnels with a UDP port.
+/// UDP port of GUE tunnels.
 const GUE: u16 = 6080;
 
 /// The hosts of a case.
@@ -84,7 +84,7 @@ struct Scene {
     clients: Vec<SocketAddr>,
     /// A router on the servers' link.
     router: IpAddr,
-    /// A host of the clients' version on the servers' link, and no server.
+    /// A host on the servers' link that is not a server. Its IP version is that of the clients.
     bystander: IpAddr,
     method: Method,
     mtu: [i64; 2],

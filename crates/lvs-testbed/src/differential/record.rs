@@ -82,8 +82,8 @@ fn is_directors(addr: IpAddr) -> bool {
 }
 
 /// The fields of `frame` that may vary, and for each, whether it always varies. `identification` is
-/// that of the packet that caused the frame; if the frame has another one, the kernel has chosen
-/// it.
+/// the IP identification of the packet that caused the frame; if the frame has another one, the
+/// kernel has chosen it.
 fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Field, bool)> {
     let ip = frame.get(IP..).unwrap_or_default();
     let mut fields = Vec::new();
@@ -372,7 +372,7 @@ mod tests {
         let field = (IP + 52, 4, "ip6.frag.id");
         assert_eq!(mask(&frame, &other, &[], None), Some(vec![field]));
 
-        // A time stamp in a tunnelled packet.
+        // The time stamp is in a tunnelled packet.
         let (a, b) = ("192.0.2.1:4000", "10.0.9.1:53");
         let mut inner = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         packet::with_options(&mut inner, &[68, 8, 5, 0, 0, 0, 0, 1]);

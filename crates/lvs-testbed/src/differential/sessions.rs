@@ -17,7 +17,7 @@ use crate::transcripts::etc;
 /// Seconds between two commands of a recording.
 const PACE: f64 = 0.02;
 
-/// The replaced `/etc`. It must be dropped before the directory that contains it.
+/// The replaced `/etc`. This value must be dropped before the directory that contains the files.
 struct Replaced;
 
 impl Drop for Replaced {
@@ -28,7 +28,7 @@ impl Drop for Replaced {
 
 /// Runs a session's commands and records their results.
 pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
-    unshare(CloneFlags::CLONE_NEWNS).context("making a mount namespace")?;
+    unshare(CloneFlags::CLONE_NEWNS).context("cannot create a mount namespace")?;
     etc::private_mounts()?;
     let dir = tempfile::tempdir()?;
     etc::replace(dir.path(), session.text("hosts")?, &[])?;

@@ -87,7 +87,7 @@ struct Conn {
     nat: bool,
     state: usize,
     active: bool,
-    /// Whether no reply has arrived and none is expected.
+    /// Whether replies bypass the director, because the forwarding method is direct routing.
     silent: bool,
     timeout: u64,
     expires: u64,
@@ -493,14 +493,15 @@ impl Model {
 /// An operation that is applied to both directors.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// A segment of a client, with these flags.
+    /// A segment of the client with this number; the second number contains the TCP flags.
     FromClient(u8, u8),
-    /// A segment of a server to a client, with these flags.
+    /// A segment of a server to a client: the numbers of the server and of the client, and the TCP
+    /// flags.
     FromServer(u8, u8, u8),
-    /// Adds a server: its number, weight, upper and lower threshold; NAT if true, otherwise direct
-    /// routing.
+    /// Adds a server: the number of the server, the weight, the upper and the lower threshold; NAT
+    /// if true, otherwise direct routing.
     Add(u8, i32, u32, u32, bool),
-    /// Sets a server's weight and thresholds.
+    /// Sets the weight, the upper and the lower threshold of the server with this number.
     Edit(u8, i32, u32, u32),
     /// Deletes the server with this number.
     Delete(u8),

@@ -180,7 +180,8 @@ pub struct Bed {
     director: Director,
     pipeline: Pipeline,
     output: Output,
-    /// A frame of full size, as a receive call fills it.
+    /// The frame into which each packet is copied; its buffer has the full size, like that of a
+    /// receive call.
     slot: Frame,
     now: Instant,
     asked: Vec<(PortId, IpAddr)>,
@@ -204,7 +205,8 @@ impl Bed {
         Self::with(scene, entropy, None)
     }
 
-    /// Does the same as [`new`](Self::new), with the programs of the kernel fast path before it.
+    /// Does the same as [`new`](Self::new), but the programs of the kernel fast path process each
+    /// frame first.
     ///
     /// # Errors
     /// If the kernel does not accept them.
@@ -753,7 +755,7 @@ impl Bed {
         keeps(came, parts, health, &ip)
     }
 
-    /// The packet inside of a tunnel packet.
+    /// Returns the packet inside a tunnel packet.
     fn inside<'p>(&self, ip: &'p [u8], parts: &Parts, health: Health) -> Result<&'p [u8], String> {
         let l4 = &ip[parts.l4..];
         let inner = match (self.scene.method.tunnel, parts.protocol) {
@@ -780,7 +782,7 @@ impl Bed {
     }
 }
 
-/// A director with the userspace fast path, or without it.
+/// A director whose packets may use the userspace fast path, or may not.
 struct Either<'a> {
     director: &'a mut Director,
     passed: Option<u64>,

@@ -52,7 +52,7 @@ pub enum Act {
 pub struct Shot {
     /// The side that sends the frame.
     pub from: Side,
-    /// The frame: of Ethernet, or a bare packet from the host.
+    /// An Ethernet frame; if the host sends it, an IP packet without an Ethernet header.
     pub frame: Frame,
 }
 
@@ -487,8 +487,8 @@ impl<'a> Generator<'a> {
     // --- malicious frames
     // -------------------------------------------------------------------------
 
-    /// Impossible sources: the destination itself, the VIP, the director, a server, a group, an
-    /// address without a host.
+    /// Creates a packet with an impossible source: the destination itself, the VIP, the director, a
+    /// server, a multicast group, or an address that no host has.
     fn land(&mut self) -> (Side, Vec<u8>) {
         let (offer, vip, family) = (self.offer(), self.vip(), self.scene.method.family);
         let client = self.client().ip();
@@ -585,7 +585,7 @@ impl<'a> Generator<'a> {
                 vec![0; len]
             };
             if kind == 44 && !self.entropy.one_in(8) {
-                // A fragment that is the whole datagram (RFC 6946).
+                // An atomic fragment, which contains the whole datagram (RFC 6946).
                 body.truncate(6);
                 body[0..2].fill(0);
             }

@@ -18,7 +18,7 @@ pub struct Method {
     pub tunnel: Tunnel,
     /// IP version of the clients and of the virtual addresses.
     pub family: Family,
-    /// The real servers' version.
+    /// IP version of the real servers.
     pub servers: Family,
 }
 
@@ -150,9 +150,10 @@ pub struct Scene {
     /// The director's addresses on the clients' and on the servers' link, of the IP version of that
     /// link.
     pub director: [IpAddr; 2],
-    /// Clients.
+    /// Addresses of the clients.
     pub clients: Vec<IpAddr>,
-    /// Real servers; the last one is the director itself if the IP versions permit it.
+    /// Addresses of the real servers; the last one is an address of the director if the IP versions
+    /// permit it.
     pub servers: Vec<IpAddr>,
     /// Local addresses of full NAT: one that the dataplane owns, and one that the host has.
     pub locals: [IpAddr; 2],
@@ -160,7 +161,7 @@ pub struct Scene {
     pub router: IpAddr,
     /// Services, at each of the virtual addresses.
     pub offers: [Offer; 8],
-    /// Difference between the ports of the servers and of the services.
+    /// Number by which the servers' ports differ from the ports of the services.
     pub shift: u16,
 }
 
@@ -232,10 +233,10 @@ impl Scene {
         }
     }
 
-    /// The port at a server of a service's port.
+    /// Returns the port at the servers that belongs to a service.
     pub const fn server_port(&self, offer: &Offer) -> u16 {
         match offer.port {
-            // IPsec follows connections from this port to this port.
+            // The dataplane expects IPsec connections between the ports 500 of both ends.
             500 => 500,
             port => port.wrapping_add(self.shift),
         }

@@ -33,7 +33,7 @@ pub struct ShootOptions {
     /// Source addresses for the frames, which no real host has
     #[arg(long, required = true)]
     pub client: Vec<IpAddr>,
-    /// Real servers
+    /// Addresses of the real servers
     #[arg(long, required = true)]
     pub server: Vec<IpAddr>,
     /// Seed of the random choices
@@ -72,7 +72,7 @@ pub fn shoot(options: &ShootOptions) -> Result<()> {
     Ok(())
 }
 
-/// The frame to send from this host; `None` if another host sends it.
+/// Returns the frame in the form in which this host sends it; `None` if another host sends it.
 fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame> {
     let mut frame = shot.frame;
     let Some(mac) = mac else {

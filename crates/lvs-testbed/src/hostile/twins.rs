@@ -187,7 +187,7 @@ struct Talk {
     virt: SocketAddr,
     /// The real server, if the forwarding method is NAT.
     server: Option<SocketAddr>,
-    /// The address that the client uses for the other side.
+    /// Source of the forwarded packet, to which the real server replies.
     peer: SocketAddr,
 }
 

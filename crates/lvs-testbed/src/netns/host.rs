@@ -131,7 +131,8 @@ impl Host {
         self.spawn_command(&program.as_ref().to_string_lossy(), command)
     }
 
-    /// Starts a command made by [`Host::command`] in the background, under a name of its own.
+    /// Starts a command made by [`Host::command`] in the background. `name` is its name in
+    /// messages, and part of the name of its log.
     ///
     /// # Errors
     ///

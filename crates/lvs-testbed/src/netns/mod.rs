@@ -27,7 +27,7 @@ pub use self::process::{Proc, run_with_input, soon, wait_until};
 /// The method of making namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// By root, directly.
+    /// Root creates the namespaces directly.
     Root,
     /// In a user namespace, as any user who may create one.
     Rootless,

@@ -27,7 +27,7 @@ impl Proc {
         Self { name, child, log }
     }
 
-    /// Its process id, which is the same inside and outside of the host.
+    /// Process id of the program, which is the same inside and outside of the host.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -71,7 +71,7 @@ impl Proc {
     ///
     /// # Errors
     ///
-    /// When it still runs after the time limit, which is four times as long on a busy machine.
+    /// When it still runs after four times the given limit (see `BUSY`).
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         drop(self.child.stdin.take());
         let limit = limit * BUSY;
@@ -152,11 +152,11 @@ const SHORTEST_POLL: Duration = Duration::from_millis(5);
 const LONGEST_POLL: Duration = Duration::from_millis(200);
 
 /// Polls until the condition holds: first every 5 ms, later at intervals of a sixteenth of the
-/// elapsed time, at most 200 ms. Many conditions start a program.
+/// elapsed time, at most 200 ms, because many conditions start a program.
 ///
 /// # Errors
 ///
-/// When it does not hold within the limit, which a busy machine may exceed four times.
+/// When the condition does not hold within four times the limit: a busy machine needs longer.
 pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     let limit = limit * BUSY;
     let began = Instant::now();

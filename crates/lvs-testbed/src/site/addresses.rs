@@ -72,8 +72,8 @@ impl Site {
         Ok(script)
     }
 
-    /// As the director's script, without the addresses that move: the virtual addresses, and the
-    /// gateway of the servers.
+    /// Returns the director's script without the addresses that move between directors: the virtual
+    /// addresses, and the servers' gateway.
     pub(super) fn standby_script(&self) -> Result<String> {
         let script = self.director_script()?;
         let moves = |line: &&str| {

@@ -28,8 +28,8 @@ use crate::netns::{Host, Proc, Testbed, run_with_input, wait_until};
 use crate::servers::NginxOptions;
 use crate::{content, decap, load::LoadOptions, programs, servers};
 
-/// Greatest number of connections of a dataplane whose test names none. A small table makes the
-/// start cheap: with the kernel fast path, the kernel clears the memory for all connections.
+/// Maximum number of connections of a dataplane, if the test does not set one. A small table makes
+/// the start cheap: with the kernel fast path, the kernel clears the memory for all connections.
 const MAX_CONNECTIONS: &str = "65536";
 
 /// The forwarding method between the director and the real servers.
@@ -327,7 +327,7 @@ impl Site {
         Ok(())
     }
 
-    /// The address of a real server, counted from 0.
+    /// The address of the real server number `index`, counted from 0.
     #[must_use]
     pub fn real_address(&self, index: usize) -> Ipv4Addr {
         let host = 11 + u8::try_from(index).expect("the number of servers is small");
@@ -337,7 +337,7 @@ impl Site {
         }
     }
 
-    /// The IPv6 address of a real server, counted from 0.
+    /// The IPv6 address of the real server number `index`, counted from 0.
     #[must_use]
     pub fn real_address6(&self, index: usize) -> Ipv6Addr {
         six(&self.real_address(index).to_string())
@@ -503,7 +503,9 @@ impl Site {
     ///
     /// When the site has none.
     pub fn standby(&self) -> Result<&Host> {
-        self.standby.as_ref().context("a site without standby")
+        self.standby
+            .as_ref()
+            .context("the site has no standby director")
     }
 
     /// Disconnects the links of the first director. If only the dataplane dies, the host still
@@ -555,7 +557,7 @@ ip addr add fd00:10::1/64 dev eth1 nodad
     ///
     /// # Errors
     ///
-    /// When it exits other than with 0.
+    /// When its exit status is not 0.
     pub fn lvsadm(&self, arguments: &str) -> Result<String> {
         self.lvsadm_on(&self.director, arguments)
     }
@@ -627,13 +629,13 @@ ip addr add fd00:10::1/64 dev eth1 nodad
         dataplane.stop(signal).map(drop)
     }
 
-    /// Requests to port 80 of the VIP.
+    /// Returns the options of requests to port 80 of the VIP.
     #[must_use]
     pub fn load(&self) -> LoadOptions {
         LoadOptions::new(self.service(80))
     }
 
-    /// This number of requests to port 80 of the VIP.
+    /// Returns the options of this number of requests to port 80 of the VIP.
     #[must_use]
     pub fn load_of(&self, requests: u64) -> LoadOptions {
         LoadOptions {

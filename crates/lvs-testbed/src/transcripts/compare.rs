@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Step;
 
-/// Result of a command.
+/// Output and exit status of a command.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ran {
     pub(super) stdout: String,
@@ -107,7 +107,7 @@ fn connections(recorded: &str, ours: &str, took: f64) -> bool {
         let (titles, entries) = lines.split_at_checked(2)?;
         let mut left: BTreeMap<String, Vec<i64>> = BTreeMap::new();
         for entry in entries {
-            // "TCP 14:59  ESTABLISHED ...": without the time, but with every blank.
+            // "TCP 14:59  ESTABLISHED ...": without the time, but with every space.
             let (protocol, rest) = entry.split_at(entry.find(|c: char| c.is_ascii_digit())?);
             let (time, rest) = rest.split_once(' ')?;
             left.entry(format!("{protocol}{rest}"))

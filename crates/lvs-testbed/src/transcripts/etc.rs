@@ -40,7 +40,7 @@ pub(crate) fn private_mounts() -> anyhow::Result<()> {
         private,
         None::<&str>,
     )
-    .context("making mounts private")
+    .context("cannot make the mounts private")
 }
 
 /// Bind-mounts `source` over `target`.

@@ -33,7 +33,7 @@ pub struct TranscriptOptions {
     /// Only sessions whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Differences shown
+    /// Number of differences that are shown
     #[arg(long, value_name = "N", default_value_t = 20)]
     show: usize,
 }
@@ -54,7 +54,7 @@ struct Session {
     marks: Vec<Value>,
     #[serde(default)]
     hosts: String,
-    /// Services that the recording's list did not have.
+    /// Names of services that `/etc/services` of the recording host did not contain.
     #[serde(default)]
     unknown_services: Vec<String>,
     /// The program that plays the session; not in the recording.
@@ -83,7 +83,8 @@ impl Program {
     }
 }
 
-/// One step: a command, packets, a sysctl, silent commands, or a wait.
+/// One step: a command, packets, a sysctl, commands whose output is not compared, or a
+/// wait.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Step {
@@ -277,7 +278,7 @@ pub fn run(options: &TranscriptOptions) -> anyhow::Result<()> {
     }
     println!("{} passed, {} failed", report.passed, report.failed);
     if report.failed > 0 {
-        // The count is the last line: an error would add one.
+        // The counts must be the last line: returning an error would print another line after them.
         std::process::exit(1);
     }
     Ok(())

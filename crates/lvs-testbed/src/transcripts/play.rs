@@ -22,7 +22,7 @@ use crate::conformance::MemoryDataplane;
 use crate::conformance::case::{sysctl_text, unhex};
 use crate::programs;
 
-/// Output of the player when it is ready for its users and its session.
+/// The line that the player prints when its parent may map its users and send the session.
 pub(super) const READY: &str = "ready\n";
 
 /// `lvs-testbed play-transcript`: reads a session from stdin once its parent has mapped the users

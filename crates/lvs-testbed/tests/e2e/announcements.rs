@@ -1,5 +1,6 @@
-//! After an event at an interface, neighbours receive the link-layer address of own addresses
-//! again. They send no packets during the test, so that only an announcement corrects their tables.
+//! After an event at one of its interfaces, the dataplane announces the link-layer address of its
+//! own addresses again. The neighbours send no packets during the test, so that only an
+//! announcement corrects their tables.
 
 use crate::common;
 
@@ -12,16 +13,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A link-layer address that no host has.
 const WRONG: &str = "02:00:00:00:66:66";
 
-/// A neighbour that has an own address in its table.
+/// A neighbour whose table contains an address that the dataplane owns.
 struct Place<'a> {
     neighbour: &'a Host,
     address: &'static str,
-    /// The director's interface there.
+    /// The director's interface on the neighbour's link.
     device: &'static str,
 }
 
 impl Place<'_> {
-    /// Sets a wrong link-layer address for this host's address in the neighbour's table.
+    /// Sets a wrong link-layer address for the dataplane's address in the neighbour's table.
     fn mislead(&self) -> Result<()> {
         let address = self.address;
         self.neighbour
@@ -104,7 +105,7 @@ fn learnt(site: &Site, places: &[Place<'_>], what: &str) -> Result<()> {
 }
 
 #[test]
-fn own_addresses_new_mac_is_announced() -> Result<()> {
+fn own_addresses_are_announced_after_mac_change() -> Result<()> {
     let site = site("annmac")?;
     let places = places(&site);
     let script =
@@ -128,7 +129,7 @@ fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
 }
 
 #[test]
-fn own_addresses_replaced_interface_is_announced() -> Result<()> {
+fn own_addresses_are_announced_after_interface_is_replaced() -> Result<()> {
     let site = site("annnew")?;
     let places = places(&site);
     settle(&places)?;
@@ -143,10 +144,10 @@ fn own_addresses_replaced_interface_is_announced() -> Result<()> {
     learnt(&site, &places, "another interface")
 }
 
-/// The interface of the director is a bridge: a port with a lower address joins, and a port comes
-/// up while other ports keep the bridge running.
+/// The director's interface is a bridge: a port with a lower link-layer address is added, and a
+/// port comes up while other ports keep the bridge running.
 #[test]
-fn own_addresses_changed_bridge_is_announced() -> Result<()> {
+fn own_addresses_are_announced_after_bridge_change() -> Result<()> {
     let mut options = SiteOptions::with_servers("annbridge", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;

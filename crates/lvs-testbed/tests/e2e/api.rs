@@ -478,8 +478,8 @@ fn api_agrees_with_commands() -> Result<()> {
     Ok(())
 }
 
-/// More connections than `procfs_connections` are not listed, and one line is logged; fewer are
-/// listed again.
+/// If there are more connections than `procfs_connections`, lvsd removes the files that list them,
+/// and logs one line. It writes the files again when there are fewer.
 #[test]
 fn procfs_omits_long_list_of_connections() -> Result<()> {
     let site = site("many")?;
@@ -720,7 +720,7 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
         browser.click(&format!("{web} td.do button"))?;
         browser.wait_for("#ask-title", "Drain", long)?;
         check(services, "a question")?;
-        // While it is open, axe-core applies no rule to the rest of the page.
+        // While the dialog is open, axe-core applies no rule to the rest of the page.
         browser.screen(1280, 900, false)?;
         browser.click("#ask-cancel")?;
     }
@@ -728,7 +728,7 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
     browser.wait_for("#verdict", "does not answer", long)?;
     check(500, "a director that does not answer")?;
     ensure!(broken.is_empty(), "{}", broken.join("\n"));
-    // The rules are applied.
+    // A page that breaks a rule is reported: an image without a text.
     let found = browser.run(&format!(
         "document.body.append(new Image()); {axe}; \
          return axe.run().then((r) => r.violations.map((v) => v.id))"

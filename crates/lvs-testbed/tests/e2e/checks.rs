@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_until};
 use nix::sys::signal::Signal;
 
-/// A daemon with a file, on the director.
+/// Starts `lvsd` on the director, with `text` in its configuration file.
 fn start(site: &Site, text: &str) -> Result<Proc> {
     let path = site.testbed.dir().join("lvsd.toml");
     let head = "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n";
@@ -24,7 +24,7 @@ fn start(site: &Site, text: &str) -> Result<Proc> {
         .spawn(programs::find("lvsd")?, &["--config", &path])
 }
 
-/// Health of each server and its reason in `lvsd status --json`, by the service's name.
+/// Health and reason of each server of the service, from `lvsd status --json`.
 fn health(site: &Site, service: &str) -> Vec<(String, String)> {
     let servers = servers(site, service);
     let text =
@@ -35,7 +35,7 @@ fn health(site: &Site, service: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The servers of a service in `lvsd status --json`.
+/// The servers of a service, from `lvsd status --json`.
 fn servers(site: &Site, service: &str) -> Vec<serde_json::Value> {
     let path = site.testbed.dir().join("lvsd.toml").display().to_string();
     let Ok(program) = programs::find("lvsd") else {

@@ -207,10 +207,10 @@ fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
     Ok(())
 }
 
-/// An error of the director's own filter is no evidence about a server: the state of the server
+/// An error of the director's own filter says nothing about a server: the state of the server
 /// remains, and the operator sees the error, until the checks work again.
 #[test]
-fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
+fn check_that_cannot_run_is_shown_until_it_can() -> Result<()> {
     let mut checked = Checked::start("checkown")?;
     let metric = |name: &str| {
         let answer = checked
@@ -260,7 +260,7 @@ fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
     Ok(())
 }
 
-/// If a server stays down, the status and the log show the reason of its latest failed check.
+/// If a server stays down, the status and the log show the reason why its latest check failed.
 #[test]
 fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
     let mut options = SiteOptions::with_servers("reason", Forward::Nat, 1);

@@ -154,8 +154,8 @@ fn fast_path_persistence_and_helpers_equal_recordings() {
 
 /// Schedulers and synchronisation with the kernel fast path. Cases with long bursts of first
 /// packets are left out: they take minutes, and the programs forward none of these packets. The
-/// master is informed of each forwarded packet before the next one, so that it sends the same
-/// messages as the kernel.
+/// master receives the counters of each forwarded packet before the next packet, so that it sends
+/// the same messages as the kernel.
 #[test]
 #[ignore = "long"]
 fn fast_path_schedulers_and_sync_equal_recordings() {

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::programs;
 
-/// Exit code, standard output and standard error.
+/// Runs `lvsd convert --check`; returns its exit code, standard output and standard error.
 fn check(file: &Path) -> Result<(Option<i32>, String, String)> {
     let output = Command::new(programs::find("lvsd")?)
         .args(["convert", "--check"])

@@ -6,7 +6,7 @@ use crate::common;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, soon};
 
-/// Packets of the director to its own addresses stay on the loopback interface unless a BPF program
+/// Packets of the director to its own addresses use the loopback interface unless a BPF program
 /// redirects them.
 #[test]
 fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {

@@ -1,5 +1,5 @@
-//! Host names without a working name server: no program waits long for an answer, and `-n` sends no
-//! requests.
+//! Host names without a working name server: no program waits long for an answer, and programs with
+//! `-n` send no requests.
 
 use crate::common;
 
@@ -8,7 +8,7 @@ use std::fs;
 use anyhow::{Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs};
 
-/// A site whose director uses name servers that answer no question.
+/// A site whose director uses name servers that do not answer.
 fn deaf(label: &str) -> Result<Site> {
     let site = common::site(SiteOptions::with_servers(label, Forward::Nat, 2))?;
     let dir = site.testbed.dir();

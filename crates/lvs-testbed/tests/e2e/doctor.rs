@@ -63,7 +63,7 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     );
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "0")?;
 
-    // These links have no such network card: the output of its tools is simulated.
+    // The veth links have no such network card: the output of the tools is simulated.
     let tools = [
         ("ethtool", "echo large-receive-offload: on"),
         (
@@ -110,8 +110,8 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     })
 }
 
-/// Filters of the host: those that run after the dataplane receives a copy of each packet, and those
-/// that the packets of the dataplane pass.
+/// Filters of the host: those that run after the dataplane has received a copy of each packet, and
+/// those that process packets of the dataplane.
 #[test]
 fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;
@@ -280,7 +280,8 @@ fn doctor_names_service_of_refused_connections() -> Result<()> {
     Ok(())
 }
 
-/// Packets of a connection are dropped after it was opened: the server has no route any more.
+/// Packets of a connection are dropped after the connection was opened, because the route to the
+/// server was removed.
 #[test]
 fn doctor_names_service_of_dropped_packets() -> Result<()> {
     let site = site("doctdrop", Forward::Nat)?;

@@ -43,7 +43,8 @@ fn refused_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String>
     }
 }
 
-/// Starts a dataplane in memory that binds a socket name of the programs, as any user can.
+/// Starts a dataplane in memory at a socket name that the programs also use; any user can bind such
+/// a name.
 fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     let program = programs::own()?.display().to_string();
     let mut words = launcher.to_vec();

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::common::usable;
 
-/// Limit for the recovery of a member and its clients after a loss.
+/// Time limit for a member and its clients to recover after a loss.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 fn site(label: &str) -> Result<Site> {
@@ -70,7 +70,7 @@ fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {
     })
 }
 
-/// Starts the member on server `n` of `of`.
+/// Starts the etcd member on server `n`, in a cluster of `of` members.
 fn member(site: &Site, n: usize, of: usize, more: &[&str]) -> Result<Proc> {
     let scheme = match more.is_empty() {
         true => "http",
@@ -110,7 +110,7 @@ fn member(site: &Site, n: usize, of: usize, more: &[&str]) -> Result<Proc> {
     site.servers[n].spawn("etcd", &arguments)
 }
 
-/// Runs `etcdctl` on server `n`.
+/// Runs `etcdctl` with `command` on server `n`.
 fn ctl(site: &Site, n: usize, command: &str) -> Result<String> {
     let address = site.real_address(n);
     site.servers[n].sh(&format!(

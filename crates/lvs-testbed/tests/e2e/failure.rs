@@ -1,4 +1,4 @@
-//! Processes, interfaces and connections that end and start again; and damaged input.
+//! Processes, interfaces and connections that end and start again, and damaged input.
 
 use crate::common;
 

@@ -54,7 +54,8 @@ fn site_by(words: &[&str], label: &str, forward: Forward, servers: usize) -> Res
     Ok(site)
 }
 
-/// Packets forwarded by the kernel fast path according to `lvsadm drops`: requests and replies.
+/// Number of packets that the kernel fast path has forwarded, from `lvsadm drops`: requests and
+/// replies.
 pub(super) fn shares(site: &Site) -> Result<(u64, u64)> {
     common::drops(site, ["kernel_requests", "kernel_replies"]).map(Into::into)
 }
@@ -304,7 +305,7 @@ fn fast_path_removes_priority_tags() -> Result<()> {
 /// device to complete. The outer datagram has no checksum, or one that becomes right when the inner
 /// checksum is completed.
 #[test]
-fn datagrams_around_partial_checksums_arrive_through_nat() -> Result<()> {
+fn vxlan_datagrams_with_partial_inner_checksums_arrive_through_nat() -> Result<()> {
     let site = site("ink-inside", Forward::Nat, 1)?;
     site.add_service_weighted("-u", 4789, "rr", &[1])?;
     // The director's interface computes the checksum of the inner packet.
@@ -397,7 +398,7 @@ fn wait_for_offload(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn capture_leaves_connections_that_its_filter_excludes_offloaded() -> Result<()> {
+fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
     let site = site("ink-captures", Forward::Nat, 1)?;
     let _download = download_in_the_kernel(&site)?;
     let first = connections(&site.lvsadm("-L -n -c")?)?.remove(0).source;

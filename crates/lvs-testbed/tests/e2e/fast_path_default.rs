@@ -105,7 +105,7 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
     download(&site)
 }
 
-/// The inherited state may be the cause of the crashes.
+/// The state that a dataplane inherits may be the cause of its crashes.
 #[test]
 fn state_of_repeatedly_crashing_dataplanes_is_discarded() -> Result<()> {
     require_permission()?;

@@ -1,4 +1,4 @@
-//! XDP before the kernel fast path, end to end, at veth interfaces whose peers finish checksums,
+//! The kernel fast path with XDP, end to end, at veth interfaces whose peers finish checksums,
 //! unless a test disables that.
 
 use crate::common;
@@ -50,7 +50,8 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_dataplane(&words)
 }
 
-/// Packets forwarded by the kernel fast path: by XDP, and by the program that runs after XDP.
+/// Number of packets that the kernel fast path has forwarded: by XDP, and by the program that runs
+/// after XDP.
 fn shares(site: &Site) -> Result<(u64, u64)> {
     let reasons = ["kernel_xdp", "kernel_requests", "kernel_replies"];
     let [xdp, requests, replies] = common::drops(site, reasons)?;
@@ -185,8 +186,8 @@ fn xdp_program_survives_dataplane() -> Result<()> {
 
 const AUTO: [&str; 4] = ["--fast-path", "on", "--xdp", "auto"];
 
-/// With `--xdp auto`, an interface without GRO has XDP, and an interface with GRO has tc. That
-/// holds for a successor, too, and the successor decides again.
+/// With `--xdp auto`, the dataplane uses XDP at an interface without GRO, and tc at an interface
+/// with GRO. A successor checks each interface again.
 #[test]
 fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
     let mut site = site("xdp-auto", Forward::Nat)?;
@@ -228,8 +229,8 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
     download.finish()
 }
 
-/// Each interface that cannot have XDP has tc, and the dataplane starts. (Unit tests have the
-/// reasons of bonds and VLANs, which not every kernel has.)
+/// The dataplane starts, and uses tc at each interface that does not support XDP. (Unit tests check
+/// the reasons at bonds and VLANs, which not every kernel has.)
 #[test]
 fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
     let mut site = site("xdp-why", Forward::Nat)?;
@@ -287,7 +288,7 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
 }
 
 #[test]
-fn xdp_impossible_options_are_refused() -> Result<()> {
+fn impossible_xdp_options_are_refused() -> Result<()> {
     let site = site("xdp-refused", Forward::Nat)?;
     site.director
         .sh("ip link add d0 type bridge; ip link set d0 up")?;

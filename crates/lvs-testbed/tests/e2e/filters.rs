@@ -46,8 +46,8 @@ fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     })
 }
 
-/// Checks that a rule of the host drops a datagram of `bytes` bytes: the rule counts it, and UDP
-/// does not.
+/// Checks that a rule of the host drops a datagram of `bytes` bytes: the rule counts it, and the
+/// host's UDP stack does not receive it.
 fn is_dropped(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let dropped = || -> Result<u64> {
         let rules = site.director.sh("nft list table inet fw")?;

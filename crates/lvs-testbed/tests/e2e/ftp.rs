@@ -32,7 +32,8 @@ impl Ftp {
         Self::output(options, dataplane, |_| None)
     }
 
-    /// Runs the test with servers that announce another address than their own.
+    /// Starts a site and its FTP servers, which announce the address that `address` returns instead
+    /// of their own.
     fn output(
         options: SiteOptions,
         dataplane: &[&str],
@@ -376,7 +377,8 @@ fn ftp_direct_routing_with_mark_transfers_files() -> Result<()> {
     ftp.every_mode()
 }
 
-/// Without persistence, a passive data connection of direct routing finds no service.
+/// With direct routing and without persistence, the packets of a passive data connection belong to
+/// no service.
 #[test]
 fn ftp_direct_routing_without_persistence_fails() -> Result<()> {
     let ftp = Ftp::new(options("ftp-none", Forward::Dr), &[])?;

@@ -13,7 +13,7 @@ fn options(label: &str) -> SiteOptions {
     SiteOptions::with_servers(label, Forward::FullNat, 2)
 }
 
-/// The client's address at the servers.
+/// Returns the client's address, as the servers see it.
 fn seen_as(site: &Site, virt: SocketAddr) -> Result<String> {
     let printed = site.client.run(
         "curl",
@@ -126,8 +126,8 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     Ok(())
 }
 
-/// Listings and rules of full NAT: their name, saved and restored rules, and no trace of them if
-/// the program is called ipvsadm.
+/// Full NAT is listed under its name, and its rules can be saved and restored. A program that is
+/// called ipvsadm does not show full NAT.
 #[test]
 fn full_nat_is_listed_and_restored() -> Result<()> {
     let site = common::site(options("fullnat-rules"))?;
@@ -162,7 +162,7 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
     Ok(())
 }
 
-/// Path MTU discovery in both directions behind hops with a small MTU, and a server that refuses
+/// Path MTU discovery in both directions across hops with a small MTU, and a server that refuses
 /// the connection.
 #[test]
 fn full_nat_translates_icmp_errors() -> Result<()> {
@@ -185,7 +185,7 @@ fn full_nat_translates_icmp_errors() -> Result<()> {
     Ok(())
 }
 
-/// Without a local address full NAT is refused, with the fix.
+/// Without a local address, a server with full NAT is refused, and the message contains the fix.
 #[test]
 fn full_nat_without_local_address_is_refused() -> Result<()> {
     let mut options = options("fullnat-none");

@@ -122,8 +122,8 @@ fn one_armed_nat_with_dataplane_vip_serves_clients() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])
 }
 
-/// Without offloads every segment is small and has a finished checksum; with offloads it has
-/// neither property.
+/// Without offloads, every segment is small and has a complete checksum. With offloads, there are
+/// super-packets with partial checksums.
 #[test]
 #[ignore = "long"]
 fn transfers_work_without_offloads_and_with_a_small_mtu() -> Result<()> {
@@ -142,9 +142,9 @@ fn transfers_work_without_offloads_and_with_a_small_mtu() -> Result<()> {
     Ok(())
 }
 
-/// A server sends ICMP errors to the client through the director, about a packet of no service; the
-/// first error does not contain the ports. Returns the errors that the client receives, which
-/// differ in their last word.
+/// A server sends ICMP errors to the client through the director, about packets that belong to no
+/// service; the first error does not contain the ports. Returns the errors that the client
+/// receives, which differ in their last word.
 fn errors_in_transit(site: &Site) -> Result<String> {
     let listen = r#"
         use Socket;

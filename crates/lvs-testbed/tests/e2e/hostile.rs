@@ -68,41 +68,41 @@ fn resident() -> usize {
 }
 
 #[test]
-fn hostile_frames_keep_properties_nat4() {
+fn packet_path_withstands_hostile_frames_nat4() {
     weather(1, &["nat4"]);
 }
 
 #[test]
-fn hostile_frames_keep_properties_nat6() {
+fn packet_path_withstands_hostile_frames_nat6() {
     weather(2, &["nat6"]);
 }
 
 #[test]
-fn hostile_frames_keep_properties_direct_routing() {
+fn packet_path_withstands_hostile_frames_direct_routing() {
     weather(3, &["dr4", "dr6"]);
 }
 
 #[test]
-fn hostile_frames_keep_properties_ipip() {
+fn packet_path_withstands_hostile_frames_ipip() {
     weather(4, &["ipip-4in4", "ipip-6in6"]);
 }
 
 #[test]
-fn hostile_frames_keep_properties_ipip_mixed() {
+fn packet_path_withstands_hostile_frames_ipip_mixed() {
     weather(5, &["ipip-4in6", "ipip-6in4"]);
 }
 
 #[test]
-fn hostile_frames_keep_properties_gre() {
+fn packet_path_withstands_hostile_frames_gre() {
     weather(6, &["gre-4in4", "gre-6in6"]);
 }
 
 #[test]
-fn hostile_frames_keep_properties_gue() {
+fn packet_path_withstands_hostile_frames_gue() {
     weather(7, &["gue-4in4", "gue-6in6"]);
 }
 
 #[test]
-fn hostile_frames_keep_properties_gue_mixed() {
+fn packet_path_withstands_hostile_frames_gue_mixed() {
     weather(8, &["gue-4in6", "gue-6in4"]);
 }

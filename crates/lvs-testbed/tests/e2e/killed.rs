@@ -1,6 +1,6 @@
 //! Steady downloads, each byte compared, while their dataplane is killed and replaced by another
-//! one. No download fails. Downloads on the kernel fast path continue in the meantime, the others
-//! pause.
+//! one. No download fails. Downloads on the kernel fast path continue while no dataplane runs; all
+//! other downloads pause.
 //!
 //! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version. This dataplane
 //! replaces the killed one, and is killed, too.
@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 
 /// Bytes a second for each download.
 const RATE: u64 = 60_000;
-/// Number of downloads of a test; measurements use more.
+/// Number of simultaneous downloads of a test; measurements use more.
 const FEW: u64 = 60;
 /// Time without a dataplane.
 const DEAD: Duration = Duration::from_secs(5);
@@ -57,7 +57,7 @@ impl By {
     }
 }
 
-/// The way in which a dataplane ends.
+/// The event at the dataplane during the downloads.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
     /// The dataplane continues.
@@ -70,7 +70,7 @@ enum End<'a> {
 }
 
 /// Runs this number of simultaneous downloads, of which none may fail. Returns the longest pause,
-/// minus the server's own.
+/// minus the pause that the server itself causes.
 fn downloads(
     label: &str,
     (forward, by): (Forward, By),
@@ -139,13 +139,13 @@ fn downloads(
     Ok(pause)
 }
 
-/// Packets that were forwarded by the kernel fast path to servers.
+/// Number of packets to servers that the kernel fast path has forwarded.
 fn requests(site: &Site) -> Result<u64> {
     let [requests] = common::drops(site, ["kernel_requests"])?;
     Ok(requests)
 }
 
-/// Connections that are established.
+/// Number of established connections.
 pub(super) fn established(site: &Site) -> Result<u64> {
     let listing = site.lvsadm("-L -n -c")?;
     Ok(listing.matches("ESTABLISHED").count() as u64)
@@ -196,7 +196,7 @@ fn compared(label: &str, how: (Forward, By)) -> Result<()> {
 }
 
 #[test]
-fn killed_dataplane_keeps_downloads_fast_path() -> Result<()> {
+fn downloads_survive_killed_dataplane_fast_path() -> Result<()> {
     for (label, forward) in [("inkf", Forward::Nat), ("inkff", Forward::FullNat)] {
         downloads(label, (forward, By::Kernel), FEW, End::Killed)?;
     }
@@ -205,7 +205,7 @@ fn killed_dataplane_keeps_downloads_fast_path() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn killed_dataplane_keeps_downloads_with_state_keeper() -> Result<()> {
+fn downloads_survive_killed_dataplane_state_keeper() -> Result<()> {
     for (label, forward) in [("holdn", Forward::Nat), ("holdd", Forward::Dr)] {
         downloads(label, (forward, By::StateKeeper), FEW, End::Killed)?;
     }
@@ -214,7 +214,7 @@ fn killed_dataplane_keeps_downloads_with_state_keeper() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn killed_dataplane_keeps_downloads_of_several_workers() -> Result<()> {
+fn downloads_survive_killed_dataplane_several_workers() -> Result<()> {
     for (label, forward) in [("holdw", Forward::Nat), ("holdv", Forward::Dr)] {
         downloads(label, (forward, By::Workers), FEW, End::Killed)?;
     }
@@ -223,7 +223,7 @@ fn killed_dataplane_keeps_downloads_of_several_workers() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
+fn downloads_survive_killed_dataplane_tun_device() -> Result<()> {
     for (label, forward) in [("holdp", Forward::Nat), ("holdq", Forward::Tun)] {
         downloads(label, (forward, By::Device), FEW, End::Killed)?;
     }
@@ -233,7 +233,7 @@ fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
 /// Connections move into tables of another number and size, and back.
 #[test]
 #[ignore = "long"]
-fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
+fn downloads_survive_killed_dataplane_with_changed_tables() -> Result<()> {
     let mut options = SiteOptions::with_servers("holdo", Forward::Nat, 2);
     options.paced = Some(RATE);
     let mut site = Site::new(options)?;

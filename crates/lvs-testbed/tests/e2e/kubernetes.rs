@@ -1,7 +1,7 @@
 //! Services of a real Kubernetes API server, which two directors serve to clients that compare all
 //! bytes. There are no kubelets and no controllers: the test writes Nodes and EndpointSlices
-//! itself. Nodes are the servers of the testbed, which listen at the node ports. Pods are further
-//! addresses of them.
+//! itself. Nodes are the servers of the testbed, which listen at the node ports. Each pod is an
+//! additional address of its node.
 
 mod kube_proxy;
 
@@ -18,22 +18,22 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-/// Limit for each step. The API server takes half a minute to start on a busy machine.
+/// Time limit for each step. The API server takes half a minute to start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The server of the testbed that is the control plane. The servers before it are nodes.
 const CONTROL: usize = 3;
 
-/// The rights that operators apply.
+/// The roles and accounts that an operator applies for the directors.
 const RBAC: &str = include_str!("../../../../contrib/kubernetes/rbac.yaml");
 
-/// Directors on nodes, which operators may apply.
+/// The DaemonSet of directors that an operator applies.
 const DIRECTORS: &str = include_str!("../../../../contrib/kubernetes/directors.yaml");
 
 /// The Service of the tutorial.
 const SERVICE: &str = include_str!("../../../../contrib/kubernetes/service.yaml");
 
-/// The files that a pod has for its ServiceAccount.
+/// Directory of a pod's ServiceAccount files.
 const POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The port of the nodes for `healthCheckNodePort`.
@@ -222,12 +222,12 @@ impl Bed {
         Ok(())
     }
 
-    /// A request of the administrator, with a body of that type.
+    /// Sends a request of the administrator, with a body of the content type `kind`.
     fn ask(&self, method: &str, path: &str, kind: &str, body: Option<&str>) -> Result<String> {
         self.ask_as("admin", method, path, (kind, body))
     }
 
-    /// A request with a token, and with a body of that type.
+    /// Sends a request with a token, and with a body of the content type `kind`.
     fn ask_as(
         &self,
         token: &str,
@@ -265,8 +265,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Creates the objects of `rbac.yaml`, one after the other. The API server also accepts the
-    /// other manifests, and none has an unknown field.
+    /// Creates the objects of `rbac.yaml`, one after the other. Also checks that the API server
+    /// accepts the other manifests, and that none of them contains an unknown field.
     fn permit(&self) -> Result<()> {
         self.apply(RBAC, "")?;
         self.apply(DIRECTORS, "&dryRun=All")
@@ -379,7 +379,7 @@ impl Bed {
     }
 
     /// Writes the director's file. The first director has the API server and its credentials in the
-    /// file, the other director has them in a kubeconfig.
+    /// file, the other director in a kubeconfig.
     fn write_file(&self, index: usize) -> Result<()> {
         let (server, ca, token) = (
             self.server(),
@@ -427,7 +427,7 @@ impl Bed {
         self.directors[index].as_mut().context("it runs")
     }
 
-    /// Runs `lvsd status`, whose exit code reports faults that some steps expect.
+    /// Returns the output of `lvsd status`, also if the command fails because no `lvsd` answers.
     fn status_as(&self, index: usize, options: &str) -> String {
         let Ok(program) = programs::find("lvsd") else {
             return String::new();
@@ -495,7 +495,7 @@ impl Bed {
         Ok(listed.map(|one| one.state).collect())
     }
 
-    /// Waits for the only download; returns its server, which must be one of these.
+    /// Waits until the only download begins; returns its server, which is one of `servers`.
     fn wait_download(&self, servers: &Servers) -> Result<String> {
         let mut found = None;
         wait_until("the download to begin", PATIENCE, || {
@@ -768,7 +768,7 @@ impl Bed {
     }
 }
 
-/// The texts of an array.
+/// Returns the strings in a JSON array.
 fn words(array: &Value) -> Vec<String> {
     let words = array.as_array().into_iter().flatten();
     words
@@ -780,7 +780,7 @@ fn words(array: &Value) -> Vec<String> {
 struct Pod {
     run: Proc,
     host: Host,
-    /// Name of its first process.
+    /// Name of the first process of the container.
     first: String,
     /// Command of the readiness probe.
     probe: Vec<String>,
@@ -845,7 +845,7 @@ impl Endpoint {
         })
     }
 
-    /// A pod with the network of its node.
+    /// An endpoint that uses the address of its node.
     fn on_node(bed: &Bed, node: usize) -> Self {
         Self {
             address: bed.site.real_address(node).to_string(),
@@ -889,14 +889,14 @@ impl Endpoint {
     }
 }
 
-/// The servers that correspond to endpoints.
+/// The servers of a director that correspond to these endpoints.
 fn pods(endpoints: &[Endpoint]) -> Servers {
     let pods = endpoints.iter();
     pods.map(|pod| (format!("{}:80", pod.address), u64::from(pod.ready)))
         .collect()
 }
 
-/// Bytes of a download.
+/// Size of a download in bytes.
 const DOWNLOAD: u64 = 32 << 20;
 
 /// Downloads at a low rate, until the test lets them finish. The client compares all bytes.
@@ -959,9 +959,9 @@ fn services_of_kubernetes_keep_their_clients_through_all_events() -> Result<()> 
     bed.rights_are_those_that_are_used()
 }
 
-/// A Service whose nodes receive connections by full NAT, and a Service whose pods receive them
-/// through a tunnel. The director runs like the container of the DaemonSet, and needs each of its
-/// rights.
+/// A Service whose nodes receive connections by full NAT, and a Service whose pods receive
+/// connections through a tunnel. The director runs like the container of the DaemonSet, and needs
+/// each of the rights of its account.
 #[test]
 #[ignore = "by hand: needs a Kubernetes API server (make test-kubernetes)"]
 fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<()> {
@@ -1010,8 +1010,8 @@ fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<
     each_right_is_needed(&bed)
 }
 
-/// Starts the director without each of its rights in turn. The API server refuses a request each
-/// time.
+/// Starts the director without each of its rights in turn. Each time, the API server refuses a
+/// request.
 fn each_right_is_needed(bed: &Bed) -> Result<()> {
     let rights = bed.permitted();
     for taken in &rights {
@@ -1301,8 +1301,8 @@ fn token_replaced(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// Packets of a UDP service are sent to the nodes that have endpoints according to their
-/// `healthCheckNodePort`.
+/// Packets of a UDP service are sent only to the nodes whose `healthCheckNodePort` reports local
+/// endpoints.
 fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
     const ADDRESS: &str = "192.0.2.11:53";
     let programs = bed.site.servers[..CONTROL].iter().map(dnsmasq);

@@ -1,5 +1,5 @@
 //! Unmodified programs that call ipvsadm: Debian's ldirectord, and the init script that saves rules
-//! at the stop and restores them at the start.
+//! when it stops and restores them when it starts.
 //!
 //! On the director, `/sbin/ipvsadm` is `lvsadm`; the programs are not configured for it.
 
@@ -126,8 +126,8 @@ fn ldirectord_dr_not_quiescent_removes_failed_server() -> Result<()> {
     managed(Forward::Dr, "lddr", false)
 }
 
-/// Rules saved, and restored at the start, by the init script of Debian's package ipvsadm,
-/// unmodified, with its files.
+/// Debian's unmodified init script of the package ipvsadm saves rules, and restores them at the
+/// start.
 #[test]
 #[ignore = "needs ipvsadm"]
 fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {

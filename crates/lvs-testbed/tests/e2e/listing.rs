@@ -9,7 +9,7 @@ use lvs_testbed::listing::connections;
 use lvs_testbed::{Forward, SiteOptions, soon};
 use serde_json::Value;
 
-/// Number of connections: more than ten pieces of the table.
+/// Number of connections. A listing reads them in more than ten pieces of the table.
 const CONNECTIONS: usize = 6000;
 
 #[test]

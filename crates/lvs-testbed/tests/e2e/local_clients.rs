@@ -1,5 +1,5 @@
 //! Clients on the director itself, and services whose address is an address of the director: the
-//! host looks up its own addresses first, and its packets take the device `lo`.
+//! host looks up its own addresses first, and sends the clients' packets over `lo`.
 
 use crate::common;
 
@@ -13,13 +13,13 @@ use nix::sys::signal::Signal;
 /// The port of the UDP servers.
 const ECHO: u16 = 5000;
 
-/// A NAT director with the VIP on its host, whose kernel permits BPF programs.
+/// A NAT director whose host has the VIP, and whose kernel permits BPF programs.
 fn new_site(label: &str) -> Result<Site> {
     super::fast_path::require_permission()?;
     Site::new(SiteOptions::with_servers(label, Forward::Nat, 2))
 }
 
-/// Both addresses of the service.
+/// The IPv4 and the IPv6 address of the service.
 fn vips(site: &Site) -> [IpAddr; 2] {
     [site.vip.into(), site.vip6.into()]
 }
@@ -41,7 +41,7 @@ fn add_services(site: &Site, protocol: &str, port: u16) -> Result<()> {
     Ok(())
 }
 
-/// The answer to a request of the director.
+/// Returns the answer to an HTTP request of the director.
 fn get(site: &Site, at: SocketAddr, path: &str) -> Result<String> {
     let answer = site
         .director
@@ -49,14 +49,14 @@ fn get(site: &Site, at: SocketAddr, path: &str) -> Result<String> {
     Ok(answer.trim().to_owned())
 }
 
-/// Whether a connection of the director is refused at once.
+/// Whether a connection from the director to this address is refused at once.
 fn is_refused(site: &Site, at: SocketAddr) -> Result<bool> {
     let script = format!("curl -g -s -m 60 http://{at}/ > /dev/null || echo $?");
     let status = site.director.sh(&script)?;
     Ok(status.trim() == "7")
 }
 
-/// Waits until a request of the director to port 80 of the VIP is answered by this host.
+/// Waits until the server with this name answers a request of the director to port 80 of the VIP.
 fn is_answered_by(site: &Site, name: &str) -> Result<()> {
     let mut answer = String::new();
     soon(&format!("an answer of {name}"), || {
@@ -158,8 +158,8 @@ fn local_client_exchanges_datagrams_with_service_on_host_address() -> Result<()>
     Ok(())
 }
 
-/// kube-proxy masquerades clients on its node, because the other nodes have the address of the
-/// service too.
+/// kube-proxy masquerades clients on its node, because the other nodes also have the address of the
+/// service.
 #[test]
 fn local_client_that_the_host_masquerades_is_answered() -> Result<()> {
     let mut site = new_site("lc-masq")?;
@@ -404,7 +404,7 @@ fn local_client_reaches_local_server() -> Result<()> {
     Ok(())
 }
 
-/// A service without servers refuses a local client at once, as it refuses others.
+/// A service without servers refuses a client on the director at once, like any other client.
 #[test]
 fn local_client_of_service_without_servers_is_refused() -> Result<()> {
     let mut site = new_site("lc-none")?;
@@ -418,8 +418,8 @@ fn local_client_of_service_without_servers_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// The program of both ends of an SCTP association: raw sockets, because the kernel may have no
-/// SCTP. `flip` is the checksum of RFC 9260, `open` makes a socket.
+/// The program at both ends of an SCTP association: it uses raw sockets, because the kernel may not
+/// support SCTP. `flip` is the checksum of RFC 9260, `open` makes a socket.
 const SCTP: &str = r#"
 use Socket qw(:DEFAULT inet_pton pack_sockaddr_in6); $| = 1;
 sub sum {
@@ -495,7 +495,8 @@ fn local_client_exchanges_sctp_packets_with_service_on_host_address() -> Result<
     Ok(())
 }
 
-/// The servers answer an address of the dataplane, so that nothing is hidden from the host.
+/// The servers send replies to an address of the dataplane, so that nothing is hidden from the
+/// host.
 #[test]
 fn local_client_reaches_full_nat_service_on_host_address() -> Result<()> {
     super::fast_path::require_permission()?;
@@ -536,7 +537,7 @@ fn hidden_clients(site: &Site) -> Result<usize> {
     Ok(sets.map(of_set).sum())
 }
 
-/// A server refuses the connection. Later, the same ports are another connection.
+/// A server refuses the connection. Later, another connection uses the same ports.
 #[test]
 #[ignore = "long"]
 fn refused_local_client_is_forgotten_and_may_return() -> Result<()> {

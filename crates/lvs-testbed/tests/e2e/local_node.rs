@@ -102,7 +102,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
     Ok(())
 }
 
-/// Direct routing and a tunnel to the director: the host accepts the packets unchanged.
+/// Direct routing and a tunnel to a server on the director: the host accepts the packets unchanged.
 #[test]
 fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     for (forward, flag) in [(Forward::Dr, "-g"), (Forward::Tun, "-i")] {

@@ -155,8 +155,8 @@ fn moby_ipvs_passes_its_own_tests() -> Result<()> {
     Ok(())
 }
 
-/// Services are added by netlink; by a program that drops its capabilities; and below another
-/// launcher.
+/// ipvsadm configures the dataplane through netlink: called directly, by a shell, and below a
+/// second `lvs-run`. Without CAP_NET_ADMIN it is refused.
 #[test]
 fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     let site = site("lvsrunadm")?;
@@ -175,8 +175,9 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     ensure!(common::answering(&site)? == ["rs1"]);
     let refused = run("setpriv --bounding-set=-net_admin ipvsadm -Ln 2>&1 || true")?;
     ensure!(refused.contains("Can't initialize ipvs"), "{refused}");
-    // A program that may not have such high descriptors uses the old interface.
-    // The counts of connections change when the dataplane handles the last packets of the clients.
+    // A program with a low limit of open files cannot use `lvs-run`'s netlink sockets, and uses the
+    // socket options of IPVS. The counts of connections change when the dataplane handles the last
+    // packets of the clients.
     let mut both = (String::new(), String::new());
     soon("the listings to be equal", || {
         let few = run("sh -c 'ulimit -n 512; ipvsadm -Ln'");
@@ -196,7 +197,7 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
 /// Servers see the local address, and the program lists NAT. Without a local address, the program
 /// gets an error.
 #[test]
-fn nat_server_of_a_program_gets_full_nat() -> Result<()> {
+fn nat_server_added_by_a_program_uses_full_nat() -> Result<()> {
     let mut site = site("lvsrunfull")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let (service, server) = (site.service(80), site.real_address(0));
@@ -222,9 +223,9 @@ fn nat_server_of_a_program_gets_full_nat() -> Result<()> {
     Ok(())
 }
 
-/// The old interface of IPVS, without netlink.
+/// A program that uses the old socket options of IPVS instead of netlink.
 #[test]
-fn options_of_a_raw_socket_are_answered() -> Result<()> {
+fn ipvs_socket_options_are_answered() -> Result<()> {
     let site = site("lvsrunopt")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     site.add_service(80, "rr")?;
@@ -238,9 +239,10 @@ fn options_of_a_raw_socket_are_answered() -> Result<()> {
     Ok(())
 }
 
-/// IPVS's files in /proc: visible to all users of the program, and in no other mount namespace.
+/// IPVS's files in `/proc` are visible to all users in the mount namespace of the program, and in
+/// no other mount namespace.
 #[test]
-fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
+fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
     let site = site("lvsrunproc")?;
     site.add_service(80, "rr")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
@@ -299,9 +301,9 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     Ok(())
 }
 
-/// ipvsadm and keepalived add their services only once: `lvs-run` adds them to the new dataplane.
+/// A dataplane that `lvs-run` starts again gets the services that ipvsadm or keepalived had added.
 #[test]
-fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
+fn restarted_dataplane_gets_the_services_of_the_program() -> Result<()> {
     let mut site = site("lvsrunagain")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let service = site.service(80);

@@ -13,7 +13,7 @@ use lvs_testbed::servers::{NginxOptions, nginx};
 use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
-/// Writes a file with the first servers of the site.
+/// Writes a configuration file with the first servers of the site.
 fn configure(site: &Site, servers: usize) -> Result<PathBuf> {
     let mut text = format!(
         "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n\
@@ -259,7 +259,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
     Ok(())
 }
 
-/// The process id of the dataplane.
+/// Returns the process id of the dataplane.
 fn dataplane_pid(site: &Site) -> Result<String> {
     site.director
         .sh("ss -Hlxp | sed -n 's/.*netns-[0-9]*.sock .*pid=\\([0-9]*\\).*/\\1/p'")
@@ -309,7 +309,7 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
 
 /// A new server, whose first answer takes half a second, replaces the only server.
 #[test]
-fn replacing_reload_loses_no_request() -> Result<()> {
+fn reload_that_replaces_the_only_server_loses_no_request() -> Result<()> {
     let site = site("replace")?;
     let path = configure(&site, 1)?;
     let text = fs::read_to_string(&path)?.replace("\"5s\"", "\"10s\"");
@@ -430,7 +430,7 @@ fn lvsd(site: &Site, words: &str) -> Result<String> {
     ))
 }
 
-/// The result is the same whether lvsd runs or not.
+/// `lvsd stop --all` has the same result whether lvsd runs or not.
 #[test]
 fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     let site = site("sweep")?;
@@ -460,8 +460,8 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     Ok(())
 }
 
-/// `lvsadm drain` sends a request to lvsd, which keeps the server drained over a reload, a restart
-/// and the loss of the dataplane, and reports that.
+/// `lvsadm drain` sends a request to lvsd. lvsd reports the drain, and continues it after a reload,
+/// a restart, and the loss of the dataplane.
 #[test]
 fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     let site = site("admin")?;

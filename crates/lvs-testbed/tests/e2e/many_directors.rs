@@ -1,5 +1,5 @@
 //! Directors that are all active behind a router with BIRD: the scenarios of `lvs-testbed cluster`
-//! with small numbers, and the routes. Their files are the printed examples, except for each
+//! with small numbers, and the routes. Their files are those of `examples`, except for each
 //! director's own addresses.
 
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn connections_survive_death_and_return_of_dataplane_tun() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn directors_are_in_sync_again_after_disconnection_dr() -> Result<()> {
+fn directors_are_in_step_again_after_disconnection_dr() -> Result<()> {
     nothing_breaks(Scenario::Partition, Forward::Dr)
 }
 
@@ -103,7 +103,7 @@ fn downloads_survive_killed_bird_and_power_failure_tun() -> Result<()> {
     common::nothing_breaks(&play_in_turn(&scenarios, &options(Forward::Tun, 60))?)
 }
 
-/// A script that makes one call to the dataplane whose control socket is at a path, and prints the
+/// A script that makes one call over the dataplane's control socket at a path, and prints the
 /// answer. `@9@x@` stands for nine times x.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
@@ -232,7 +232,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
 }
 
 #[test]
-fn maintenance_returns_when_routes_have_changed() -> Result<()> {
+fn maintenance_command_returns_when_routes_have_changed() -> Result<()> {
     let mut options = SiteOptions::new("announce-maint", Forward::Dr);
     options.vip = Vip::Routed;
     let site = Site::new(options)?;

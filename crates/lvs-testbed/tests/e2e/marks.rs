@@ -60,10 +60,10 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
     Ok(())
 }
 
-/// curl's status for a refused connection.
+/// Exit status of curl if the connection is refused.
 const REFUSED: &str = "7";
 
-/// The exit status of curl with a time limit of one second.
+/// Requests a page with a time limit of one second, and returns the exit status of curl.
 fn fetched(site: &Site, port: u16) -> Result<String> {
     let vip = site.vip;
     let status = site.client.sh(&format!(

@@ -17,19 +17,19 @@ use nix::sys::signal::Signal;
 /// Settings of a service that resets the connections of a server that is removed.
 const RESET: &str = "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"";
 
-/// A daemon with a dataplane that it has started.
+/// An `lvsd`, and the dataplane that it has started.
 struct Daemon<'a> {
     site: &'a Site,
     virt: SocketAddr,
     protocol: &'a str,
-    /// Configuration lines of the service.
+    /// Lines of the service in the configuration file.
     settings: &'a str,
     fast_path: &'a str,
     program: Option<Proc>,
 }
 
 impl<'a> Daemon<'a> {
-    /// Creates a daemon for the TCP service on port 80, with the lines `settings` in its file.
+    /// Creates an `lvsd` for the TCP service on port 80, with the lines `settings` in its file.
     fn new(site: &'a Site, settings: &'a str) -> Self {
         Self {
             site,
@@ -98,7 +98,7 @@ impl<'a> Daemon<'a> {
     }
 }
 
-/// A client that connects, requests half a page, and waits.
+/// Starts a client that connects, sends half a request, and waits.
 fn idle(client: &Host, virt: SocketAddr) -> Result<Proc> {
     let script = format!(
         "exec 3<>/dev/tcp/{}/{}; printf 'GET / HTTP/1.1\\r\\nHost: x\\r\\n' >&3; echo waiting; cat <&3",
@@ -118,12 +118,12 @@ fn download(client: &Host, virt: SocketAddr) -> Result<Proc> {
     client.spawn("curl", &["-sS", "-g", "-o", "/dev/null", &url])
 }
 
-/// Connections that a server has for clients.
+/// Number of established connections of clients at a server.
 fn established(server: &Host) -> usize {
     listed(server, "sport = :80")
 }
 
-/// Connections of a client.
+/// Number of established connections of a client.
 fn open(client: &Host) -> usize {
     listed(client, "dport = :80")
 }
@@ -215,8 +215,8 @@ fn connections_of_removed_server_are_reset_at_both_ends_tunnel() -> Result<()> {
     remove_one_server(Forward::Tun, false)
 }
 
-/// The dataplane does not have the sequence numbers of such a connection, because the kernel
-/// forwarded its last packets. So it sends a probe to the client.
+/// The dataplane does not know the sequence numbers of such a connection, because the kernel
+/// forwarded its last packets. Therefore the dataplane sends a probe to the client.
 #[test]
 fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_removed() -> Result<()> {
     fast_path::require_permission()?;

@@ -187,8 +187,7 @@ fn changed_route_to_clients_is_used() -> Result<()> {
         .context("the route to be missing for a while")
 }
 
-/// Routes that packet sockets cannot follow: the reason names the device, and the fix is
-/// applicable.
+/// Routes that packet sockets cannot use: the reason names the device, and the fix is applicable.
 #[test]
 fn route_without_link_layer_is_reported() -> Result<()> {
     let mut site = site("nolink", Forward::Nat, |_| {})?;
@@ -568,7 +567,7 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     )
 }
 
-/// The frames on the wire have the VLAN tags; another program reads them.
+/// The frames on the wire have the VLAN tags, as another program sees them.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q, and tshark"]
 fn frames_of_a_vlan_carry_its_tag() -> Result<()> {

@@ -29,7 +29,7 @@ while (1) {
     print $c 'HTTP/1.1 ', $does =~ /(\d+)/ ? $1 : 200, " x\r\nContent-Length: 0\r\n\r\n"; exit;
 }
 "#;
-/// The timing of all checks in this file.
+/// Settings of all checks in this file: interval, timeout and thresholds.
 const TIMES: &str =
     "interval = \"300ms\", fast_interval = \"100ms\", timeout = \"1s\", fall = 2, rise = 1";
 
@@ -81,7 +81,7 @@ impl Director {
         Ok(director)
     }
 
-    /// The state as in `lvsd status --json`.
+    /// Returns the output of `lvsd status --json`.
     fn status(&self) -> Value {
         let path = self.site.testbed.dir().join("lvsd.toml");
         let program = programs::find("lvsd").unwrap_or_default();
@@ -197,7 +197,7 @@ fn site(label: &str, forward: Forward, topology: Topology, servers: usize) -> Re
     Ok(site)
 }
 
-/// Certificates of a CA: a valid one, and an expired one.
+/// Creates a CA, a valid certificate and an expired certificate. Returns their directory.
 fn certificates(site: &Site) -> Result<String> {
     let dir = site.testbed.dir().display().to_string();
     site.director.sh(&format!(
@@ -525,7 +525,7 @@ fn no_host_is_blamed_for_floods_scans_vanished_clients_restarts_and_reloads() ->
     let scan = site.client.spawn("perl", &["-e", &scan])?;
     is_quiet(&director, "a port scan", scan, "")?;
 
-    // These clients receive nothing any more: before the answer to their SYN, and after it.
+    // Clients that vanish: some before the answer to their SYN arrives, and others after it.
     let vanish = format!(
         "for i in $(seq 100); do curl -s -m 5 -o /dev/null --limit-rate 20k http://{}/s/300007 & done; sleep 1; {}; \
          for i in $(seq 100); do curl -s -m 5 -o /dev/null http://{}/id & done; sleep 3; {NO_FILTER}; wait; true",

@@ -31,7 +31,7 @@ fn site(label: &str, forward: Forward, rate: u64) -> Result<Site> {
     Site::new(options)
 }
 
-/// A file with a key.
+/// Writes `key` to a file of this name; returns the path.
 fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     let path = site.testbed.dir().join(name);
     std::fs::write(&path, key)?;
@@ -39,7 +39,7 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// Starts a dataplane with the peer at `peer`, and without the state of a killed dataplane.
+/// Starts a dataplane with a peer at the address `peer`, without the state of a killed dataplane.
 fn dataplane(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
     dataplane_of(site, director, peer, key, "1")
 }
@@ -68,7 +68,7 @@ fn state(site: &Site, director: &Host) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| text.clone())
 }
 
-/// The value `name` of the only peer.
+/// The value `name` of the only peer in `lvsadm sync --json`.
 fn of_peer(site: &Site, director: &Host, name: &str) -> Option<u64> {
     let state = state(site, director).ok()?;
     state["peers"][0][name].as_u64()
@@ -183,7 +183,7 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
             of_peer(&site, &second, "borrowed") == Some(CLIENTS)
                 && of_peer(&site, &second, "missing") == Some(0)
         })?;
-        // The count includes the end of downloads in progress and of others.
+        // Twice the number of clients: the downloads in progress, and as many new ones.
         downloads.wait_for_more(2 * CLIENTS)
     };
     let played = scenario();
@@ -284,7 +284,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
 }
 
 #[test]
-fn single_director_becomes_ready() -> Result<()> {
+fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
     let site = site("peerwait", Forward::Nat, 0)?;
     let key = key(&site, "key", KEY)?;
     let first = site.director.clone();
@@ -312,7 +312,8 @@ fn single_director_becomes_ready() -> Result<()> {
     .with_context(|| dataplane.log())
 }
 
-/// The file gets `[sync.peers]` while the dataplane runs, which then has to be restarted.
+/// The configuration file gets `[sync.peers]` while the dataplane runs: the dataplane must be
+/// restarted.
 #[test]
 fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
     let mut options = SiteOptions::new("peerlack", Forward::Nat);
@@ -404,7 +405,7 @@ fn invalid_peer_options_are_reported() -> Result<()> {
     Ok(())
 }
 
-/// Comparison of the tables of the only peer: `alike`, `differ`, `alarm`.
+/// Result of the comparison of tables with the only peer: `alike`, `differ` or `alarm`.
 fn tables(site: &Site, director: &Host) -> String {
     let state = state(site, director).ok();
     let word = state.and_then(|state| state["tables"][0]["state"].as_str().map(str::to_owned));
@@ -424,7 +425,8 @@ fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
     })
 }
 
-/// The output of `lvsadm diff` on the first director, about the dataplane `other` on the second.
+/// The output of `lvsadm diff` on the first director, compared with the dataplane `other` on the
+/// second.
 fn diff(site: &Site, other: &Proc) -> Result<String> {
     // Each host of the testbed has a /run of its own.
     let socket = format!(
@@ -449,7 +451,7 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
 /// and the duration of the difference, and `lvsadm diff` shows the reason.
 #[test]
 #[ignore = "long"]
-fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
+fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<()> {
     let site = site("tables", Forward::Nat, 0)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let key = key(&site, "key", KEY)?;
@@ -640,7 +642,7 @@ fn seen(host: &Host, counter: &str) -> Result<u64> {
 /// A router that distributes packets by ports finds no ports in fragments and ICMP errors: these
 /// arrive at another director than the other packets of their connection.
 #[test]
-fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Result<()> {
+fn fragments_and_icmp_errors_reach_connection_of_another_director() -> Result<()> {
     let mut options = SiteOptions::new("elsewhere", Forward::Dr);
     options.standby = true;
     options.vip = Vip::Routed;

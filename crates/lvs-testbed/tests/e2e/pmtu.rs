@@ -33,14 +33,14 @@ fn router(site: &Site) -> Result<&Host> {
     site.router.as_ref().context("the routed site has a router")
 }
 
-/// The narrow routes of the router.
+/// The part of the path that has a small MTU.
 #[derive(Clone, Copy, Debug)]
 enum Narrow {
-    /// The hop towards the client is small: answers do not fit.
+    /// The hop towards the client: answers do not fit.
     Client,
     /// The path to the director: requests are too long before they reach it.
     Director,
-    /// The hop towards the servers is small: requests do not fit behind the director.
+    /// The hop between the director and the servers: requests do not fit after the director.
     Servers,
 }
 
@@ -199,8 +199,8 @@ fn pmtu_is_discovered_tunnels_of_ipv6() -> Result<()> {
     )
 }
 
-/// The narrow hop is on the path to the client, the only path through the director with direct
-/// routing.
+/// The narrow hop is on the path to the client. With direct routing, only packets in this direction
+/// pass it before the director.
 #[test]
 fn pmtu_is_discovered_direct_routing() -> Result<()> {
     let mut site = Site::new(SiteOptions::with_servers("pmtu-dr", Forward::Dr, 1))?;

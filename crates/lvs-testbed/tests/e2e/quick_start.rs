@@ -1,5 +1,5 @@
 //! Runs the quick start of docs/operating.md as printed: each block in its host's namespace, in
-//! order. Also runs each block of README.md and docs/*.md that begins with a dataplane in the
+//! order. Also runs each block of README.md and docs/*.md that starts with a dataplane in the
 //! background.
 
 use std::fmt::Write as _;
@@ -40,7 +40,7 @@ ip address add 192.0.2.2/24 dev eth0; ip address add 10.0.0.1/24 dev eth1
 ip route add default via 192.0.2.1
 ";
 
-/// The blocks of a page that are for a shell.
+/// The shell blocks of a page.
 fn shell_blocks(page: &str) -> impl Iterator<Item = &str> {
     let blocks = page.split("\n```sh").skip(1);
     blocks.filter_map(|block| Some(block.split_once('\n')?.1.split_once("\n```")?.0))
@@ -54,7 +54,7 @@ fn starts_dataplane(block: &str) -> bool {
     })
 }
 
-/// A newcomer pastes the block at once: `lvsadm` runs before the dataplane answers.
+/// An operator pastes the whole block at once: `lvsadm` runs before the dataplane answers.
 #[test]
 fn quick_start_block_with_dataplane_works_pasted_at_once() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

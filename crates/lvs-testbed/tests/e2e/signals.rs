@@ -1,5 +1,5 @@
-//! Signals that operators and terminals send to programs that reload, or by mistake: none of them
-//! stops forwarding.
+//! Signals that operators and terminals send, as to programs that reload, or by mistake: none of
+//! them stops forwarding.
 
 use crate::common;
 
@@ -124,7 +124,7 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
 
 /// The signals arrive while lvsd reads its file, which is a pipe that is still open.
 #[test]
-fn lvsd_signals_during_start_are_kept() -> Result<()> {
+fn sighup_during_start_of_lvsd_causes_reload() -> Result<()> {
     let site = site("siglvsd")?;
     let file = site.testbed.dir().join("lvsd.toml");
     let path = file.display().to_string();

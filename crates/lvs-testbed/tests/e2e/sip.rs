@@ -1,4 +1,5 @@
-//! SIP with real programs: the messages of a call reach one server, from any ports.
+//! SIP with real programs: all messages of a call reach one server, whichever ports they are sent
+//! from.
 
 use crate::common;
 
@@ -11,7 +12,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, servers};
 
 const CALLS: usize = 20;
 
-/// A site with two SIP servers behind a service with the persistence engine.
+/// A site with two SIP servers behind a service with the SIP persistence engine.
 fn site(label: &str, options: &str) -> Result<(Site, Vec<Proc>)> {
     let mut wanted = SiteOptions::new(label, Forward::Nat);
     wanted.servers = 2;
@@ -93,7 +94,7 @@ fn sip_datagrams_of_a_call_share_a_server() -> Result<()> {
     Ok(())
 }
 
-/// The number of connections, each from another port of the client.
+/// Number of connections of the client, each from another port.
 fn connections(site: &Site) -> Result<usize> {
     let listing = site.lvsadm("-L -n -c")?;
     let sources = listing

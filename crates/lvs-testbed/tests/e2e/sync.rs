@@ -257,7 +257,8 @@ fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
     })
 }
 
-/// Number of sockets of the default ports: those of backups, and those that send.
+/// Number of UDP sockets that are bound or connected to 224.0.0.81, the usual group of
+/// synchronisation.
 fn backup_sockets(director: &Host) -> Result<usize> {
     Ok(director
         .sh("cat /proc/net/udp")?

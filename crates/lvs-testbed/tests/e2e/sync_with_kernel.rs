@@ -5,9 +5,9 @@
 //! LVS_UML=COMMAND cargo test --release -p lvs-testbed --test e2e sync_with_kernel -- --ignored
 //! ```
 //!
-//! `COMMAND -o DIRECTORY -k ARGUMENTS SCRIPT` boots it with these kernel arguments, and runs the
-//! script in it as root. The script sees this machine's files, may write to the directory, whose
-//! name is `$OUT` there, and can use ipvsadm.
+//! `COMMAND -o DIRECTORY -k ARGUMENTS SCRIPT` boots the kernel with these arguments, and runs the
+//! script in the booted machine as root. The script sees this machine's files, may write to the
+//! directory, whose name is `$OUT` there, and can use ipvsadm.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ const BYTES: u64 = 400_000;
 const RATE: u64 = 20_000;
 const LONG: Duration = Duration::from_secs(15);
 
-/// The kernel as a director, attached to two devices of a host.
+/// A kernel that is the director, attached to two devices of a host.
 struct Kernel {
     dir: PathBuf,
     asked: usize,
@@ -76,7 +76,7 @@ impl Kernel {
         Ok(this)
     }
 
-    /// Runs a script in the machine.
+    /// Runs a script in the booted machine.
     fn sh(&mut self, script: &str) -> Result<String> {
         let (ask, answer) = (
             self.dir.join(format!("do-{}", self.asked)),

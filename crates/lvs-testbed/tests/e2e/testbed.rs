@@ -185,8 +185,8 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
     Ok(())
 }
 
-/// The kernel uses the inode of a namespace that has ended for the next one. A janitor that has
-/// only the inode would kill the processes of another test.
+/// The kernel gives the inode number of a removed namespace to the next one. A janitor that has
+/// only the number would kill the processes of another test.
 #[test]
 fn namespace_inode_is_not_reused_before_testbed_end() -> Result<()> {
     let mut testbed = Testbed::new("inode")?;

@@ -22,7 +22,7 @@ fn site(label: &str, forward: Forward, single_port: bool) -> Result<(Site, Vec<P
     Ok((site, servers))
 }
 
-/// Fetches the file with each client twice, so from each server once.
+/// Each client fetches the file twice, so once from each server.
 fn fetch(site: &Site) -> Result<()> {
     let dir = site.testbed.dir().join("client");
     fs::create_dir_all(&dir)?;
@@ -80,7 +80,7 @@ fn tftp_file_arrives_tunnel() -> Result<()> {
 /// connection.
 #[test]
 #[ignore = "needs tftp-hpa and atftp"]
-fn tftp_server_with_own_ports_is_unreachable() -> Result<()> {
+fn tftp_server_that_answers_from_a_random_port_is_unreachable() -> Result<()> {
     let (site, _servers) = site("tftp-ports", Forward::Nat, false)?;
     let failed = site.client.sh(&format!(
         "curl -sS -m 5 -o /dev/null tftp://{}/file",

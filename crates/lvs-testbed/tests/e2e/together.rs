@@ -29,7 +29,7 @@ enum Path {
     Tcx,
     Clsact,
     Xdp,
-    /// XDP that the dataplane has chosen.
+    /// The kernel fast path with `--xdp auto`.
     XdpAuto,
 }
 
@@ -147,14 +147,14 @@ impl Director {
         Ok(director)
     }
 
-    /// Packets from clients that the kernel fast path has forwarded.
+    /// Number of packets from clients that the kernel fast path has forwarded.
     fn offloaded(&self) -> Result<u64> {
         let reasons = ["kernel_requests", "kernel_xdp"];
         Ok(common::drops(&self.site, reasons)?.iter().sum())
     }
 
-    /// Waits until the features apply to the downloads: they are offloaded, at the peer, or in
-    /// messages of the master.
+    /// Waits until the features apply to the downloads: the connections are offloaded, replicated
+    /// to the peer, or in messages of the master.
     fn wait_for_features(&self) -> Result<()> {
         let Features {
             path,
@@ -219,7 +219,8 @@ impl Director {
         .with_context(|| self.lvsd.log())
     }
 
-    /// Compares the packets from clients of each server with its host's own count.
+    /// Compares the dataplane's number of packets from clients to each server with the count of the
+    /// server's host.
     fn compare_counters(&self) -> Result<()> {
         let servers = &self.site.servers;
         let counters_are_equal = |lines: &[Line]| -> Result<bool> {
@@ -253,7 +254,7 @@ impl Director {
     }
 }
 
-/// The `lvsd.toml` of these features.
+/// Returns the `lvsd.toml` for these features.
 fn configuration(site: &Site, features: Features) -> Result<String> {
     let arguments = site.dataplane_arguments();
     let values = |option: &str| {
@@ -316,7 +317,7 @@ fn count_requests(server: &Host) -> Result<()> {
         .map(drop)
 }
 
-/// Packets from clients that a server's host has received.
+/// Number of packets from clients that a server's host has received.
 fn received(server: &Host) -> Result<u64> {
     let listing: Value = serde_json::from_str(&server.sh("nft -j list table inet seen")?)?;
     let items = listing["nftables"].as_array().context("a list")?;

@@ -204,8 +204,8 @@ fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<(
     Ok(())
 }
 
-/// Fragmented datagrams have no ports for a policy rule. For a narrow link behind the director, the
-/// director sends the ICMP error.
+/// Fragmented datagrams have no ports for a policy rule. If a link behind the director is narrow,
+/// the director sends the ICMP error.
 #[test]
 fn tun_backend_forwards_fragments_over_narrow_link() -> Result<()> {
     let site = site("hop-fragments", Forward::Nat, 1)?;
@@ -231,7 +231,7 @@ fn tun_backend_forwards_fragments_over_narrow_link() -> Result<()> {
 }
 
 #[test]
-fn tun_backend_impossible_methods_are_refused_without_change() -> Result<()> {
+fn tun_backend_refuses_unsupported_methods_without_change() -> Result<()> {
     let site = site("hop-refused", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
     let service = site.service(80);
@@ -433,8 +433,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     Ok(())
 }
 
-/// The director decrements the TTL of a packet once, for any number of forwarding steps of the
-/// host.
+/// The director decrements the TTL of a packet once, however often the host forwards the packet.
 #[test]
 fn tun_backend_lowers_ttl_by_one() -> Result<()> {
     let site = site("hop-ttl", Forward::Nat, 1)?;
@@ -514,10 +513,9 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     Ok(())
 }
 
-/// `lvsd` checks its file against the capabilities of the backend, starts the dataplane, checks the
-/// servers directly, and lets the dataplane own the address.
+/// `lvsadm doctor` reports an interface that is down, and since when it is down.
 #[test]
-fn tun_backend_interface_that_is_down_has_a_time() -> Result<()> {
+fn tun_backend_reports_since_when_an_interface_is_down() -> Result<()> {
     let mut site = prepared("hop-down", Forward::Nat, 1, Vip::Dataplane)?;
     let words = ["--backend", "tun", "--interface", "eth1"];
     site.start_dataplane_by(&NET_ADMIN_ONLY, &words)?;
@@ -536,6 +534,8 @@ fn tun_backend_interface_that_is_down_has_a_time() -> Result<()> {
     Ok(())
 }
 
+/// `lvsd` checks its file against the capabilities of the backend, starts the dataplane, checks the
+/// servers directly, and lets the dataplane own the address.
 #[test]
 fn tun_backend_works_under_lvsd() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Dataplane)?;

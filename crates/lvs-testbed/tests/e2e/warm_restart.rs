@@ -29,7 +29,7 @@ fn ways() -> Result<Vec<&'static [&'static str]>> {
     Ok(kernel.into_iter().chain([&HOLDER[..]]).collect())
 }
 
-/// The kernel reuses the number of a removed namespace.
+/// The kernel reuses the inode number of a removed namespace.
 #[test]
 fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     super::fast_path::require_permission()?;
@@ -42,7 +42,7 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let log = site.director.dir().join("next");
     let log = log.display();
-    // The state of the old namespace is moved to the number of the new one.
+    // The state of the old namespace is moved to the inode number of the new one.
     let script = format!(
         "own=$(stat -Lc %i /proc/self/ns/net); exec unshare -n sh -c '\
          mv /sys/fs/bpf/lvs/'$own' /sys/fs/bpf/lvs/$(stat -Lc %i /proc/self/ns/net) && \
@@ -118,12 +118,12 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
     Ok(())
 }
 
-/// curl's exit status for a refused connection, and for a connection without an answer in time.
+/// Exit status of curl for a refused connection, and for a connection without an answer in time.
 const REFUSED: &str = "7";
 const SILENT: &str = "28";
 
 #[test]
-fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Result<()> {
+fn host_does_not_answer_for_mark_and_sctp_services_without_dataplane() -> Result<()> {
     for words in ways()? {
         let mut site = Site::new(SiteOptions::new("wr-mark", Forward::Nat))?;
         let vip = site.vip;

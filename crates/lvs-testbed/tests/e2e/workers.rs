@@ -41,8 +41,8 @@ fn sum(workers: &[Value], name: &str) -> u64 {
         .sum()
 }
 
-/// Checks that each worker receives at least one in `least` packets, and that almost none arrives
-/// at a wrong worker.
+/// Checks that each worker receives at least one of every `least` packets on average, and that
+/// almost no packet arrives at a wrong worker.
 fn shared(site: &Site, least: u64) -> Result<()> {
     let workers = workers(site)?;
     let all = sum(&workers, "packets");

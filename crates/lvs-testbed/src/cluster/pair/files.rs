@@ -9,8 +9,9 @@ use crate::netns::wait_until;
 use crate::programs;
 
 impl Lab {
-    /// Removes the track file of the standby director, and restarts its keepalived, which makes a
-    /// new one; also removes the FIFO of the active director, which continues with the removed one.
+    /// Removes the track file of the standby director, and restarts its keepalived, which writes a
+    /// new track file. Also removes the FIFO of the active director: keepalived and lvsd continue
+    /// to use the open FIFO.
     pub(super) fn lose_files(&mut self) -> Result<()> {
         self.wait_state(1, "backup")?;
         let calm = self.doctor(1)?;

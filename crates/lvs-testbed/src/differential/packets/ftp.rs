@@ -59,7 +59,7 @@ struct Dialogue {
     client: SocketAddr,
     vip: SocketAddr,
     server: SocketAddr,
-    /// Next sequence numbers: of the client, and of the server by its own count.
+    /// Next sequence numbers: of the client, and of the server before the director changes them.
     next: [u32; 2],
     /// Bytes that the director has added to the server's stream.
     growth: u32,
@@ -445,8 +445,8 @@ impl Dialogue {
     }
 }
 
-/// Whether a step is a client's SYN for a control connection. The kernel drops it if it replaces a
-/// tracked connection; the dataplane opens a connection at once.
+/// Whether a step is a client's SYN for a control connection. The kernel drops such a SYN if its
+/// connection would replace a tracked one; the dataplane opens the new connection at once.
 pub(in super::super) fn opens_control(step: &Value) -> bool {
     step.maybe_text("note").is_some_and(|note| {
         let mut words = note.split(' ');
@@ -457,7 +457,7 @@ pub(in super::super) fn opens_control(step: &Value) -> bool {
     })
 }
 
-/// The case `number` of `seed` with the helper for FTP.
+/// Generates the case `number` of `seed` with the FTP helper.
 pub(in super::super) fn case(seed: u64, number: u64) -> Value {
     let mut entropy = Entropy::seeded(seed.wrapping_mul(0x1_0000_0003).wrapping_add(number) ^ 0xf7);
     let six = entropy.one_in(3);

@@ -90,7 +90,7 @@ impl Traffic {
 
     /// Sends a packet, which is changed or cut at random.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
-        // The host's own answers to these are not compared.
+        // The host's own answers to these packets are not compared.
         let plain = note == "echo" || note == "answer of direct routing";
         if self.entropy.one_in(6) && !plain {
             self.embellish(&mut ip, note);
@@ -110,7 +110,9 @@ impl Traffic {
         vec![step(note, side, &ip)]
     }
 
-    /// Whether the packet is an untranslated error in fragments, which is not counted here.
+    /// Whether the packet is an ICMP error of a server that the director does not translate. This
+    /// test sends such an error in one piece, because the counters of its fragments are not
+    /// compared.
     fn is_uncounted(&self, note: &str) -> bool {
         note.starts_with("error of a server") && !self.scene.is_nat()
     }

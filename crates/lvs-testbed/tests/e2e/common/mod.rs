@@ -1,4 +1,4 @@
-//! Common traffic of the forwarding methods: it must pass through each of them.
+//! Traffic that every forwarding method must forward, and functions that several tests use.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ pub(crate) fn wait_for_counters(
     .with_context(|| listing.clone())
 }
 
-/// The servers that answer, over some connections.
+/// Names of the servers that answer requests over several connections.
 pub(crate) fn answering(site: &Site) -> Result<Vec<String>> {
     let text = site.client.sh(&format!(
         "for i in 1 2 3 4 5 6; do curl -sS --max-time 60 http://{}/id; done",
@@ -160,7 +160,7 @@ impl Download {
     }
 }
 
-/// Returns the last numbers of the addresses of the servers that get connections.
+/// Returns the numbers of the servers that have a weight above 0, counted from 0.
 pub(crate) fn usable(site: &Site) -> Vec<usize> {
     let listing = site.lvsadm("-L -n").unwrap_or_default();
     let rows = rows(&listing);
@@ -226,9 +226,9 @@ pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// Resets that the client and the servers have sent. On a busy machine a host repeats its FIN, and
-/// the other host, which has closed already, sends a reset. The connection is in state CLOSE then,
-/// and is removed after 10 s, as in the kernel.
+/// Number of resets that the client and the servers have sent. On a busy machine a host repeats its
+/// FIN, and the other host, which has closed already, sends a reset. The connection is in state
+/// CLOSE then, and is removed after 10 s, as in the kernel.
 pub(crate) fn resets(site: &Site) -> Result<u64> {
     let hosts = site.servers.iter().chain([&site.client]);
     hosts.map(|host| host.counter("Tcp", "OutRsts")).sum()
@@ -254,7 +254,7 @@ fn listing_of_ended_connections(site: &Site) -> Result<String> {
     Ok(listing)
 }
 
-/// Requests of [`requests_and_listings`].
+/// Number of requests of [`requests_and_listings`].
 pub(crate) fn requests_of_listings() -> u64 {
     suite::size(400, 2000)
 }
@@ -354,7 +354,8 @@ pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
     measured(|| bulk_once(site, percent))
 }
 
-/// The problem with the number of retransmitted segments, if any. All other differences are errors.
+/// Returns the problem with the number of retransmitted segments, if it is too large. All other
+/// differences are errors.
 fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
     let file = site.serve("bulk", suite::size(content::BULK, content::FULL_BULK))?;
     let path = file.display();
@@ -593,7 +594,7 @@ pub(crate) fn mixed_load(site: &Site) -> LoadOptions {
     load
 }
 
-/// The load of [`mixed_load`], sent to the first real server directly.
+/// The requests of [`mixed_load`], sent to the first real server directly.
 pub(crate) fn direct(site: &Site, load: &LoadOptions) -> LoadOptions {
     LoadOptions {
         target: (site.real_address(0), 80).into(),

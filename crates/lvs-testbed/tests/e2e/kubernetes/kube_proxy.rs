@@ -1,8 +1,8 @@
 //! Unmodified kube-proxy in ipvs mode under `lvs-run`, on a director that is a node of the cluster.
 //!
-//! kube-proxy uses the real `iptables` and `ipset`. Its device `kube-ipvs0` is a bridge that the
-//! test creates before, because not every kernel has dummy devices; kube-proxy takes a device of
-//! that name as it is.
+//! kube-proxy uses the real `iptables` and `ipset`. The test creates kube-proxy's device
+//! `kube-ipvs0` as a bridge, because not every kernel has dummy devices; kube-proxy uses an
+//! existing device of that name.
 
 use super::*;
 use lvs_testbed::Topology;
@@ -11,8 +11,8 @@ use lvs_testbed::Topology;
 const WEB: &str = "10.96.0.80:80";
 const NODE_PORT: u16 = 8080;
 
-/// Limit for kube-proxy to remove a server that leaves: it waits until the last connection is no
-/// longer in TIME_WAIT (2 min), and then checks its servers once a minute.
+/// Time limit for kube-proxy to remove a server: it waits until the last connection is no longer in
+/// TIME_WAIT (2 min), and then checks its servers once a minute.
 const LEAVING: Duration = Duration::from_secs(240);
 
 impl Bed {
@@ -113,7 +113,7 @@ impl Cluster {
         waited.with_context(|| self.state())
     }
 
-    /// Checks that the dataplane has the sysctls that kube-proxy sets.
+    /// Checks that the dataplane uses the sysctls that kube-proxy sets.
     fn has_sysctls(&self) -> Result<()> {
         for name in ["expire_nodest_conn", "expire_quiescent_template"] {
             let value = self.bed.site.lvsadm(&format!("sysctl {name}"))?;
@@ -147,7 +147,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The address from which the servers receive the requests of a host.
+    /// The address from which the servers receive the requests that `host` sends to `at`.
     fn source(&self, host: &Host, at: &str) -> Result<String> {
         let text = host.sh(&format!("curl -sS -f -m 60 http://{at}/addr"))?;
         println!("{} at {at} comes from {}", host.name(), text.trim());
@@ -208,7 +208,7 @@ fn kube_proxy_in_ipvs_mode_serves_clients_and_its_own_node() -> Result<()> {
     kube_proxy_restarted(&mut cluster, &left)?;
     // This kube-proxy has added no service: it adds them at its next complete synchronisation.
     dataplane_killed(&mut cluster, &[], 3)?;
-    // It sets the sysctls only when it starts.
+    // kube-proxy sets the sysctls only when it starts.
     let mut proxy = cluster.proxy.take().context("it runs")?;
     proxy.stop(Signal::SIGTERM)?;
     cluster.start_proxy()?;
@@ -216,9 +216,9 @@ fn kube_proxy_in_ipvs_mode_serves_clients_and_its_own_node() -> Result<()> {
     service_deleted(&cluster)
 }
 
-/// Servers whose replies bypass the director, as from pods on other nodes: with full NAT, they
-/// return. Without it, only the clients on the node itself get answers, because the masquerading of
-/// kube-proxy gives them an address of the node.
+/// Servers whose replies bypass the director, like pods on other nodes. With full NAT, their
+/// replies are sent to the director. Without full NAT, only clients on the node itself receive
+/// answers, because kube-proxy masquerades their packets with an address of the node.
 #[test]
 #[ignore = "by hand: needs a Kubernetes API server and kube-proxy (make test-kubernetes)"]
 fn kube_proxy_with_full_nat_serves_node_ports_with_endpoints_on_other_nodes() -> Result<()> {
@@ -243,8 +243,8 @@ fn kube_proxy_with_full_nat_serves_node_ports_with_endpoints_on_other_nodes() ->
     dataplane_killed(&mut cluster, &local, 2)
 }
 
-/// An endpoint that leaves keeps its download, gets no new connection, and is removed after the
-/// download. Returns the remaining endpoints.
+/// An endpoint that is removed keeps its download and gets no new connection. kube-proxy removes
+/// its server after the download. Returns the remaining endpoints.
 fn endpoint_added_and_removed(cluster: &mut Cluster) -> Result<Vec<Endpoint>> {
     let three = endpoints(&cluster.bed, &[0, 1, 2]);
     let target = WEB.parse()?;
@@ -295,8 +295,8 @@ fn client_stays_with_its_server(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// kube-proxy removes an endpoint of a UDP service at once, and the next datagram of a client takes
-/// another one.
+/// kube-proxy removes an endpoint of a UDP service at once, and the next datagram of a client is
+/// sent to another endpoint.
 fn datagrams_leave_a_removed_endpoint(cluster: &Cluster) -> Result<()> {
     const DNS: &str = "10.96.0.53:53";
     let bed = &cluster.bed;
@@ -333,7 +333,7 @@ fn datagrams_leave_a_removed_endpoint(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// kube-proxy ends and starts under load; changes in between reach the dataplane afterwards.
+/// kube-proxy is stopped and started under load; changes in between reach the dataplane afterwards.
 fn kube_proxy_restarted(cluster: &mut Cluster, left: &[Endpoint]) -> Result<()> {
     let load = LoadOptions {
         concurrency: 4,
@@ -364,7 +364,8 @@ fn kube_proxy_restarted(cluster: &mut Cluster, left: &[Endpoint]) -> Result<()> 
     Ok(())
 }
 
-/// The next dataplane gets all services, also if this kube-proxy has added none of them.
+/// A killed dataplane is replaced, and the new one gets all services, although this kube-proxy has
+/// added none of them.
 fn dataplane_killed(cluster: &mut Cluster, options: &[&str], servers: usize) -> Result<()> {
     let rules = |cluster: &Cluster| -> BTreeSet<String> {
         let text = cluster.bed.site.lvsadm("-S -n").unwrap_or_default();
