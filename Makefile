@@ -67,11 +67,12 @@ FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::h
 FORWARDING := $(FORWARDING),e2e::networks,e2e::pmtu,e2e::sync::,e2e::tun_backend,e2e::workers
 
 .PHONY: test-forwarding
-# Full sizes; the kernel fast path is off.
+# The kernel fast path is off.
 test-forwarding:
-	LVS_TEST_FULL=1 LVS_FAST_PATH=off $(MAKE) --no-print-directory ONLY="$(FORWARDING)" run-tests
+	LVS_FAST_PATH=off $(RUN_TESTS) --rest --only "$(FORWARDING)"
 
 test-release: programs ## the same forwarding tests, with the programs as they are installed
+	@tools/setup
 	@$(call build_tests,--exclude lvs-bench)
 	@LVS_BIN_DIR="$(TARGET)/release" $(MAKE) --no-print-directory test-forwarding
 

@@ -211,6 +211,7 @@ fn pid_that_answers(site: &Site) -> Option<u64> {
 }
 
 #[test]
+#[ignore = "long"]
 fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
     let site = site("bootkill")?;
     for words in [&[][..], &["--fast-path", "off", "--warm-restart", "on"]] {

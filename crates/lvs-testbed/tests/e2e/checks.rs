@@ -454,11 +454,13 @@ fn through_vip_checks_follow_servers_nat() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn through_vip_checks_follow_servers_direct_routing() -> Result<()> {
     on_a_clients_way(Forward::Dr)
 }
 
 #[test]
+#[ignore = "long"]
 fn through_vip_checks_follow_servers_tunnel() -> Result<()> {
     on_a_clients_way(Forward::Tun)
 }

@@ -141,6 +141,7 @@ fn listed_counters_equal_server_counters() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn listed_counters_of_two_workers_equal_server_counters() -> Result<()> {
     counters("ink-counters2", &TWO)
 }
@@ -305,6 +306,7 @@ fn fast_path_removes_priority_tags() -> Result<()> {
 /// device to complete. The outer datagram has no checksum, or one that becomes right when the inner
 /// checksum is completed.
 #[test]
+#[ignore = "long"]
 fn vxlan_datagrams_with_partial_inner_checksums_arrive_through_nat() -> Result<()> {
     let site = site("ink-inside", Forward::Nat, 1)?;
     site.add_service_weighted("-u", 4789, "rr", &[1])?;
@@ -348,6 +350,7 @@ fn vxlan_datagrams_with_partial_inner_checksums_arrive_through_nat() -> Result<(
 /// Another program in front of the dataplane's program may end the chain: the dataplane continues
 /// without its program, and no connection breaks.
 #[test]
+#[ignore = "long"]
 fn fast_path_detects_earlier_program() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;
     let mut download = download_in_the_kernel(&site)?;
@@ -398,6 +401,7 @@ fn wait_for_offload(site: &Site) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
     let site = site("ink-captures", Forward::Nat, 1)?;
     let _download = download_in_the_kernel(&site)?;
@@ -516,6 +520,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
     for (forward, flag) in [
         (Forward::Nat, "-m"),

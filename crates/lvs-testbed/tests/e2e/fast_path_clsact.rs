@@ -89,6 +89,7 @@ fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Resul
 
 /// Filters of other programs stay, and run after the dataplane's filter.
 #[test]
+#[ignore = "long"]
 fn clsact_filters_of_other_programs_stay() -> Result<()> {
     let mut site = site("inkc-other", 2)?;
     // First a filter without this project's program before it, then a filter that is added after
@@ -127,6 +128,7 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
 /// A filter in front of the dataplane's, or a removed filter of the dataplane, is detected as with
 /// tcx.
 #[test]
+#[ignore = "long"]
 fn earlier_filter_of_another_program_is_reported() -> Result<()> {
     let site = site("inkc-front", 2)?;
     let mut running = download(&site)?;
@@ -153,6 +155,7 @@ fn earlier_filter_of_another_program_is_reported() -> Result<()> {
 
 /// Filters stay when the dataplane is killed, and its successor replaces them.
 #[test]
+#[ignore = "long"]
 fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     let mut site = site("inkc-kill", 2)?;
     let mut running = download(&site)?;

@@ -64,11 +64,13 @@ fn kernel_fast_path_equals_userspace_ipip() {
 }
 
 #[test]
+#[ignore = "long"]
 fn kernel_fast_path_equals_userspace_gre() {
     same(&["gre-bare-4in4", "gre-bare-6in6"], 4);
 }
 
 #[test]
+#[ignore = "long"]
 fn kernel_fast_path_equals_userspace_gue() {
     same(&["gue-bare-4in4", "gue-bare-6in6", "gue-6in4"], 5);
 }

@@ -144,6 +144,7 @@ fn download(site: &Site) -> Result<common::Download> {
 /// A packet that can leave only with a socket buffer is forwarded with one; packets are forwarded
 /// by XDP again as soon as possible.
 #[test]
+#[ignore = "long"]
 fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
     let mut site = site("xdp-takers", Forward::Nat)?;
     start(&mut site)?;
@@ -167,6 +168,7 @@ fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
 /// A killed dataplane leaves the program, and connections continue. Its successor takes the program
 /// over, or removes it if it is not configured.
 #[test]
+#[ignore = "long"]
 fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;
     start(&mut site)?;
@@ -189,6 +191,7 @@ const AUTO: [&str; 4] = ["--fast-path", "on", "--xdp", "auto"];
 /// With `--xdp auto`, the dataplane uses XDP at an interface without GRO, and tc at an interface
 /// with GRO. A successor checks each interface again.
 #[test]
+#[ignore = "long"]
 fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
     let mut site = site("xdp-auto", Forward::Nat)?;
     site.director.sh("ethtool -K eth1 gro on")?;

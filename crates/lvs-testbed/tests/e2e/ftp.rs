@@ -321,6 +321,7 @@ fn ftp_nat_with_helper_transfers_files() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn ftp_nat_with_dataplane_vip_without_offloads_transfers_files() -> Result<()> {
     let mut options = options("ftp-own", Forward::Nat);
     options.vip = Vip::Dataplane;
@@ -332,6 +333,7 @@ fn ftp_nat_with_dataplane_vip_without_offloads_transfers_files() -> Result<()> {
 
 /// The host routes all packets to the dataplane, including those of data connections from port 20.
 #[test]
+#[ignore = "long"]
 fn ftp_transfers_work_through_tun_device() -> Result<()> {
     let mut options = options("ftp-hop", Forward::Nat);
     options.vip = Vip::Dataplane;
@@ -342,6 +344,7 @@ fn ftp_transfers_work_through_tun_device() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn ftp_transfers_work_nat_ipv6() -> Result<()> {
     let ftp = Ftp::new(options("ftp-six", Forward::Nat), &["--helper", "ftp"])?;
     let vip = IpAddr::V6(ftp.site.vip6);
@@ -353,6 +356,7 @@ fn ftp_transfers_work_nat_ipv6() -> Result<()> {
 /// The alternative when the helper cannot read the commands: servers that announce the virtual
 /// address, and a mark for the ports.
 #[test]
+#[ignore = "long"]
 fn ftp_nat_with_mark_without_helper_transfers_files() -> Result<()> {
     let ftp = Ftp::output(options("ftp-blind", Forward::Nat), &[], |site| {
         Some(site.vip)
@@ -371,6 +375,7 @@ fn ftp_direct_routing_with_persistence_transfers_files() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn ftp_direct_routing_with_mark_transfers_files() -> Result<()> {
     let ftp = Ftp::new(options("ftp-mark", Forward::Dr), &[])?;
     ftp.serve_mark()?;

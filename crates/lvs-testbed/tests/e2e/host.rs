@@ -90,6 +90,7 @@ fn host_vip_works_in_five_network_setups() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn dataplane_vip_works_in_five_network_setups() -> Result<()> {
     five_situations(Vip::Dataplane, "own-vip")
 }

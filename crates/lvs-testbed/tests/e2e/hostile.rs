@@ -7,7 +7,7 @@ use lvs_testbed::hostile::{Method, Summary, storm};
 use lvs_testbed::suite::size;
 
 /// Number of frames for each method, in `make test` and in `make test-all`.
-const QUICK_FRAMES: u64 = 40_000;
+const QUICK_FRAMES: u64 = 20_000;
 const FULL_FRAMES: u64 = 1_000_000;
 
 /// Maximum memory of all simultaneous tests of this file: each has a pool of frames and a table of

@@ -171,6 +171,7 @@ fn hostile_frames_through_packet_sockets_are_all_counted() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn hostile_frames_through_tun_backend_are_all_counted() -> Result<()> {
     let mut options = SiteOptions::with_servers("hostile-tun", Forward::Nat, 2);
     options.vip = Vip::Dataplane;

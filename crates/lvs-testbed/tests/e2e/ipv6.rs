@@ -87,6 +87,7 @@ fn ipv6_requests_are_served_nat() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn ipv6_requests_are_served_direct_routing() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane, Vip::Routed] {
         let site = site("v6-dr", Forward::Dr, vip)?;
@@ -142,6 +143,7 @@ fn ipv6_requests_are_served_through_ipv4_tunnels() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn ipv4_requests_are_served_through_ipv6_tunnels() -> Result<()> {
     tunnels("t46", false, true)
 }

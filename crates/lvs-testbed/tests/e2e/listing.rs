@@ -13,6 +13,7 @@ use serde_json::Value;
 const CONNECTIONS: usize = 6000;
 
 #[test]
+#[ignore = "long"]
 fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
     let site = common::site(SiteOptions::with_servers("listing", Forward::Nat, 2))?;
     site.add_service(80, "rr")?;

@@ -140,6 +140,7 @@ fn local_client_reaches_tcp_service_on_host_address() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn local_client_exchanges_datagrams_with_service_on_host_address() -> Result<()> {
     for words in [&[][..], &["--fast-path", "off"], &["--workers", "2"]] {
         let mut site = new_site("lc-udp")?;
@@ -330,6 +331,7 @@ impl Client {
 }
 
 #[test]
+#[ignore = "long"]
 fn connection_of_local_client_survives_warm_restart() -> Result<()> {
     // With the fast path, the connection also survives if the client sends a request while no
     // dataplane runs.
@@ -468,6 +470,7 @@ for my $port (40001 .. 40004) {
 "#;
 
 #[test]
+#[ignore = "long"]
 fn local_client_exchanges_sctp_packets_with_service_on_host_address() -> Result<()> {
     let mut site = new_site("lc-sctp")?;
     let mut servers = Vec::new();

@@ -104,6 +104,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
 
 /// Direct routing and a tunnel to a server on the director: the host accepts the packets unchanged.
 #[test]
+#[ignore = "long"]
 fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     for (forward, flag) in [(Forward::Dr, "-g"), (Forward::Tun, "-i")] {
         let site = common::site(SiteOptions::with_servers("local-dr", forward, 1))?;

@@ -210,11 +210,13 @@ fn restarted_director_takes_over_when_ready_nat() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn restarted_director_takes_over_when_ready_dr() -> Result<()> {
     comes_back("back-dr", Forward::Dr, ["1", "1"])
 }
 
 #[test]
+#[ignore = "long"]
 fn restarted_director_with_several_workers_takes_over_when_ready() -> Result<()> {
     comes_back("back-workers", Forward::Nat, ["2", "1"])?;
     comes_back("back-workers-2", Forward::Dr, ["2", "2"])

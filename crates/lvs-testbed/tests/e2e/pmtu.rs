@@ -185,6 +185,7 @@ fn pmtu_is_discovered_tunnels_of_ipv4() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn pmtu_is_discovered_tunnels_of_ipv6() -> Result<()> {
     let mut site = site("pmtu-tun6", Forward::Tun)?;
     every_hop(
@@ -229,6 +230,7 @@ fn pmtu_is_discovered_direct_routing() -> Result<()> {
 
 /// Without path MTU discovery, the host before the narrow hop fragments too long packets.
 #[test]
+#[ignore = "long"]
 fn pmtu_discovery_disabled_causes_fragments() -> Result<()> {
     let mut site = site("pmtu-off", Forward::Tun)?;
     narrow(&mut site, Narrow::Servers)?;
@@ -251,6 +253,7 @@ fn pmtu_discovery_disabled_causes_fragments() -> Result<()> {
 /// The MTU is 9,000 bytes between client and director, and 1,500 to the servers. Longer packets
 /// cause an ICMP error or are cut, or the MSS is reduced; none is lost.
 #[test]
+#[ignore = "long"]
 fn pmtu_is_discovered_with_jumbo_frames_on_one_side() -> Result<()> {
     for clamp in [&[][..], &["--clamp-mss", "auto"]] {
         let mut options = SiteOptions::with_servers("jumbo", Forward::Nat, 1);

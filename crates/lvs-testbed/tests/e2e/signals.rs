@@ -45,6 +45,7 @@ fn minds_hangup(pid: u32, masks: &[&str]) -> bool {
 }
 
 #[test]
+#[ignore = "long"]
 fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
     for (label, words) in [
         ("sigkernel", &[][..]),

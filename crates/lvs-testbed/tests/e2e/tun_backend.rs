@@ -84,6 +84,7 @@ fn tun_backend_follows_added_and_removed_servers() -> Result<()> {
 /// The servers' replies of full NAT are sent to local addresses, which the host routes to the
 /// dataplane like virtual ones. A client on the director is served like all others.
 #[test]
+#[ignore = "long"]
 fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     let site = site("hop-fullnat", Forward::FullNat, 2)?;
     site.add_service(80, "rr")?;
@@ -169,6 +170,7 @@ fn traffic6(site: &Site, options: &[&str], servers6: bool) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
     let nat = site("hop-nat6", Forward::Nat, 2)?;
     traffic6(&nat, &["-m"], true)?;
@@ -185,6 +187,7 @@ fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
 /// Without offloads, and with small packets, the host or the other end divides all segments and
 /// completes all checksums.
 #[test]
+#[ignore = "long"]
 fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<()> {
     for forward in [Forward::Nat, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280)] {
@@ -207,6 +210,7 @@ fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<(
 /// Fragmented datagrams have no ports for a policy rule. If a link behind the director is narrow,
 /// the director sends the ICMP error.
 #[test]
+#[ignore = "long"]
 fn tun_backend_forwards_fragments_over_narrow_link() -> Result<()> {
     let site = site("hop-fragments", Forward::Nat, 1)?;
     let _iperf = iperf3(&site.servers[0], site.real_address(0))?;

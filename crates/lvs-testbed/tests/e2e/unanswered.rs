@@ -47,6 +47,7 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
 }
 
 #[test]
+#[ignore = "long"]
 fn doctor_reports_server_without_vip_on_lo() -> Result<()> {
     let faults = ["ip addr del VIP/32 dev lo", "ip addr add VIP/32 dev lo"];
     found_and_healed(Forward::Dr, faults, "realserver-setup")

@@ -119,6 +119,7 @@ fn workers_forward_every_byte_full_nat() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn workers_forward_every_byte_ipv6() -> Result<()> {
     let mut options = options("v6", Forward::Nat);
     options.servers = 2;
@@ -138,6 +139,7 @@ fn workers_forward_every_byte_ipv6() -> Result<()> {
 /// Active and passive FTP with the helper: a data connection belongs to the worker of its control
 /// connection.
 #[test]
+#[ignore = "long"]
 fn workers_transfer_ftp_files() -> Result<()> {
     let mut site = Site::new(options("ftp", Forward::Nat))?;
     site.start_dataplane(&["--workers", "4", "--helper", "ftp"])?;
@@ -167,6 +169,7 @@ fn workers_transfer_ftp_files() -> Result<()> {
 /// Servers and services are added and removed while connections continue; afterwards the director's
 /// own host is a client, whose packets arrive on one queue.
 #[test]
+#[ignore = "long"]
 fn workers_apply_changes_while_traffic_runs() -> Result<()> {
     let mut options = options("changes", Forward::Nat);
     options.servers = 3;
