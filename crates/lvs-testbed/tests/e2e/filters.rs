@@ -145,7 +145,7 @@ fn fragments_without_bpf_arrive_on_the_dataplanes_device() -> Result<()> {
     let launcher = ["setpriv", "--bounding-set=-bpf,-sys_admin", "--"];
     site.start_dataplane_by(&launcher, &[])?;
     site.add_service(80, "rr")?;
-    common::says(&site, "arrive on lvs-host0")?;
+    common::says(&site, "arrive on the device lvs-host0")?;
     let vip: IpAddr = site.vip.into();
     firewall(&site, "")?;
     comes(&site, vip, 3000)?;

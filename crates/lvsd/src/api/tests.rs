@@ -383,7 +383,7 @@ async fn invalid_request_is_refused_with_a_fix() {
         ("/v1/history?service=wbe", 404, "/v1/overview"),
         ("/v1/events?after=x", 400, "after=0"),
         ("/../etc/passwd", 404, "openapi"),
-        ("/v1/admin", 405, "POST only"),
+        ("/v1/admin", 405, "only POST"),
         ("/nothing", 404, "openapi"),
     ] {
         let (got, body) = get(&api, path).await;
@@ -508,7 +508,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     tokio::time::sleep(WRONG_TOKENS).await;
     post(&api, "/v1/reload", Some("wrong"), "").await;
     let text = log.text();
-    assert!(text.contains("and so have 99 requests"), "{text}");
+    assert!(text.contains("99 other requests since the last such message"), "{text}");
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 

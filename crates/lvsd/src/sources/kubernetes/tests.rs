@@ -699,7 +699,7 @@ async fn session_omits_only_the_hostile_objects() {
             let output = state.kubernetes_view.left_out.join("\n");
             let output = |words: &str| output.contains(words);
             state.kubernetes_view.refused == 4
-                && output("Service shop/many: it has more than 256 ports")
+                && output("Service shop/many: the Service has more than 256 ports")
                 && output("Service shop/long: the annotations lvsd/... have 262150 bytes")
                 && output("Service shop/a[2Jb: its name is not a name in Kubernetes")
                 && output("Service shop/ports: invalid type: string")
