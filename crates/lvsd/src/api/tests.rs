@@ -339,7 +339,10 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
         assert!(code == 401 && body.contains(words), "{code} {body}");
     }
     let (_, body) = get(&api, "/v1/whoami").await;
-    assert!(body.contains("\"may_change\":false"), "{body}");
+    assert!(
+        body.contains("\"may_change\":false,\"needs_token\":true"),
+        "{body}"
+    );
     assert!(deeds.try_recv().is_err());
 
     for wrong in [
