@@ -547,7 +547,7 @@ impl<P: Prober> Runner<P> {
         let mut due = Instant::now();
         let mut prompt = None;
         loop {
-            if self.check.via.is_some() && self.serving.wait_for(Option::is_some).await.is_err() {
+            if self.check.needs_vip() && self.serving.wait_for(Option::is_some).await.is_err() {
                 return;
             }
             let begun = Instant::now();
@@ -635,7 +635,8 @@ impl<P: Prober> Runner<P> {
         self.timing.lag.count(waited);
         self.timing.counters.waited(waited);
         let begun = Instant::now();
-        let result = self.prober.probe(&self.check).await;
+        let own = (!self.leads()).then(|| self.check.of_own_address());
+        let result = self.prober.probe(own.as_ref().unwrap_or(&self.check)).await;
         let took = begun.elapsed();
         self.timing.duration.count(took);
         let outcome = match &result {
@@ -727,9 +728,19 @@ impl<P: Prober> Runner<P> {
         }
     }
 
+    /// Whether the check goes through the service if it has the choice.
+    fn leads(&self) -> bool {
+        self.check.needs_vip() || (self.serving.borrow().is_some() && self.has_vip())
+    }
+
+    /// Whether the result of a check counts: a through-VIP check needs the VIP.
+    fn has_way(&self) -> bool {
+        !self.check.needs_vip() || self.has_vip()
+    }
+
     /// Whether the dataplane answers for the virtual address of a through-VIP check; true for other
     /// checks.
-    fn has_way(&self) -> bool {
+    fn has_vip(&self) -> bool {
         let serving = self.serving.borrow();
         let vips = serving.as_ref().and_then(|serving| serving.vips.as_ref());
         match (self.check.via, vips) {
