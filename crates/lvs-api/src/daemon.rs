@@ -145,10 +145,10 @@ pub struct VrrpStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AnnounceStatus {
-    /// Whether the dataplane has received the connections of its peers.
+    /// Whether the dataplane has all peers of the file, and has received their connections.
     pub ready: bool,
-    /// The condition for which the director waits before it announces addresses; empty when it is
-    /// met.
+    /// The condition for which the director waits before it announces addresses as usual; empty when
+    /// it is met.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
     /// The virtual addresses to announce, and their routes.

@@ -9,6 +9,9 @@ use lvs_core::api::{ReasonCount, ServiceInfo};
 /// The owner of the services of `lvsd`, as recorded in the dataplane.
 pub const OWNER: &str = "lvsd";
 
+/// The restart of a dataplane. A dataplane that lvsd has started is no service of systemd.
+pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or kill its process if lvsd has started it (lvsd then starts another one), which ends all connections";
+
 /// Options of `lvs-dataplane` that fixes contain, and that `[dataplane]` has as keys.
 const OPTIONS: [&str; 11] = [
     "--clamp-mss",

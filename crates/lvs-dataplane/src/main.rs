@@ -347,21 +347,19 @@ impl FromStr for Helper {
     }
 }
 
-/// Whether a line of the file of rules sets a mark; otherwise it is a command of ipvsadm.
+/// Whether a line of the file of rules sets a mark; otherwise it is a command of ipvsadm. Short
+/// options such as `-d` have another meaning there, but no command has the action of a rule.
 fn is_mark_rule(line: &str) -> bool {
-    let word = line.split_whitespace().next().unwrap_or_default();
-    let name = word.strip_prefix("--").unwrap_or_default();
+    let first = line.split_whitespace().next().unwrap_or_default();
     let options = [
-        "interface",
-        "source",
-        "destination",
-        "protocol",
-        "ports",
-        "mark",
-        "drop",
-        "host",
+        "--interface",
+        "--source",
+        "--destination",
+        "--protocol",
+        "--ports",
     ];
-    options.contains(&name)
+    let is_action = |word| ["--mark", "--drop", "--host"].contains(&word);
+    options.contains(&first) || line.split_whitespace().any(is_action)
 }
 
 fn name_and_value(text: &str) -> Result<(String, String), String> {

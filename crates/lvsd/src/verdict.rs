@@ -275,9 +275,14 @@ impl Verdict {
             }
         }
         let vrrp = status.director.vrrp.as_ref();
+        let announce = status.director.announce.as_ref();
         for (is, words) in [
             (status.director.maintenance.is_some(), "in maintenance"),
             (vrrp.is_some_and(|vrrp| !vrrp.ready), "not ready for VRRP"),
+            (
+                announce.is_some_and(|announce| !announce.ready),
+                "not ready to announce addresses",
+            ),
             (
                 !status.loaded.ok && status.loaded.time > 0,
                 "the file was refused",

@@ -57,7 +57,7 @@ impl Routes<'_> {
     /// its local table contains another route.
     fn has(&self, addr: IpAddr) -> bool {
         let hit = self.state.lookup(addr);
-        self.state.is_local(addr) || hit.is_none_or(|hit| hit.oif == self.device)
+        self.state.is_local(addr) || hit.is_some_and(|hit| hit.oif == self.device)
     }
 
     fn set(&mut self, addr: IpAddr, vip: &mut Vip, standing: Standing) {

@@ -81,8 +81,10 @@ pub(crate) struct Keeper {
     /// their answers until all workers use this view.
     ended: Vec<(u64, LocalClient)>,
     pub(super) next: Next,
-    /// Reads from the kernel the XDP features of interfaces; `None` without `--xdp`.
-    pub(super) xdp: Option<XdpFeatures>,
+    /// Reads from the kernel the XDP features of interfaces, or the reason why it does not.
+    pub(super) xdp: Result<XdpFeatures, String>,
+    /// The error that was last logged while the kernel did not report these features.
+    pub(super) unreported: Option<String>,
     /// The XDP programs, by interface.
     pub(super) attached_xdp: HashMap<u32, AttachedXdp>,
     /// Virtual addresses that the dataplane owns by configuration.
@@ -175,14 +177,15 @@ impl Keeper {
             return Err(HostError::NoXdpInterface(name.clone()));
         }
         let xdp = match &setup.fast_path {
-            Some(_) if !setup.xdp.is_empty() => Some(XdpFeatures::open().map_err(HostError::Xdp)?),
-            Some(_) if setup.xdp_auto => XdpFeatures::open().ok(),
-            _ => None,
+            Some(_) if !setup.xdp.is_empty() => Ok(XdpFeatures::open().map_err(HostError::Xdp)?),
+            Some(_) if setup.xdp_auto => XdpFeatures::open().map_err(|error| error.to_string()),
+            _ => Err("XDP is off".to_owned()),
         };
         let loopback = (!routed).then(|| Loopback::new(setup.fast_path.clone()));
         let mut keeper = Self {
             dataplane,
             xdp,
+            unreported: None,
             attached_xdp: HashMap::new(),
             setup,
             interception,

@@ -317,22 +317,36 @@ impl Keeper {
                 (vec![io], None)
             }
         };
-        self.attach_xdp(link)?;
+        // XDP is last: some drivers reset the link for it, and this function runs again each second
+        // if it fails.
         self.interception.add_interface(&link.name)?;
+        if let Err(error) = self.attach_xdp(link) {
+            self.interception.remove_interface(&link.name)?;
+            return Err(error);
+        }
         Ok(opened)
     }
 
     /// Reads again which interfaces can send frames without socket buffers.
     pub(super) fn follow_takers(&mut self) {
-        let (Some(fast_path), Some(xdp)) = (&self.setup.fast_path, &mut self.xdp) else {
+        let (Some(fast_path), Ok(xdp)) = (&self.setup.fast_path, &mut self.xdp) else {
             return;
         };
         match xdp.takers() {
-            Ok(takers) => fast_path.set_takers(takers),
+            Ok(takers) => {
+                if self.unreported.take().is_some() {
+                    info!("XDP forwards again: the kernel reports the features of interfaces");
+                }
+                fast_path.set_takers(takers);
+            }
             Err(error) => {
-                warn!(
-                    "XDP forwards nothing: the kernel does not report the features of interfaces: {error}"
-                );
+                let error = error.to_string();
+                if self.unreported.as_ref() != Some(&error) {
+                    warn!(
+                        "XDP forwards nothing: the kernel does not report the features of interfaces: {error}"
+                    );
+                }
+                self.unreported = Some(error);
                 fast_path.set_takers(HashSet::new());
             }
         }

@@ -212,7 +212,10 @@ impl Loopback {
                 }
             }
             Ok(()) => {}
-            Err(error) if made.is_some() || self.kernel.is_none() => {
+            Err(error)
+                if error.kind() != io::ErrorKind::StorageFull
+                    && (made.is_some() || self.kernel.is_none()) =>
+            {
                 self.refuse(&error, now);
                 return None;
             }
@@ -303,21 +306,22 @@ impl Kernel {
     }
 
     /// Writes the entries of `wanted` that differ from `known` to the map, records them in `known`,
-    /// and attaches the program.
+    /// and attaches the program. `StorageFull` if the map has no room for all of them: the others
+    /// have effect.
     fn set(
         &mut self,
         wanted: &Entries,
         known: &mut Entries,
         fast_path: Option<&Arc<FastPath>>,
     ) -> io::Result<()> {
+        let mut is_full = false;
         for (key, value) in wanted {
             if known.get(key) != Some(value) {
-                let set = self.map.insert(key, &[*value]);
-                set.map_err(|error| match error.raw_os_error() {
-                    Some(libc::E2BIG) => io::Error::other("the map of the BPF program is full"),
-                    _ => error,
-                })?;
-                known.insert(*key, *value);
+                match self.map.insert(key, &[*value]) {
+                    Ok(()) => drop(known.insert(*key, *value)),
+                    Err(error) if error.raw_os_error() == Some(libc::E2BIG) => is_full = true,
+                    Err(error) => return Err(error),
+                }
             }
         }
         if self.link.is_none() {
@@ -331,7 +335,13 @@ impl Kernel {
                 _kept: kept,
             });
         }
-        Ok(())
+        match is_full {
+            true => Err(io::Error::new(
+                io::ErrorKind::StorageFull,
+                "the map of the BPF program is full",
+            )),
+            false => Ok(()),
+        }
     }
 }
 
@@ -417,16 +427,22 @@ mod tests {
 
     /// Runs `test` with a small map, in a network namespace of its own.
     fn with_small_map(test: impl FnOnce(Loopback) + Send + 'static) {
-        let thread = std::thread::spawn(|| {
+        with_small_map_of(1, test);
+    }
+
+    /// As [`with_small_map`], after the first change with this number of services.
+    fn with_small_map_of(services: u16, test: impl FnOnce(Loopback) + Send + 'static) {
+        let thread = std::thread::spawn(move || {
             lvs_sys::unshare_network()
                 .expect("this test makes a network namespace: run it as root");
             let mut loopback = Loopback {
                 room: ROOM.into(),
                 ..Loopback::new(None)
             };
-            let wanted = [service(1)].into();
+            let wanted = (1..=services).map(service).collect();
             let device = loopback.replace(&wanted, Instant::from_secs(1));
-            if let Some(trouble) = loopback.trouble(Instant::from_secs(1)) {
+            let trouble = loopback.trouble(Instant::from_secs(1));
+            if let Some(trouble) = trouble.filter(|_| loopback.is_refused()) {
                 assert!(!lvs_sys::is_root_of_all(), "{trouble:?}");
                 return Some(trouble.what);
             }
@@ -467,6 +483,20 @@ mod tests {
                 loopback.trouble(now).is_none(),
                 "there is nothing to redirect"
             );
+        });
+    }
+
+    #[test]
+    fn first_services_that_fill_the_map_have_effect() {
+        with_small_map_of(ROOM + 1, |mut loopback| {
+            let now = Instant::from_secs(5);
+            let trouble = loopback.trouble(now).expect("one entry is missing");
+            assert!(trouble.fix.contains("at most 4 services"), "{trouble:?}");
+            assert_eq!(loopback.entries.len(), usize::from(ROOM));
+            let kernel = loopback.kernel.as_ref().expect("the program is loaded");
+            assert!(kernel.link.is_some(), "the program is attached");
+            loopback.replace(&[service(1)].into(), now);
+            assert!(loopback.trouble(now).is_none());
         });
     }
 

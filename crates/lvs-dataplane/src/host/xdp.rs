@@ -32,8 +32,8 @@ const UNTAG: [(&str, &str); 2] = [
 #[derive(Clone, Debug)]
 struct Facts<'a> {
     name: &'a str,
-    /// The features of the driver and the offloads; `None` if the kernel does not report them.
-    device: Option<(Driver, Offloads)>,
+    /// The features of the driver and the offloads, or the error of the kernel.
+    device: Result<(Driver, Offloads), String>,
     /// Whether the interface has an XDP program of another owner.
     has_program: bool,
     /// Whether the interface is a bond or team, whose ports have their own offloads.
@@ -49,13 +49,14 @@ impl<'a> Facts<'a> {
         link: &'a Link,
         state: &'a NetState,
         fast_path: &FastPath,
-        features: Option<&mut XdpFeatures>,
+        features: Result<&mut XdpFeatures, &mut String>,
     ) -> Self {
         let read = |features: &mut XdpFeatures| -> io::Result<_> {
             let device = (features.driver(link.index)?, features.offloads(link.index)?);
             Ok((device, features.has_program(link.index)?))
         };
-        let read = features.and_then(|features| read(features).ok());
+        let features = features.map_err(|error| error.clone());
+        let read = features.and_then(|found| read(found).map_err(|error| error.to_string()));
         let master = link.master.and_then(|master| state.link(master));
         let mut others = state.links();
         let vlan = others.find(|other| {
@@ -63,7 +64,7 @@ impl<'a> Facts<'a> {
         });
         Self {
             name: &link.name,
-            has_program: read.as_ref().is_some_and(|(_, has)| *has)
+            has_program: read.as_ref().is_ok_and(|(_, has)| *has)
                 // The program of a killed predecessor is replaced.
                 && !fast_path.has_pinned_xdp(link.index),
             device: read.map(|(device, _)| device),
@@ -77,12 +78,13 @@ impl<'a> Facts<'a> {
 /// Decides whether an interface gets the XDP program with `--xdp auto`.
 fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
     let name = facts.name;
-    let Some((driver, offloads)) = &facts.device else {
-        return Err(no(
-            NoXdp::UNREPORTED,
-            "the kernel does not report its XDP features and offloads",
-            "use Linux 6.3 or newer",
-        ));
+    let (driver, offloads) = match &facts.device {
+        Ok(device) => device,
+        Err(error) => {
+            let reason =
+                format!("the kernel does not report its XDP features and offloads: {error}");
+            return Err(no(NoXdp::UNREPORTED, reason, "use Linux 6.3 or newer"));
+        }
     };
     // A veth has GRO while it has an XDP program, even if the operator has disabled it.
     let mut merges = set(&offloads.wanted, &MERGE[..1]);
@@ -170,7 +172,7 @@ impl Keeper {
         } else if self.setup.xdp_auto {
             let facts = Facts::of(link, &self.tables.state, &fast_path, self.xdp.as_mut());
             let chosen =
-                check(&facts).and_then(|()| attach(&fast_path, ifindex, self.xdp.as_mut()));
+                check(&facts).and_then(|()| attach(&fast_path, ifindex, self.xdp.as_mut().ok()));
             match chosen {
                 Ok(attached) => {
                     info!("{name} uses XDP");
@@ -243,7 +245,7 @@ mod tests {
         };
         let mut facts = Facts {
             name: "eth0",
-            device: Some(Default::default()),
+            device: Ok(Default::default()),
             has_program: false,
             is_bond: false,
             master: None,
@@ -267,7 +269,7 @@ mod tests {
     #[test]
     fn interface_with_any_obstacle_gets_no_xdp() {
         let found = [
-            decision(|facts, _, _| facts.device = None),
+            decision(|facts, _, _| facts.device = Err("no such family".to_owned())),
             decision(|_, driver, _| *driver = Driver(0b101)),
             decision(|_, driver, _| *driver = Driver(0b110)),
             decision(|facts, _, _| facts.has_program = true),
@@ -278,6 +280,7 @@ mod tests {
             decision(|_, _, offloads| offloads.active = names(&["rx-lro"])),
             decision(|facts, _, _| facts.vlan = Some("eth0.7")),
         ];
+        assert!(found[0].reason.ends_with(": no such family"), "{found:?}");
         let expected = [
             NoXdp::UNREPORTED,
             NoXdp::UNSUPPORTED,

@@ -8,11 +8,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lvs_core::replication::TakenOver;
+use lvs_core::sync::SyncRole;
 use lvs_core::sync::wire::{self, Entry, Unread};
 
 use super::counts::{Counts, count};
 use super::sockets::Sockets;
-use super::{Director, Stop, add_stop};
+use super::{Director, Stop, add_stop, has_waited};
 use lvs_sys::Poller;
 use lvs_sys::lock;
 
@@ -37,20 +38,16 @@ pub(super) fn run(
 ) {
     let mut reader = Reader::new(&sockets, counts.clone());
     let mut poller = Poller::new();
+    let mut failed = false;
     let mut next = Instant::now() + PERIOD;
     while !stop.is_asked() {
         poller.clear();
         add_stop(&mut poller, stop);
         let places: Vec<usize> = sockets.iter().map(|fd| poller.add(fd.as_fd())).collect();
         let until = next.saturating_duration_since(Instant::now());
-        if let Err(error) = poller.wait(Some(until)) {
-            tracing::error!(
-                "the synchronisation backup stops: it cannot wait for its sockets: {error}"
-            );
-            return;
-        }
+        let waited = has_waited(poller.wait(Some(until)), &mut failed, SyncRole::Backup);
         for (place, socket) in places.into_iter().zip(sockets.iter()) {
-            if poller.is_ready(place) {
+            if !waited || poller.is_ready(place) {
                 reader.receive(socket, director, stop);
             }
         }

@@ -4,13 +4,13 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use lvs_core::sync::Message;
+use lvs_core::sync::{Message, SyncRole};
 use tracing::{info, warn};
 
 use super::counts::{Counts, count};
 use super::outbox::Outbox;
 use super::sockets::Sockets;
-use super::{Director, Stop, add_stop};
+use super::{Director, Stop, add_stop, has_waited};
 use lvs_sys::{Poller, wait_writable};
 
 /// Interval at which the interface is checked, and at which the messages of the control half are
@@ -30,6 +30,7 @@ pub(super) fn run(
     stop: &Stop,
 ) {
     let mut poller = Poller::new();
+    let mut failed = false;
     let mut next = Instant::now() + PERIOD;
     let mut manner = Manner {
         stop,
@@ -41,12 +42,7 @@ pub(super) fn run(
         add_stop(&mut poller, stop);
         poller.add(outbox.wake().as_fd());
         let until = next.saturating_duration_since(Instant::now());
-        if let Err(error) = poller.wait(Some(until)) {
-            tracing::error!(
-                "the synchronisation master stops: it cannot wait for its sockets: {error}"
-            );
-            return;
-        }
+        has_waited(poller.wait(Some(until)), &mut failed, SyncRole::Master);
         send(outbox.take(), &sockets, counts, &mut manner);
         if Instant::now() >= next {
             next = Instant::now() + PERIOD;

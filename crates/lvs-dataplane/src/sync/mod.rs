@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode};
 use lvs_core::sync::wire::Entry;
@@ -248,4 +249,22 @@ pub(crate) fn entry(port: u16) -> Entry {
 /// Adds the stop descriptor to the poller of a daemon's thread.
 fn add_stop(poller: &mut lvs_sys::Poller, stop: &Stop) {
     poller.add(stop.wake.as_fd());
+}
+
+/// Whether a daemon's thread has waited for its descriptors. Otherwise it has slept for a short time,
+/// and tries all of them: it does not end, because it would still be listed. `failed` is whether the
+/// previous wait failed.
+fn has_waited(wait: io::Result<usize>, failed: &mut bool, of: SyncRole) -> bool {
+    let Err(error) = wait else {
+        *failed = false;
+        return true;
+    };
+    if !std::mem::replace(failed, true) {
+        tracing::error!(
+            "the synchronisation {} cannot wait for its sockets, and tries them ten times a second: {error}",
+            role(of)
+        );
+    }
+    thread::sleep(Duration::from_millis(100));
+    false
 }

@@ -75,7 +75,7 @@ impl Format {
     /// The value of the variable is not a format.
     pub fn from_env() -> Result<Self, String> {
         match std::env::var(Self::VARIABLE).as_deref() {
-            Err(_) | Ok("") => Ok(Self::default()),
+            Err(_) => Ok(Self::default()),
             Ok(text) => text
                 .parse()
                 .map_err(|fix| format!("{}={text}: {fix}", Self::VARIABLE)),
@@ -88,7 +88,8 @@ impl std::str::FromStr for Format {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
-            "text" => Ok(Self::Text),
+            // An empty environment variable sets nothing.
+            "text" | "" => Ok(Self::Text),
             "json" => Ok(Self::Json),
             _ => Err("write `text` or `json`".to_owned()),
         }

@@ -6,7 +6,7 @@
 //! made at the clients: downloads at a [constant rate](crate::paced), each byte of which is
 //! compared, and the longest pause of each download.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{IsTerminal, Write as _};
 use std::time::{Duration, Instant};
@@ -179,6 +179,9 @@ pub struct Outcome {
     /// maintenance or had died.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawn_ms: Vec<u64>,
+    /// With two directors: servers that a director blamed for a fault, though none had one.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub blamed: BTreeSet<String>,
     /// Faults that `lvsadm` or `lvsd` reported during the scenario.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reported: Vec<String>,
@@ -366,6 +369,23 @@ fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeM
         }
     }
     lost
+}
+
+/// The servers that a director blames for a fault: their codes in `lvsd status`.
+fn blamed(director: &Host) -> Result<Vec<String>> {
+    let reported = director.run(programs::find("lvsd")?, &["status", "--json"])?;
+    let reported: Value = serde_json::from_str(&reported)?;
+    let services = reported["services"].as_array().into_iter().flatten();
+    let servers = services.flat_map(|service| service["servers"].as_array().into_iter().flatten());
+    let faults = servers.filter_map(|server| {
+        let code = server["code"].as_str().filter(|code| !code.is_empty())?;
+        let (address, reason) = (&server["server"], &server["reason"]);
+        Some(format!(
+            "{}: {code} of {address}: {reason}",
+            director.name()
+        ))
+    });
+    Ok(faults.collect())
 }
 
 /// Returns the process id of the dataplane that a director's `lvsd` has started.

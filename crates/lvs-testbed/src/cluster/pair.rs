@@ -6,9 +6,11 @@
 
 mod files;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -95,16 +97,32 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     }
     let client = lab.site.client.clone();
     let before = Counters::read(&lab.site)?;
-    let (report, outages): (Result<LoadReport>, _) = std::thread::scope(|scope| {
+    // A failover is no fault of a server; `quorum` makes the checks of one director fail.
+    let watched = (scenario != Scenario::Quorum && options.director == Balancer::Lvs)
+        .then(|| lab.hosts().map(Host::clone));
+    let ended = AtomicBool::new(false);
+    let (report, outages, blamed): (Result<LoadReport>, _, _) = std::thread::scope(|scope| {
         let running = scope.spawn(|| match options.live {
             true => super::shown(&client, &load),
             false => client.load(&load),
         });
+        let watch = scope.spawn(|| {
+            let mut blamed = BTreeSet::new();
+            while !ended.load(Relaxed) {
+                // A director that is dead, or starts, blames no server.
+                let hosts = watched.iter().flatten();
+                blamed.extend(hosts.flat_map(|host| super::blamed(host).unwrap_or_default()));
+                std::thread::sleep(Duration::from_millis(300));
+            }
+            blamed
+        });
         let changes = lab.change(scenario, options.downloads);
+        ended.store(true, Relaxed);
+        let blamed = watch.join().unwrap_or_default();
         let report = running
             .join()
             .unwrap_or_else(|_| bail!("a thread panicked"));
-        (report, changes)
+        (report, changes, blamed)
     });
     let reported = lab.logs();
     let outages_ms = outages.with_context(|| format!("{report:?}\n{reported}"))?;
@@ -126,6 +144,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
             Balancer::HaProxy => Default::default(),
         },
         outages_ms,
+        blamed,
         reported: std::mem::take(&mut lab.reported),
         ..outcome
     })

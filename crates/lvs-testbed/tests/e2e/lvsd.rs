@@ -460,6 +460,77 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     Ok(())
 }
 
+/// A typo in the file of a running lvsd changes no service. Until it is corrected, every program
+/// reports that lvsd does not use the file, with the position of the typo and its fix.
+#[test]
+fn typo_in_file_is_reported_until_corrected() -> Result<()> {
+    let site = site("typo")?;
+    let path = configure(&site, 2)?;
+    let mut daemon = start(&site, &[])?;
+    wait_usable(&site, 2, &daemon)?;
+    let doctor = || super::doctor::findings_with_code(&site, "configuration_refused");
+    let health = || lvsd(&site, "check-health 2>&1 || echo exit $?");
+    let good = health()?;
+    ensure!(good.contains("LVS OK"), "{good}");
+    ensure!(doctor()?.is_empty(), "{:?}", doctor()?);
+
+    // The second server leaves the file, too: it must stay.
+    configure(&site, 1)?;
+    let text = fs::read_to_string(&path)?;
+    fs::write(&path, text.replace("scheduler", "shceduler"))?;
+    let reload = lvsd(&site, "reload 2>&1 || echo exit $?")?;
+    let position = format!("{}:7:1", path.display());
+    for part in [
+        "exit 3",
+        &position,
+        "shceduler",
+        "did you mean `scheduler`?",
+    ] {
+        ensure!(reload.contains(part), "{part}: {reload}");
+    }
+    let status = lvsd(&site, "status")?;
+    let first = status.lines().next().unwrap_or_default();
+    ensure!(first.contains("WARNING: the file was refused"), "{status}");
+    let loaded: serde_json::Value = serde_json::from_str(&lvsd(&site, "status --json")?)?;
+    let loaded = &loaded["loaded"];
+    let found = doctor()?;
+    ensure!(
+        loaded["ok"] == false && found.len() == 1,
+        "{loaded} {found:?}"
+    );
+    let what = found[0]["what"].as_str().unwrap_or_default();
+    for message in [
+        what,
+        loaded["message"].as_str().unwrap_or_default(),
+        &status,
+    ] {
+        for part in [
+            &position,
+            "the old configuration stays",
+            "did you mean `scheduler`?",
+        ] {
+            ensure!(message.contains(part), "{part}: {message}");
+        }
+    }
+    let fix = found[0]["fix"].as_str().unwrap_or_default();
+    ensure!(fix.contains("lvsd reload"), "{fix}");
+    let output = health()?;
+    for part in ["LVS WARNING", "the file was refused", "exit 1"] {
+        ensure!(output.contains(part), "{part}: {output}");
+    }
+    let mut load = site.load();
+    load.requests = 20;
+    load.sizes = vec![1000];
+    common::spread(&common::ok(site.client.load(&load)?, 20)?, &[10, 10])?;
+
+    configure(&site, 2)?;
+    lvsd(&site, "reload")?;
+    let healed = health()?;
+    ensure!(healed.contains("LVS OK"), "{healed}");
+    ensure!(doctor()?.is_empty(), "{:?}", doctor()?);
+    daemon.stop_ok(Signal::SIGINT)
+}
+
 /// `lvsadm drain` sends a request to lvsd. lvsd reports the drain, and continues it after a reload,
 /// a restart, and the loss of the dataplane.
 #[test]

@@ -17,7 +17,7 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
         format!(
             "# the first that fits decides\n\
              --destination {vip} --protocol tcp --ports 82 --host\n\
-             --destination {vip} --protocol tcp --ports 83 --drop\n\
+             -d {vip} -p tcp --ports 83 --drop\n\
              -A -f 7 -s rr\n\
              --destination {vip} --protocol tcp --ports 80-84 --mark 7\n"
         ),

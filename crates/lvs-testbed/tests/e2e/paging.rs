@@ -5,7 +5,8 @@
 //! Tests of such faults elsewhere: `checks.rs` (a server with another gateway, or without the VIP),
 //! `unanswered.rs` (the same faults, which no check detects), `checks_errors.rs` (this host's own
 //! filter), `doctor.rs` (the MTU of tunnels, filters of the host), `failure.rs` (a VIP of another
-//! host), `discovery.rs` (a name server that is dead).
+//! host), `discovery.rs` (a name server that is dead), `lvsd.rs` (a typo in the file). `cluster.rs` has
+//! failovers between two directors, in which no server is blamed.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -107,6 +107,8 @@ pub(super) struct Whoami {
     who: String,
     /// Whether the client may make changes.
     may_change: bool,
+    /// Whether a token would permit changes.
+    needs_token: bool,
     /// The reason why the client may not make changes, and the fix; empty if it may.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     why: String,
@@ -423,15 +425,17 @@ async fn whoami(api: &Api, head: &Parts, peer: &Peer) -> Result<Whoami, Refusal>
         Ok(who) => Ok(Whoami {
             who,
             may_change: true,
+            needs_token: false,
             why: String::new(),
         }),
         Err(refusal) if wrong => Err(refusal),
-        Err(Refusal(_, why)) => Ok(Whoami {
+        Err(Refusal(status, why)) => Ok(Whoami {
             who: match peer {
                 Peer::Local { who, .. } => who.clone(),
                 Peer::Tcp(address) => format!("API {}", address.ip().to_canonical()),
             },
             may_change: false,
+            needs_token: status == StatusCode::UNAUTHORIZED,
             why,
         }),
     }

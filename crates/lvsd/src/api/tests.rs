@@ -339,7 +339,10 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
         assert!(code == 401 && body.contains(words), "{code} {body}");
     }
     let (_, body) = get(&api, "/v1/whoami").await;
-    assert!(body.contains("\"may_change\":false"), "{body}");
+    assert!(
+        body.contains("\"may_change\":false,\"needs_token\":true"),
+        "{body}"
+    );
     assert!(deeds.try_recv().is_err());
 
     for wrong in [
@@ -508,7 +511,10 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     tokio::time::sleep(WRONG_TOKENS).await;
     post(&api, "/v1/reload", Some("wrong"), "").await;
     let text = log.text();
-    assert!(text.contains("99 other requests since the last such message"), "{text}");
+    assert!(
+        text.contains("99 other requests since the last such message"),
+        "{text}"
+    );
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 

@@ -324,9 +324,13 @@ fn director(status: &DirectorStatus, now: u64) -> String {
     }
     if let Some(announce) = &status.announce {
         if !announce.ready {
+            let effect = match status.missing_peers.is_empty() {
+                true => "announces nothing",
+                false => "routers prefer other directors",
+            };
             let _ = writeln!(
                 text,
-                "announces nothing: NOT READY, waits for {}",
+                "{effect}: NOT READY, waits for {}",
                 announce.waits_for
             );
         }

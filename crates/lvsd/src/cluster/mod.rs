@@ -25,8 +25,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lvs_api::Address;
 use lvs_api::daemon::{DirectorStatus, MaintenanceSpec, VrrpStatus};
+use lvs_api::{Address, guidance};
 use lvs_core::api::{self, AnnouncedVip};
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior};
@@ -320,8 +320,9 @@ impl Cluster {
             .collect();
         (!peers.is_empty()).then(|| {
             format!(
-                "a restart of the dataplane, which was started without the peers {}: systemctl restart lvs-dataplane, which ends all connections",
-                peers.join(", ")
+                "a restart of the dataplane, which was started without the peers {}: {}",
+                peers.join(", "),
+                guidance::RESTART_DATAPLANE
             )
         })
     }
@@ -448,15 +449,14 @@ impl Cluster {
             }
         });
         let announce = self.announcer.as_ref().map(|announcer| {
-            let announced = announcer.announced.borrow();
-            announced.status()
+            let mut announce = announcer.announced.borrow().status();
+            if let Some(lacking) = self.lacking().filter(|_| announce.ready) {
+                announce.ready = false;
+                announce.waits_for = lacking;
+            }
+            announce
         });
         let mut warnings = Vec::new();
-        if let Some(lacking) = self.lacking().filter(|_| announce.is_some()) {
-            warnings.push(format!(
-                "routers prefer other directors, because this one is not ready: it waits for {lacking}"
-            ));
-        }
         if self.maintenance.is_some() && vrrp.is_none() && announce.is_none() {
             warnings.push(
                 "the maintenance has no effect on addresses: the file has neither [vrrp] nor services with vip = \"announce\"; the program that moves the addresses must query `lvsd maintenance status`"

@@ -396,19 +396,21 @@ pub fn refused(path: &str, error: &LoadError) -> String {
     }
 }
 
-/// The first error of a report, and the number of others.
+/// The first error of a report with its position and fix, and the number of others.
 fn summary(report: &Report) -> String {
-    let first = report
-        .findings
-        .iter()
-        .find(|d| d.severity == Severity::Error);
-    match first {
-        Some(d) if report.errors() > 1 => {
-            format!("{} (and {} more)", d.title, report.errors() - 1)
-        }
-        Some(d) => d.title.clone(),
-        None => "the reason is unknown".to_owned(),
+    let mut errors = report.findings.iter();
+    let Some(first) = errors.find(|d| d.severity == Severity::Error) else {
+        return "the reason is unknown".to_owned();
+    };
+    let position = report.files.position(&report.text, first.primary.0.start);
+    let mut text = format!("{position}: {}", first.title);
+    if let Some(help) = &first.help {
+        text.push_str(&format!("; {help}"));
     }
+    if report.errors() > 1 {
+        text.push_str(&format!(" (and {} more)", report.errors() - 1));
+    }
+    text
 }
 
 /// Whether a configuration removes more servers than a reload may. If so, returns the message with

@@ -8,7 +8,7 @@ use lvs_api::daemon::{
     AdminState, CheckNotMade, DataplaneStatus, ProxyStatus, ServerStatus, ServiceStatus,
     SourceStatus, Status,
 };
-use lvs_api::directors;
+use lvs_api::{directors, guidance};
 use lvs_core::api::{
     DownInterface, Info, PeerStanding, ReasonCount, ServiceId, ServiceInfo, SilentHop, SyncCounts,
 };
@@ -271,9 +271,10 @@ fn peers(info: &Info, wanted: Option<&Peers>) -> Vec<PeerStanding> {
         state: "away".to_owned(),
         seconds: info.uptime,
         missing: 0,
-        trouble: "the dataplane was started without this peer; to replicate, restart the dataplane, which ends all connections: \
-                  systemctl restart lvs-dataplane"
-            .to_owned(),
+        trouble: format!(
+            "the dataplane was started without this peer; to replicate, restart it: {}",
+            guidance::RESTART_DATAPLANE
+        ),
     }));
     all
 }

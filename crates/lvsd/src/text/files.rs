@@ -44,6 +44,15 @@ impl Files {
         }
     }
 
+    /// A byte of the joined text, as `FILE:LINE:COLUMN`.
+    pub fn position(&self, text: &str, at: usize) -> String {
+        let (path, part) = self.part(at, text.len()).unwrap_or(("", 0..text.len()));
+        let before = text.get(part.start..at).unwrap_or_default();
+        let line = before.rsplit('\n').next().unwrap_or_default();
+        let column = 1 + line.chars().count();
+        format!("{path}:{}:{column}", lines(before))
+    }
+
     /// The same files with `text` as their joined text.
     pub(crate) fn of(mut self, text: &str) -> Self {
         self.lines = lines(text);

@@ -6,7 +6,6 @@ use std::time::Duration;
 use lvs_core::api::{CaptureFilter, CapturedPacket, Failure, FailureCode};
 use serde_json::Value;
 
-use super::end;
 use crate::dataplane::capture::{Capture, QUEUE, READERS_MAX, Reader};
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
@@ -15,7 +14,7 @@ use lvs_process::server::Sink;
 const IDLE: Duration = Duration::from_secs(1);
 
 impl Handle {
-    /// Sends packets until the client closes the connection.
+    /// Sends packets until the client closes the connection, or the dataplane stops.
     pub(super) fn capture(
         &self,
         filter: CaptureFilter,
@@ -45,15 +44,14 @@ impl Handle {
                 }
                 // Detects that the client has closed the connection.
                 Err(mpsc::RecvTimeoutError::Timeout) => out.item(&CapturedPacket::default())?,
-                Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::new(
-                        FailureCode::Unsupported,
-                        "the dataplane is stopping",
-                    ));
-                }
+                // The workers have ended: the dataplane is stopping.
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
             out.flush()?;
         }
-        end(out)
+        Err(Failure::new(
+            FailureCode::Internal,
+            "the dataplane is stopping, and captures no more packets",
+        ))
     }
 }

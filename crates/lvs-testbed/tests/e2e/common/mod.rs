@@ -691,10 +691,12 @@ pub(crate) fn host_state(site: &Site) -> Result<String> {
     )
 }
 
-/// Prints the results of cluster scenarios, and checks that no download broke.
+/// Prints the results of cluster scenarios, and checks that no download broke, and that no director
+/// blamed a server.
 pub(crate) fn nothing_breaks(outcomes: &[Outcome]) -> Result<()> {
     println!("{}", serde_json::to_string(outcomes)?);
-    let broken = outcomes.iter().find(|outcome| outcome.broken > 0);
+    let mut outcomes = outcomes.iter();
+    let broken = outcomes.find(|outcome| outcome.broken > 0 || !outcome.blamed.is_empty());
     ensure!(broken.is_none(), "{broken:?}");
     Ok(())
 }

@@ -4,15 +4,13 @@
 use std::net::IpAddr;
 
 use lvs_api::daemon::{AdminState, ServerStatus, Status, VrrpStatus};
+use lvs_api::guidance;
 use lvs_core::api::ServiceId;
 
 use super::Findings;
 use super::code::Code;
 use crate::invocation::Invocation;
 use crate::operator::maintenance::daemon;
-
-/// The fix for a dataplane that was started without its peers.
-const RESTART: &str = "systemctl restart lvs-dataplane, which ends all connections";
 
 /// The director in the status of `lvsd`; empty if none runs, or it does not answer.
 #[derive(Debug, Default)]
@@ -123,6 +121,17 @@ impl Director {
     }
 
     pub(super) fn look(&self, findings: &mut Findings) {
+        let loaded = &self.0.loaded;
+        if !loaded.ok && loaded.time > 0 {
+            findings.add(
+                Code::ConfigurationRefused,
+                loaded.message.clone(),
+                format!(
+                    "lvsd check shows all errors of {}; correct them and run lvsd reload",
+                    self.file()
+                ),
+            );
+        }
         let director = &self.0.director;
         let Some(vrrp) = &director.vrrp else {
             if !director.missing_peers.is_empty() {
@@ -136,7 +145,7 @@ impl Director {
                         "this director is not ready: its dataplane was started without the peers {}, and replicates nothing to them",
                         peers.collect::<Vec<_>>().join(", ")
                     ),
-                    RESTART,
+                    guidance::RESTART_DATAPLANE,
                 );
             }
             return;
@@ -164,7 +173,7 @@ impl Director {
                 ),
                 match director.missing_peers.is_empty() {
                     true => "lvsadm sync shows the state of its peers, and lvsd status whether the dataplane answers",
-                    false => RESTART,
+                    false => guidance::RESTART_DATAPLANE,
                 },
             );
             return;

@@ -133,7 +133,7 @@
     if (vrrp && vrrp.state === "fault") all.push("keepalived is in the state fault.");
     if (vrrp && !vrrp.ready) all.push(`Not ready for VRRP: waits for ${vrrp.waits_for}.`);
     for (const line of (vrrp && vrrp.trouble) || []) all.push(`keepalived: ${line}`);
-    if (announce && !announce.ready) all.push(`Announces nothing: waits for ${announce.waits_for}.`);
+    if (announce && !announce.ready) all.push(`${o.director.missing_peers ? "Routers prefer other directors" : "Announces nothing"}: waits for ${announce.waits_for}.`);
     for (const a of (announce && announce.addresses) || []) if (a.trouble) all.push(`Announcement of ${a.address}: ${a.trouble}`);
     for (const line of o.director.warnings || []) all.push(line);
     for (const s of o.sources) if (s.trouble) all.push(`${s.kind} ${s.name} does not answer: ${s.trouble}`);
@@ -336,20 +336,23 @@
   }
 
   async function unlock() {
+    let needsToken = false;
+    let wrong = false;
     try {
       const me = await call("v1/whoami");
       may.change = me.may_change;
       may.why = me.why || "";
+      needsToken = me.needs_token;
     } catch (error) {
       may.change = false;
       may.why = error.message;
+      wrong = needsToken = error.status === 401;
       may.token = "";
       sessionStorage.removeItem("token");
     }
     // Where no token is configured there is nothing to unlock.
-    const locked = !may.change && !/header/.test(may.why) && !/the token differs/.test(may.why);
-    $("unlock").hidden = may.change || locked;
-    $("rights").textContent = may.change ? "Changes are allowed." : locked ? "Read only." : /the token differs/.test(may.why) ? may.why : "";
+    $("unlock").hidden = may.change || !needsToken;
+    $("rights").textContent = may.change ? "Changes are allowed." : !needsToken ? "Read only." : wrong ? may.why : "";
     $("rights").title = may.why;
   }
 
