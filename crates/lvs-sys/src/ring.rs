@@ -168,7 +168,7 @@ impl PacketRing {
         self.mac = usize::from(header.tp_mac);
         // SAFETY: by its old status, the slot belonged to this process. Its new status is neither 0
         // nor the old one, so the slot is lent only once.
-        let memory = unsafe { self.arena.lend_of_ring(self.next) };
+        let memory = unsafe { self.arena.lend_owned(self.next) };
         self.next += 1;
         if self.next == self.arena.slots() {
             (self.next, self.rounds) = (0, self.rounds + 1);

@@ -27,7 +27,7 @@ use tracing::{debug, warn};
 use super::FastPath;
 use super::layout::{LOCAL_KEY_WORDS, LOCAL_WORDS, local};
 use super::pins::{Maps, Pins};
-use lvs_sys::{MapPlace, SharedMap};
+use lvs_sys::{ReferenceMap, Referents, SharedMap};
 
 /// The names of the array, and of the map in it.
 const PLACE: &str = "lvs_locals";
@@ -54,7 +54,7 @@ pub(crate) enum LocalsAre {
 /// The map, and the array in which the programs look it up.
 #[derive(Debug)]
 pub(super) struct Locals {
-    place: MapPlace,
+    place: ReferenceMap,
     ends: OnceLock<Ends>,
     /// A thread is creating the map, or has created it.
     asked: AtomicBool,
@@ -113,8 +113,11 @@ impl Locals {
     pub(super) fn new(layout: &Layout, workers: NonZeroUsize, maps: Maps<'_>) -> io::Result<Self> {
         let slots = Slots::new(layout, workers);
         let place = match maps {
-            Maps::Found(pins) => MapPlace::pinned(&pins.path(PLACE))?,
-            Maps::New | Maps::Pinned(_) => MapPlace::new(PLACE, &Ends::new(ENDS, 1)?)?,
+            Maps::Found(pins) => ReferenceMap::pinned(&pins.path(PLACE), Referents::Maps)?,
+            Maps::New | Maps::Pinned(_) => {
+                let inner = Ends::new(ENDS, 1)?;
+                ReferenceMap::of_maps(PLACE, &inner)?
+            }
         };
         Ok(Self {
             place,
@@ -153,7 +156,7 @@ impl Locals {
             let _ = fs::remove_file(&path);
             ends.pin(&path)?;
         }
-        self.place.put(&ends)?;
+        self.place.put_map(&ends)?;
         let _ = self.ends.set(ends);
         Ok(())
     }
@@ -319,7 +322,7 @@ impl FastPath {
         let found = Ends::pinned(&path).and_then(|ends| {
             // The predecessor may have been killed before it made this map available to the
             // programs.
-            self.locals.place.put(&ends)?;
+            self.locals.place.put_map(&ends)?;
             let left = ends.entries()?.into_iter().collect();
             Ok(LocalsLeft {
                 kernel: self,

@@ -65,7 +65,7 @@ impl FastPath {
         }
         let mut now: HashSet<Key> = known.intersection(&new.services).copied().collect();
         for service in new.services.difference(&known) {
-            match self.services.insert(service) {
+            match self.services.insert(service, &[1]) {
                 Ok(()) => {
                     now.insert(*service);
                 }
