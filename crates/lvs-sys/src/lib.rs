@@ -48,7 +48,7 @@ pub use random::random;
 pub use ring::{PacketRing, RingFrame};
 pub use slice::{permitted_cpus, run_in_real_time, run_in_slices, run_on, thread_time};
 pub use table::{TablePages, table_memory};
-pub use tun::{TunDevice, TunOptions};
+pub use tun::TunDevice;
 pub use turn::{TurnBack, TurnedBack, turned};
 
 /// Returns the index of a network interface of this thread's network namespace.

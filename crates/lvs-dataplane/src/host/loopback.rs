@@ -297,7 +297,7 @@ impl Kernel {
             program,
             link: None,
         };
-        Ok((kernel, Port::Host(device)))
+        Ok((kernel, Port::Tun(device)))
     }
 
     /// Writes the entries of `wanted` that differ from `known` to the map, records them in `known`,
