@@ -357,8 +357,7 @@ impl AllMaps {
 
     /// The descriptor of a map.
     fn number(&self, name: &str) -> Option<i32> {
-        let all = self.arrays.all();
-        if let Some((_, array)) = all.iter().find(|(known, _)| *known == name) {
+        if let Some((_, array)) = self.arrays.all().find(|(known, _)| *known == name) {
             return Some(array.number());
         }
         match name {
