@@ -27,6 +27,7 @@ use tracing::{debug, warn};
 use super::FastPath;
 use super::layout::{LOCAL_KEY_WORDS, LOCAL_WORDS, local};
 use super::pins::{Maps, Pins};
+use super::services::halves;
 use lvs_sys::{ReferenceMap, Referents, SharedMap};
 
 /// The names of the array, and of the map in it.
@@ -213,14 +214,6 @@ fn words(protocol: Protocol, end: SocketAddr) -> [u64; 3] {
             ]
         }
     }
-}
-
-fn halves(octets: [u8; 16]) -> [u64; 2] {
-    [0, 8].map(|at| {
-        let mut half = [0; 8];
-        half.copy_from_slice(&octets[at..at + 8]);
-        u64::from_ne_bytes(half)
-    })
 }
 
 /// The local address and port of an entry, in the family of `like`.
