@@ -8,7 +8,7 @@ use lvs_core::{
     ServiceConfig, ServiceKey, Transport, Tuple, Verdict,
 };
 use lvs_dataplane::fast_path::FastPath;
-use lvs_sys::SharedSet;
+use lvs_sys::SharedMap;
 
 use crate::memory::{Clients, vip};
 
@@ -22,7 +22,7 @@ pub struct Publishing {
     director: Director,
     _kernel: FastPath,
     connections: Vec<ConnId>,
-    map: SharedSet<3>,
+    map: SharedMap<3, 1>,
     epoch: u16,
 }
 
@@ -54,7 +54,7 @@ impl Publishing {
         let control = &mut director.control;
         control.add_service(service, config, None)?;
         control.add_server(&service, "10.1.0.1:80".parse()?, &server, Instant::ZERO)?;
-        let map = SharedSet::new("lvs_bench", CONNECTIONS)?;
+        let map = SharedMap::new("lvs_bench", CONNECTIONS)?;
         let mut connections = Vec::new();
         for n in 0..CONNECTIONS {
             let client = Clients { bits: 10 }.of(n);
@@ -67,7 +67,7 @@ impl Publishing {
             if let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) {
                 connections.extend(forward.conn);
             }
-            map.insert(&key(n))?;
+            map.insert(&key(n), &[1])?;
         }
         Ok(Self {
             director,
@@ -95,7 +95,7 @@ impl Publishing {
     pub fn update(&mut self) -> Result<f64> {
         let start = std::time::Instant::now();
         for n in 0..CONNECTIONS {
-            self.map.insert(&key(n))?;
+            self.map.insert(&key(n), &[1])?;
         }
         Ok(nanoseconds(start))
     }

@@ -8,7 +8,7 @@
 //! twice; the packet path caches the results if speed is important.
 
 use std::borrow::Borrow;
-use std::collections::{HashMap, hash_map};
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
@@ -50,11 +50,8 @@ impl<K, V> SharedMap<K, V> {
     }
 
     /// The entries, in arbitrary order.
-    pub fn iter(&self) -> Iter<'_, K, V> {
-        Iter {
-            parts: self.parts.iter(),
-            part: None,
-        }
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.parts.iter().flat_map(|part| part.iter())
     }
 
     /// The keys, in arbitrary order.
@@ -188,31 +185,6 @@ impl<K: Clone + Eq + Hash, V: Clone> FromIterator<(K, V)> for SharedMap<K, V> {
 impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for SharedMap<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter()).finish()
-    }
-}
-
-/// Entries of a [`SharedMap`].
-pub struct Iter<'a, K, V> {
-    parts: std::slice::Iter<'a, Part<K, V>>,
-    part: Option<hash_map::Iter<'a, K, V>>,
-}
-
-impl<K, V> fmt::Debug for Iter<'_, K, V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Iter").finish_non_exhaustive()
-    }
-}
-
-impl<'a, K, V> Iterator for Iter<'a, K, V> {
-    type Item = (&'a K, &'a V);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            if let Some(entry) = self.part.as_mut().and_then(Iterator::next) {
-                return Some(entry);
-            }
-            self.part = Some(self.parts.next()?.iter());
-        }
     }
 }
 

@@ -4,34 +4,34 @@ use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::map_memory;
 
 /// A mapping that is divided into slots of one size. A slot has at most one borrower. It returns
 /// automatically when any thread drops the [`Lent`]; the backend then lends it again, or passes it
-/// to the kernel. This needs no queue: each slot has a flag, and the owner of a ring checks the
-/// slots in order.
+/// to the kernel. This needs no queue: each slot begins with a word that is 0 if the slot is not
+/// lent, and the owner of a ring checks the slots in order.
 ///
-/// In a ring that is shared with the kernel ([`PacketRing`](super::PacketRing)) each slot begins
-/// with a word that contains its owner. This word replaces the flag, and a returned slot belongs to
-/// the kernel.
+/// In a ring that is shared with the kernel ([`PacketRing`](super::PacketRing)), a slot whose word
+/// is 0 belongs to the kernel.
 pub struct Arena {
     memory: NonNull<u8>,
     slots: usize,
     slot_len: usize,
-    owners: Owners,
+    /// Number of bytes at the beginning of each slot that are never lent.
+    head: usize,
+    /// Whether the kernel fills the slots.
+    is_ring: bool,
 }
 
-/// The record of lent slots.
-enum Owners {
-    /// A flag for each slot.
-    Flags(Box<[AtomicBool]>),
-    /// The first word of each slot: the kernel owns the slot if the word is 0. The value is the
-    /// number of bytes at the beginning of each slot that are never lent.
-    Words(usize),
-}
+/// Length in bytes of the beginning of a slot that is not in a ring: a cache line.
+const HEAD: usize = 64;
+/// The word of a lent slot that is not in a ring.
+const LENT: u32 = 1;
 
 // SAFETY: the pointer is to a mapping that this value owns until it is dropped; the mapping is not
 // bound to a thread.
@@ -41,21 +41,13 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Maps memory for `slots` slots of `slot_len` bytes, all zero.
+    /// Maps memory for `slots` slots of `slot_len` bytes, a multiple of 4, all zero.
     ///
     /// # Errors
-    /// Errors of `mmap`; `InvalidInput` for no slots, empty slots, or more slots than fit into the
-    /// address space.
+    /// Errors of `mmap`; `InvalidInput` for no slots, or more slots than fit into the address space.
     pub fn new(slots: usize, slot_len: usize) -> io::Result<Arc<Self>> {
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let memory = map(slots, slot_len, anonymous, -1)?;
-        let flags = (0..slots).map(|_| AtomicBool::new(false)).collect();
-        Ok(Arc::new(Self {
-            memory,
-            slots,
-            slot_len,
-            owners: Owners::Flags(flags),
-        }))
+        Self::map(slots, slot_len + HEAD, HEAD, anonymous, -1)
     }
 
     /// Maps the ring of a packet socket. The first `head` bytes of each slot begin with the word
@@ -69,49 +61,52 @@ impl Arena {
         slot_len: usize,
         head: usize,
     ) -> io::Result<Arc<Self>> {
+        Self::map(slots, slot_len, head, libc::MAP_SHARED, ring.as_raw_fd())
+    }
+
+    fn map(
+        slots: usize,
+        slot_len: usize,
+        head: usize,
+        flags: libc::c_int,
+        fd: libc::c_int,
+    ) -> io::Result<Arc<Self>> {
         assert!(size_of::<u32>() <= head && head <= slot_len && slot_len.is_multiple_of(4));
-        let memory = map(slots, slot_len, libc::MAP_SHARED, ring.as_raw_fd())?;
+        let memory = map_memory(slots.checked_mul(slot_len), flags, fd, 0)?;
         Ok(Arc::new(Self {
             memory,
             slots,
             slot_len,
-            owners: Owners::Words(head),
+            head,
+            is_ring: fd >= 0,
         }))
     }
 
-    /// Lends a slot; `None` if the slot is already lent, does not exist, or is in use by the
-    /// kernel.
+    /// Lends a slot; `None` if the slot is already lent, does not exist, or is in a ring.
     pub fn lend(self: &Arc<Self>, slot: usize) -> Option<Lent> {
-        let Owners::Flags(flags) = &self.owners else {
-            return None;
-        };
-        // Acquire: the writes of the last owner are visible, and no later access moves before this
-        // one.
-        if flags.get(slot)?.swap(true, Ordering::Acquire) {
+        if self.is_ring || slot >= self.slots {
             return None;
         }
-        Some(Lent {
-            bytes: self.start(slot),
-            len: self.slot_len,
-            slot,
-            arena: Arc::clone(self),
-        })
+        // Acquire: the writes of the last owner are visible, and no later access moves before this
+        // one.
+        if self.word(slot).swap(LENT, Ordering::Acquire) != 0 {
+            return None;
+        }
+        // SAFETY: the slot was not lent, and its word is not 0 now. No kernel fills this arena.
+        Some(unsafe { self.lend_owned(slot) })
     }
 
-    /// Lends a slot of a ring. The caller has read from the slot's word that the slot belongs to
-    /// this process, and has changed the word so that it is not lent twice.
+    /// Lends a slot of which the caller has read that it belongs to this process. The caller has
+    /// changed the slot's word so that the slot is not lent twice.
     ///
     /// # Safety
     /// The slot neither belongs to the kernel nor is lent already, and its word is not 0.
-    pub(super) unsafe fn lend_of_ring(self: &Arc<Self>, slot: usize) -> Lent {
-        let Owners::Words(head) = self.owners else {
-            unreachable!("the caller has created the ring");
-        };
+    pub(super) unsafe fn lend_owned(self: &Arc<Self>, slot: usize) -> Lent {
         // SAFETY: a slot is not shorter than its head.
-        let bytes = unsafe { self.start(slot).add(head) };
+        let bytes = unsafe { self.start(slot).add(self.head) };
         Lent {
             bytes,
-            len: self.slot_len - head,
+            len: self.slot_len - self.head,
             slot,
             arena: Arc::clone(self),
         }
@@ -147,24 +142,12 @@ impl Arena {
     /// Number of slots that are in use outside of the arena; for a ring, the slots that the kernel
     /// does not own.
     pub fn lent(&self) -> usize {
-        match &self.owners {
-            Owners::Flags(flags) => {
-                let is_lent = |lent: &&AtomicBool| lent.load(Ordering::Relaxed);
-                flags.iter().filter(is_lent).count()
-            }
-            Owners::Words(_) => {
-                let is_ours = |slot: &usize| self.word(*slot).load(Ordering::Relaxed) != 0;
-                (0..self.slots).filter(is_ours).count()
-            }
-        }
+        let is_lent = |slot: &usize| self.word(*slot).load(Ordering::Relaxed) != 0;
+        (0..self.slots).filter(is_lent).count()
     }
 
-    /// The first word of a slot of a ring.
+    /// The word at the beginning of a slot.
     pub(super) fn word(&self, slot: usize) -> &AtomicU32 {
-        assert!(
-            matches!(self.owners, Owners::Words(_)),
-            "the slots of a ring begin with a word"
-        );
         // SAFETY: the slots lie in the mapping, which lives as long as `self`, begin at multiples
         // of four bytes in it, and are longer than the word. A borrower of a slot has no reference
         // to the word, and the kernel accesses it atomically, too.
@@ -197,29 +180,9 @@ fn ask_for(line: NonNull<u8>) {
     let _ = line;
 }
 
-/// Maps memory for slots.
-fn map(
-    slots: usize,
-    slot_len: usize,
-    flags: libc::c_int,
-    fd: libc::c_int,
-) -> io::Result<NonNull<u8>> {
-    let len = slots
-        .checked_mul(slot_len)
-        .filter(|&len| len > 0 && isize::try_from(len).is_ok())
-        .ok_or(io::ErrorKind::InvalidInput)?;
-    let rights = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-    let memory = unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, fd, 0) };
-    if memory == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?)
-}
-
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `map` made, of that length. Every `Lent` keeps the arena
+        // SAFETY: this is the mapping that `map_memory` made, of that length. Every `Lent` keeps the arena
         // alive, so no slot is lent now.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.slots * self.slot_len) };
     }
@@ -268,7 +231,7 @@ impl Deref for Lent {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the slot lies within the mapping, which the arena keeps; it is initialized, and
-        // its flag or word marks it as lent, so this value is its only owner. `&self` excludes
+        // its word marks it as lent, so this value is its only owner. `&self` excludes
         // writes through this value.
         unsafe { slice::from_raw_parts(self.bytes.as_ptr(), self.len) }
     }
@@ -285,10 +248,7 @@ impl DerefMut for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         // Release: the next borrower sees the written bytes.
-        match &self.arena.owners {
-            Owners::Flags(flags) => flags[self.slot].store(false, Ordering::Release),
-            Owners::Words(_) => self.arena.word(self.slot).store(0, Ordering::Release),
-        }
+        self.arena.word(self.slot).store(0, Ordering::Release);
     }
 }
 

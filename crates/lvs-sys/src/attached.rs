@@ -1,6 +1,5 @@
 //! BPF programs of any owner at an interface (bpf(2)). A separate module, because `lvsadm`, which
 //! contains no dataplane, uses it too.
-use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
@@ -110,12 +109,7 @@ impl Place {
 /// `PermissionDenied` without `CAP_NET_ADMIN` and `CAP_SYS_ADMIN` in the initial user namespace;
 /// other errors of the kernel, for instance if the interface has no such attachment point.
 pub fn names(interface: &str, place: Place) -> io::Result<Vec<String>> {
-    let interface = CString::new(interface)?;
-    // SAFETY: the pointer is to a NUL-terminated string that lives during the call.
-    let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
-    if ifindex == 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let ifindex = super::if_index(interface)?;
     let mut names = Vec::new();
     for id in ids(ifindex, place)? {
         match name(id) {

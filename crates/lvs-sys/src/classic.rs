@@ -55,3 +55,22 @@ pub const MARK: u32 = 20;
 pub const fn network(byte: u32) -> u32 {
     (-0x10_0000_i32).cast_unsigned().wrapping_add(byte)
 }
+
+/// The result of a program for which `load` reads the word at an offset.
+#[cfg(test)]
+pub(crate) fn run(program: &[Op], load: impl Fn(u32) -> u32) -> u32 {
+    let (mut at, mut value) = (0, 0);
+    loop {
+        let one = program[at];
+        at += 1;
+        let skip_if = |holds: bool| usize::from(if holds { one.jt } else { one.jf });
+        match one.code {
+            LOAD => value = load(one.k),
+            IF_EQUAL => at += skip_if(value == one.k),
+            IF_NOT_LESS => at += skip_if(value >= one.k),
+            JUMP => at += usize::try_from(one.k).expect("an offset"),
+            RETURN => return one.k,
+            other => panic!("instruction {other:#x}"),
+        }
+    }
+}

@@ -1,9 +1,10 @@
 //! ICMP errors of datagram sockets (`IP_RECVERR`, ip(7)). A separate module, because `lvsd`, which
 //! contains no dataplane, uses it for its checks.
 use std::io;
-use std::mem::size_of_val;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
+
+use super::set_option;
 
 /// Makes `socket`, which is or will be connected to `target`, return every ICMP error as the error
 /// of its next call. Without this setting the kernel returns only some errors, and for example not
@@ -16,22 +17,7 @@ pub fn receive(socket: &impl AsFd, target: IpAddr) -> io::Result<()> {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVERR),
         IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
     };
-    let on: libc::c_int = 1;
-    let len = libc::socklen_t::try_from(size_of_val(&on)).map_err(io::Error::other)?;
-    // SAFETY: pointer and length describe `on`, which lives during the call and is only read.
-    let rc = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            level,
-            option,
-            (&raw const on).cast(),
-            len,
-        )
-    };
-    match rc {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    set_option(socket.as_fd().as_raw_fd(), level, option, &1_i32)
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! UDP sockets for a multicast group on one interface.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::os::fd::AsRawFd;
+
+use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 use super::packet::only_from_others;
-use super::{Plain, check, get_option, set_option, socklen};
+use super::{Plain, check, get_option, set_option};
 
 /// Number of the values of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and the index of
 /// the counter of lost messages.
@@ -18,14 +21,11 @@ unsafe impl Plain for [u32; MEMINFO_VARS] {}
 /// A non-blocking UDP socket on one interface, of the address family of `group`.
 fn socket(interface: &str, group: IpAddr) -> io::Result<UdpSocket> {
     let family = match group {
-        IpAddr::V4(_) => libc::AF_INET,
-        IpAddr::V6(_) => libc::AF_INET6,
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
     };
-    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: takes numbers only.
-    let fd = check(unsafe { libc::socket(family, kind, 0) })?;
-    // SAFETY: the descriptor is new, open and has no other owner.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(family, SocketType::DGRAM, flags, None)?;
     let name = interface.as_bytes();
     let len = libc::socklen_t::try_from(name.len())
         .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -42,20 +42,6 @@ fn socket(interface: &str, group: IpAddr) -> io::Result<UdpSocket> {
     Ok(UdpSocket::from(fd))
 }
 
-fn mreqn(group: Ipv4Addr, index: u32) -> io::Result<libc::ip_mreqn> {
-    Ok(libc::ip_mreqn {
-        imr_multiaddr: libc::in_addr {
-            s_addr: u32::from_ne_bytes(group.octets()),
-        },
-        imr_address: libc::in_addr { s_addr: 0 },
-        imr_ifindex: number(index)?,
-    })
-}
-
-fn number(index: u32) -> io::Result<libc::c_int> {
-    libc::c_int::try_from(index).map_err(|_| io::Error::from(io::ErrorKind::NotFound))
-}
-
 /// Creates a socket that sends to multicast groups on an interface, with this time to live, and
 /// does not receive its own messages. Messages that exceed the MTU are fragmented. Messages to an
 /// IPv4 group have the source address `source`.
@@ -70,27 +56,22 @@ pub fn multicast_sender(
     source: Option<Ipv4Addr>,
 ) -> io::Result<UdpSocket> {
     let socket = socket(interface, group)?;
-    let fd = socket.as_raw_fd();
-    let set = |level, option, value: libc::c_int| set_option(fd, level, option, &value);
+    let none = Ipv4Addr::UNSPECIFIED;
     match group {
         IpAddr::V4(_) => {
-            let interface = mreqn(Ipv4Addr::UNSPECIFIED, index)?;
-            set_option(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &interface)?;
-            set(libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, 0)?;
-            set(libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, ttl.into())?;
-            let dont = libc::IP_PMTUDISC_DONT;
-            set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, dont)?;
+            sockopt::set_ip_multicast_if_with_ifindex(&socket, &none, &none, index)?;
+            sockopt::set_ip_multicast_loop(&socket, false)?;
+            sockopt::set_ip_multicast_ttl(&socket, ttl.into())?;
+            sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DONT)?;
             if let Some(source) = source {
-                bind(fd, &sockaddr_in(source, 0))?;
+                bind(&socket, &SocketAddrV4::new(source, 0))?;
             }
         }
         IpAddr::V6(_) => {
-            let interface = number(index)?;
-            set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, interface)?;
-            set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, 0)?;
-            set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, ttl.into())?;
-            let dont = libc::IPV6_PMTUDISC_DONT;
-            set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, dont)?;
+            sockopt::set_ipv6_multicast_if(&socket, index)?;
+            sockopt::set_ipv6_multicast_loop(&socket, false)?;
+            sockopt::set_ipv6_multicast_hops(&socket, ttl.into())?;
+            sockopt::set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DONT)?;
         }
     }
     Ok(socket)
@@ -106,57 +87,25 @@ pub fn multicast_receiver(interface: &str, index: u32, group: SocketAddr) -> io:
     let socket = socket(interface, group.ip())?;
     let fd = socket.as_raw_fd();
     only_from_others(fd)?;
-    let one: libc::c_int = 1;
-    set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &one)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
     match group {
         SocketAddr::V4(group) => {
             let none: libc::c_int = 0;
             set_option(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, &none)?;
-            bind(fd, &sockaddr_in(*group.ip(), group.port()))?;
-            let member = mreqn(*group.ip(), index)?;
-            set_option(fd, libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &member)?;
+            bind(&socket, &group)?;
+            let (group, any) = (group.ip(), Ipv4Addr::UNSPECIFIED);
+            sockopt::set_ip_add_membership_with_ifindex(&socket, group, &any, index)?;
         }
         SocketAddr::V6(group) => {
-            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &one)?;
-            let address = libc::sockaddr_in6 {
-                sin6_family: libc::sa_family_t::try_from(libc::AF_INET6).expect("AF_INET6 is 10"),
-                sin6_port: group.port().to_be(),
-                sin6_flowinfo: 0,
-                sin6_addr: in6_addr(*group.ip()),
-                sin6_scope_id: index,
-            };
-            bind(fd, &address)?;
-            let member = libc::ipv6_mreq {
-                ipv6mr_multiaddr: in6_addr(*group.ip()),
-                ipv6mr_interface: index,
-            };
-            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP, &member)?;
+            sockopt::set_ipv6_v6only(&socket, true)?;
+            bind(
+                &socket,
+                &SocketAddrV6::new(*group.ip(), group.port(), 0, index),
+            )?;
+            sockopt::set_ipv6_add_membership(&socket, group.ip(), index)?;
         }
     }
     Ok(socket)
-}
-
-fn sockaddr_in(addr: Ipv4Addr, port: u16) -> libc::sockaddr_in {
-    libc::sockaddr_in {
-        sin_family: libc::sa_family_t::try_from(libc::AF_INET).expect("AF_INET is 2"),
-        sin_port: port.to_be(),
-        sin_addr: libc::in_addr {
-            s_addr: u32::from_ne_bytes(addr.octets()),
-        },
-        sin_zero: [0; 8],
-    }
-}
-
-const fn in6_addr(addr: Ipv6Addr) -> libc::in6_addr {
-    libc::in6_addr {
-        s6_addr: addr.octets(),
-    }
-}
-
-fn bind<T>(fd: libc::c_int, address: &T) -> io::Result<()> {
-    // SAFETY: pointer and length describe a socket address, which the kernel only reads.
-    check(unsafe { libc::bind(fd, std::ptr::from_ref(address).cast(), socklen::<T>()) })?;
-    Ok(())
 }
 
 /// Number of datagrams that were dropped because a socket's receive buffer was full, since the

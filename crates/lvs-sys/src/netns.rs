@@ -1,7 +1,9 @@
 //! The identity of a network namespace. A separate module, because `lvsd` uses it too.
-use std::mem::size_of;
-use std::os::fd::AsRawFd;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixDatagram;
+
+use super::get_option;
 
 /// `SO_NETNS_COOKIE` (asm-generic/socket.h), which libc does not have.
 const SO_NETNS_COOKIE: libc::c_int = 71;
@@ -11,19 +13,17 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 /// `None` if the kernel has no cookies.
 pub fn cookie() -> Option<u64> {
     let socket = UnixDatagram::unbound().ok()?;
-    let mut cookie = 0_u64;
-    let mut len = libc::socklen_t::try_from(size_of::<u64>()).ok()?;
-    // SAFETY: pointer and length describe `cookie`, and any bytes are a value of it.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut len,
-        )
-    };
-    (done == 0 && cookie != 0).then_some(cookie)
+    let cookie = cookie_of_socket(&socket).ok();
+    cookie.filter(|&cookie| cookie != 0)
+}
+
+/// The cookie of the network namespace of a socket, which is not reused until the host restarts.
+///
+/// # Errors
+/// The descriptor is not a socket.
+pub fn cookie_of_socket(socket: &impl AsFd) -> io::Result<u64> {
+    let fd = socket.as_fd().as_raw_fd();
+    get_option(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, 0)
 }
 
 #[cfg(test)]

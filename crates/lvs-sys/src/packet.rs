@@ -514,13 +514,7 @@ impl MessageBatch {
                 let aux = unsafe { data.cast::<libc::tpacket_auxdata>().read_unaligned() };
                 found.len = aux.tp_len;
                 if aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
-                    // Kernels before 3.14 do not report the identifier; it is 802.1Q then.
-                    let tpid = if aux.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0 {
-                        aux.tp_vlan_tpid
-                    } else {
-                        0x8100
-                    };
-                    found.vlan = Some((tpid, aux.tp_vlan_tci));
+                    found.vlan = Some((aux.tp_vlan_tpid, aux.tp_vlan_tci));
                 }
             }
             // SAFETY: `cmsg` came from CMSG_FIRSTHDR or CMSG_NXTHDR of the same header.

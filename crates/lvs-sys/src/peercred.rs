@@ -2,8 +2,11 @@
 
 use std::ffi::CString;
 use std::io;
-use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Plain, get_option};
 
 /// The remote process and its user, at the time when it connected or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,31 +19,18 @@ pub struct PeerCred {
     pub gid: u32,
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "twelve bytes")]
-const CRED_LEN: libc::socklen_t = size_of::<libc::ucred>() as libc::socklen_t;
+// SAFETY: a `repr(C)` struct of integers.
+unsafe impl Plain for libc::ucred {}
 
 /// The remote process of `socket` and its user.
 pub fn peer_cred(socket: &impl AsFd) -> io::Result<PeerCred> {
-    let mut cred = libc::ucred {
+    let none = libc::ucred {
         pid: 0,
         uid: 0,
         gid: 0,
     };
-    let mut len = CRED_LEN;
-    // SAFETY: `cred` and `len` live for the call, and `len` is the size of `cred`, which takes any
-    // bytes.
-    let rc = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut cred).cast(),
-            &raw mut len,
-        )
-    };
-    if rc != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let fd = socket.as_fd().as_raw_fd();
+    let cred = get_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, none)?;
     Ok(PeerCred {
         pid: u32::try_from(cred.pid).unwrap_or(0),
         uid: cred.uid,
@@ -63,13 +53,8 @@ impl Process {
     /// Returns the process that connected `socket`. Before Linux 6.5, it is the process that has
     /// the id `pid` now; before 5.3, it is unknown.
     pub fn of_peer(socket: &impl AsFd, pid: u32) -> Self {
-        let peer = super::get_option(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PEERPIDFD,
-            -1_i32,
-        );
-        match peer {
+        let fd = socket.as_fd().as_raw_fd();
+        match get_option(fd, libc::SOL_SOCKET, SO_PEERPIDFD, -1_i32) {
             // SAFETY: the kernel has just opened this descriptor for us, and no other code uses it.
             Ok(fd) if fd >= 0 => Self(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
             _ => Self::of_pid(pid),
@@ -89,15 +74,9 @@ impl Process {
     /// Whether the process still runs, so that its id is not reused.
     pub fn is_there(&self) -> bool {
         let Some(fd) = &self.0 else { return true };
-        let mut poll = libc::pollfd {
-            fd: fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one `pollfd`, which lives for the call; the call does not wait.
-        let ended = unsafe { libc::poll(&raw mut poll, 1, 0) };
+        let mut ended = [PollFd::new(fd, PollFlags::IN)];
         // A process descriptor becomes readable when the process exits (pidfd_open(2)).
-        ended == 0
+        poll(&mut ended, Some(&Timespec::default())) == Ok(0)
     }
 }
 
@@ -136,8 +115,7 @@ pub fn group_id(name: &str) -> io::Result<Option<u32>> {
 
 /// Returns the effective user of this process.
 pub fn own_uid() -> u32 {
-    // SAFETY: the call takes nothing and always succeeds.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 #[cfg(test)]

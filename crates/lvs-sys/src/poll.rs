@@ -1,10 +1,12 @@
 //! Waiting for descriptors.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use super::{check, check_len};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::check;
 
 /// A kernel counter that a thread increments to wake another thread that polls it.
 #[derive(Debug)]
@@ -18,27 +20,19 @@ impl EventFd {
     /// # Errors
     /// If the process has no descriptors left.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: takes numbers only.
-        let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        // SAFETY: the descriptor is new, open and has no other owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { fd })
     }
 
     /// Wakes the thread that polls the counter. If the counter has its maximum, the thread is
     /// already woken.
     pub fn notify(&self) {
-        let one = 1_u64.to_ne_bytes();
-        // SAFETY: the pointer and the length describe `one`, which lives during the call.
-        let _ = unsafe { libc::write(self.fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
     }
 
     /// Resets the counter to 0, and returns whether it was above 0.
     pub fn take(&self) -> bool {
-        let mut value = [0_u8; 8];
-        // SAFETY: the pointer and the length describe `value`, which lives during the call.
-        let n = unsafe { libc::read(self.fd.as_raw_fd(), value.as_mut_ptr().cast(), value.len()) };
-        check_len(n).is_ok()
+        rustix::io::read(&self.fd, &mut [0_u8; 8]).is_ok()
     }
 }
 
@@ -115,16 +109,9 @@ impl Poller {
 
 /// Waits at most `timeout` until a descriptor is writable; `false` if it is not.
 pub fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
-    let mut fd = libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events: libc::POLLOUT,
-        revents: 0,
-    };
-    let timeout = timespec(timeout);
-    // SAFETY: one pollfd and a timespec, both alive during the call; a null signal mask leaves the
-    // mask alone.
-    let ready = unsafe { libc::ppoll(&raw mut fd, 1, &raw const timeout, std::ptr::null()) };
-    ready > 0 && fd.revents & libc::POLLOUT != 0
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    let timeout = Timespec::try_from(timeout).ok();
+    poll(&mut fds, timeout.as_ref()).is_ok() && fds[0].revents().contains(PollFlags::OUT)
 }
 
 fn timespec(duration: Duration) -> libc::timespec {

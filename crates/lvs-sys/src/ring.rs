@@ -169,21 +169,14 @@ impl PacketRing {
         self.mac = usize::from(header.tp_mac);
         // SAFETY: by its old status, the slot belonged to this process. Its new status is neither 0
         // nor the old one, so the slot is lent only once.
-        let memory = unsafe { self.arena.lend_of_ring(self.next) };
+        let memory = unsafe { self.arena.lend_owned(self.next) };
         self.next += 1;
         if self.next == self.arena.slots() {
             (self.next, self.rounds) = (0, self.rounds + 1);
         }
         let length = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
-        let vlan = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
-            // Kernels before 3.14 do not report the identifier; it is 802.1Q then.
-            let tpid = if status & libc::TP_STATUS_VLAN_TPID_VALID != 0 {
-                header.tp_vlan_tpid
-            } else {
-                0x8100
-            };
-            (tpid, header.tp_vlan_tci)
-        });
+        let vlan = (status & libc::TP_STATUS_VLAN_VALID != 0)
+            .then_some((header.tp_vlan_tpid, header.tp_vlan_tci));
         Some(RingFrame {
             memory,
             start: usize::from(header.tp_mac).saturating_sub(HEAD),

@@ -1,6 +1,8 @@
 //! A filter of system calls (seccomp(2)) that refuses some and permits all other calls.
 use std::io;
 
+use crate::classic::{IF_EQUAL, IF_NOT_LESS, LOAD, Op, RETURN, op};
+
 /// Treatment of calls by the conventions of another architecture (32-bit programs), whose numbers
 /// mean other calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,30 +15,21 @@ pub enum Foreign {
 
 /// `AUDIT_ARCH_*` (linux/audit.h) of the target architecture.
 #[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: Option<u32> = Some(0xc000_003e);
+pub(crate) const ARCHITECTURE: Option<u32> = Some(0xc000_003e);
 #[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: Option<u32> = Some(0xc000_00b7);
+pub(crate) const ARCHITECTURE: Option<u32> = Some(0xc000_00b7);
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-const ARCHITECTURE: Option<u32> = None;
+pub(crate) const ARCHITECTURE: Option<u32> = None;
 
 /// Numbers with this bit are calls of x32, which has its own numbers.
 const X32: u32 = 0x4000_0000;
 
 /// Offsets of the call's number and the architecture in `struct seccomp_data`.
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
-
-const LOAD: u16 = 0x20;
-const IF_EQUAL: u16 = 0x15;
-const IF_NOT_LESS: u16 = 0x35;
-const RETURN: u16 = 0x06;
-
-const fn op(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code, jt, jf, k }
-}
+pub(crate) const NUMBER: u32 = 0;
+pub(crate) const ARCH: u32 = 4;
 
 /// Returns the filter program: it answers `calls`, fewer than 250, with `EPERM`.
-fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<libc::sock_filter> {
+fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<Op> {
     let refuse = op(
         RETURN,
         0,
@@ -106,26 +99,14 @@ pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::classic::run;
 
     /// The program's verdict about a system call.
-    fn verdict(program: &[libc::sock_filter], arch: u32, number: u32) -> u32 {
-        let (mut at, mut value) = (0, 0);
-        loop {
-            let one = program[at];
-            at += 1;
-            match one.code {
-                LOAD if one.k == ARCH => value = arch,
-                LOAD => value = number,
-                IF_EQUAL | IF_NOT_LESS => {
-                    let holds = match one.code {
-                        IF_EQUAL => value == one.k,
-                        _ => value >= one.k,
-                    };
-                    at += usize::from(if holds { one.jt } else { one.jf });
-                }
-                _ => return one.k,
-            }
-        }
+    fn verdict(program: &[Op], arch: u32, number: u32) -> u32 {
+        run(program, |offset| match offset {
+            ARCH => arch,
+            _ => number,
+        })
     }
 
     #[test]

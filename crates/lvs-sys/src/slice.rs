@@ -3,6 +3,8 @@
 use std::io;
 use std::time::Duration;
 
+use rustix::time::ClockId;
+
 use super::check_len;
 
 /// `struct sched_attr` of linux/sched/types.h, its first version.
@@ -82,15 +84,8 @@ fn set_attributes(attributes: &Attributes) -> io::Result<()> {
 
 /// Processor time of the calling thread.
 pub fn thread_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the pointer is to a timespec that lives during the call. Every Linux has this clock;
-    // otherwise, the time is 0.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanoseconds)
+    let time = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// The processors that the calling thread may run on.

@@ -1,14 +1,14 @@
 //! Memory for a connection table, in large pages if they are available.
 
 use std::io;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use lvs_core::memory::{Layout, Memory, Region};
 
-use super::{check, page_size};
+use super::{check, map_memory, page_size};
 
 /// Size of a large page in bytes.
 const LARGE: usize = 2 << 20;
@@ -28,26 +28,11 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps memory for `words` words, which begin at the boundary of a large page.
     fn new(words: usize) -> io::Result<Self> {
-        let len = words
-            .checked_mul(size_of::<AtomicU64>())
-            .and_then(|len| len.checked_add(LARGE))
-            .filter(|&len| isize::try_from(len).is_ok())
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: a new anonymous mapping touches no memory that exists.
-        let memory = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if memory == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let len = words.checked_mul(size_of::<AtomicU64>());
+        let len = len.and_then(|len| len.checked_add(LARGE));
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let memory = map_memory(len, flags, -1, 0)?;
+        let len = len.unwrap_or(0);
         Ok(Self { memory, len })
     }
 

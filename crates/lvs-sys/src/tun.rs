@@ -8,15 +8,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use super::check;
 use super::device::request;
 
-/// Settings of a new device.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TunOptions {
-    /// Whether the device may get more queues (`IFF_MULTI_QUEUE`), by [`TunDevice::another_queue`].
-    pub multi_queue: bool,
-    /// Whether the device carries Ethernet frames (TAP), not bare IP packets.
-    pub tap: bool,
-}
-
 /// A queue of a TUN device with `IFF_NO_PI` and `IFF_VNET_HDR`.
 #[derive(Debug)]
 pub struct TunDevice {
@@ -37,18 +28,16 @@ impl TunDevice {
     /// # Errors
     /// `NotFound` without `/dev/net/tun`, `PermissionDenied` without `CAP_NET_ADMIN`,
     /// `ResourceBusy` if the device already exists.
-    pub fn create(name: &str, options: TunOptions) -> io::Result<Self> {
-        // Do not become a second owner of an existing device with this name.
-        let mut flags = libc::IFF_TUN_EXCL;
-        if options.multi_queue {
-            flags |= libc::IFF_MULTI_QUEUE;
-        }
-        flags |= if options.tap {
-            libc::IFF_TAP
-        } else {
-            libc::IFF_TUN
-        };
-        Self::attach(name, flags)
+    pub fn create(name: &str) -> io::Result<Self> {
+        Self::open(name, libc::IFF_TUN)
+    }
+
+    /// As [`create`](Self::create), with Ethernet frames (TAP) instead of bare IP packets.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_tap(name: &str) -> io::Result<Self> {
+        Self::open(name, libc::IFF_TAP)
     }
 
     /// Returns the device of a descriptor that another process has opened.
@@ -56,17 +45,6 @@ impl TunDevice {
         Self {
             file: descriptor.into(),
         }
-    }
-
-    /// Opens one more queue of the device `name`, which was created with several queues. The kernel
-    /// distributes packets over the queues by flow; the device exists as long as one of its queues.
-    ///
-    /// # Errors
-    /// `NotFound` if the device does not exist; the kernel's error if it is exclusive.
-    pub fn another_queue(name: &str) -> io::Result<Self> {
-        // Without the device, the kernel would create one.
-        super::if_index(name)?;
-        Self::attach(name, libc::IFF_MULTI_QUEUE | libc::IFF_TUN)
     }
 
     /// Returns another descriptor of the same queue.
@@ -78,14 +56,15 @@ impl TunDevice {
         Ok(Self { file })
     }
 
-    fn attach(name: &str, flags: libc::c_int) -> io::Result<Self> {
+    fn open(name: &str, kind: libc::c_int) -> io::Result<Self> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
             .open("/dev/net/tun")?;
         let mut request = request(name)?;
-        let flags = flags | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        // Do not become a second owner of an existing device with this name.
+        let flags = kind | libc::IFF_TUN_EXCL | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         let [low, high, ..] = flags.to_le_bytes();
         request.ifr_ifru.ifru_flags = libc::c_short::from_le_bytes([low, high]);
         // SAFETY: TUNSETIFF reads and writes an ifreq with a NUL-terminated name and `ifru_flags`

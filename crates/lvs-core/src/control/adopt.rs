@@ -9,7 +9,6 @@ use crate::conn::adopt::Adoption;
 use crate::conn::memory::Memory;
 use crate::conn::{ConnTable, Draft, Entry, NO_SLOT, adopt, flag};
 use crate::shard::Shard;
-use crate::sync::wire;
 use crate::{Forwarding, Instant, Protocol, Server};
 
 /// Flags for state outside the slot, which was lost with the previous process.
@@ -111,20 +110,7 @@ impl Control {
 
     /// The server of an inherited connection, if it still exists.
     fn server_left(&self, draft: &Draft) -> Option<Arc<Server>> {
-        let found = wire::Entry {
-            protocol: draft.key.protocol,
-            client: draft.key.client,
-            virt: draft.key.virt,
-            server: draft.server_addr,
-            flags: draft.flags & !LOST,
-            state: 0,
-            mark: draft.mark,
-            timeout: 0,
-            sequences: None,
-            engine: None,
-            data: None,
-        };
-        let server = self.find_server(&found, found.flags);
+        let server = self.find_server(&draft.key, draft.server_addr, draft.mark, draft.flags);
         // With another forwarding method, packets would leave in a different form than before. NAT
         // and full NAT count as alike, because the connection records whether both ends are
         // translated.

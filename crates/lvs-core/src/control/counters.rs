@@ -1,7 +1,6 @@
 //! Counters and rates of the whole director.
 
 use super::Control;
-use crate::service::ServiceKeyOrd;
 use crate::stats::{Counts, Stats};
 use crate::{Error, ServiceKey};
 
@@ -39,10 +38,7 @@ impl Control {
     /// [`Error::NoService`].
     pub fn zero(&mut self, key: Option<&ServiceKey>) -> Result<(), Error> {
         if let Some(key) = key {
-            let number = *self
-                .index
-                .get(&ServiceKeyOrd::from(key))
-                .ok_or(Error::NoService)?;
+            let number = self.number_of(key)?;
             if let Some(service) = self.services.get_mut(&number) {
                 service.stats.zero();
                 for server in service.pool.servers() {

@@ -1,27 +1,19 @@
 //! Services by their keys. The number of steps of a look-up does not depend on the number of
 //! services.
 
-use core::hash::{BuildHasher, Hasher};
+use core::hash::{BuildHasherDefault, Hasher};
 
 use hashbrown::HashMap;
 
 use crate::service::ServiceKeyOrd;
 
 /// The numbers of services, by their keys.
-pub(super) type Keys = HashMap<ServiceKeyOrd, u32, Fold>;
+pub(super) type Keys = HashMap<ServiceKeyOrd, u32, BuildHasherDefault<Fold>>;
 
 /// A fast hash function. Keys come from the configuration, never from packets, so a sender cannot
 /// choose them. A look-up of an absent key is as fast as one of a present key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fold(u64);
-
-impl BuildHasher for Fold {
-    type Hasher = Self;
-
-    fn build_hasher(&self) -> Self {
-        Self(0)
-    }
-}
 
 impl Fold {
     const fn fold(&mut self, word: u64) {

@@ -122,10 +122,7 @@ impl Control {
             self.filters.director = filter;
             return Ok(());
         };
-        let number = *self
-            .index
-            .get(&ServiceKeyOrd::from(key))
-            .ok_or(Error::NoService)?;
+        let number = self.number_of(key)?;
         if filter.is_off() {
             self.filters.services.remove(&number);
         } else {
@@ -197,12 +194,15 @@ impl Control {
         taken.is_ok()
     }
 
+    /// The number of the service with this key.
+    pub(super) fn number_of(&self, key: &ServiceKey) -> Result<u32, Error> {
+        let number = self.index.get(&ServiceKeyOrd::from(key));
+        number.copied().ok_or(Error::NoService)
+    }
+
     /// The service with this key, and its number.
     pub(super) fn service_mut(&mut self, key: &ServiceKey) -> Result<(u32, &mut Service), Error> {
-        let number = *self
-            .index
-            .get(&ServiceKeyOrd::from(key))
-            .ok_or(Error::NoService)?;
+        let number = self.number_of(key)?;
         let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
         Ok((number, service))
     }

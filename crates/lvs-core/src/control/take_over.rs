@@ -156,11 +156,7 @@ impl Control {
         if flags & flag::NO_CPORT != 0 {
             return Err(Refused::Nonsense);
         }
-        let found = shard.find_from_client(&Key {
-            protocol: entry.protocol,
-            client: entry.client,
-            virt: entry.virt,
-        });
+        let found = shard.find_from_client(&entry.key());
         if let Some(index) = found {
             let slot = shard.conn(index);
             if slot.has(flag::REPLICATED) && kind != Kind::Comes {
@@ -242,11 +238,7 @@ impl Control {
         left: Option<Duration>,
         now: Instant,
     ) -> Result<Option<u32>, Refused> {
-        let key = Key {
-            protocol: entry.protocol,
-            client: entry.client,
-            virt: entry.virt,
-        };
+        let key = entry.key();
         let mut replaced = None;
         let mut found = shard.find_from_client(&key);
         if let Some(index) = found
@@ -280,7 +272,7 @@ impl Control {
             None => {
                 let mut slot = Draft::new(&key, entry.server, self.conntrack_flag() | flags);
                 slot.mark = entry.mark;
-                let server = self.find_server(entry, flags);
+                let server = self.find_server(&key, entry.server, entry.mark, flags);
                 if let Some(server) = &server {
                     slot.server = server.id().0;
                     slot.flags = inherit(slot.flags, server);
@@ -348,20 +340,14 @@ impl Control {
     /// (`ip_vs_try_bind_dest`).
     fn bind_late(&mut self, shard: &mut Shard, index: u32) {
         let slot = shard.conn(index);
-        let entry = Entry {
-            protocol: slot.protocol(),
-            client: slot.client(),
-            virt: slot.virt(),
-            server: slot.server_addr(),
-            flags: slot.flags(),
-            state: 0,
-            mark: slot.mark(),
-            timeout: 0,
-            sequences: None,
-            engine: None,
-            data: None,
-        };
-        if let Some(server) = self.find_server(&entry, entry.flags) {
+        let Draft {
+            key,
+            server_addr,
+            flags,
+            mark,
+            ..
+        } = slot.draft();
+        if let Some(server) = self.find_server(&key, server_addr, mark, flags) {
             shard.bind(index, server.id().0, |flags| inherit(flags, &server));
             server.bind(!shard.conn(index).has(flag::INACTIVE));
         }
@@ -374,11 +360,7 @@ impl Control {
         left: Option<Duration>,
         now: Instant,
     ) -> Result<(), Refused> {
-        let key = Key {
-            protocol: entry.protocol,
-            client: entry.client,
-            virt: entry.virt,
-        };
+        let key = entry.key();
         let data = entry.data.as_deref();
         let timeout = match entry.timeout {
             0 => TIMEOUT,
@@ -393,11 +375,9 @@ impl Control {
                     .store(old & !UPDATED | flags & UPDATED, Relaxed);
                 if template.server.load(Relaxed) == NO_SLOT
                     && let Some(server) = self.find_server(
-                        &Entry {
-                            server: template.server_addr,
-                            mark: template.mark,
-                            ..entry.clone()
-                        },
+                        &key,
+                        template.server_addr,
+                        template.mark,
                         template.flags.load(Relaxed),
                     )
                 {
@@ -410,7 +390,7 @@ impl Control {
             }
             None => {
                 let mut flags = flags | self.conntrack_flag();
-                let server = self.find_server(entry, flags);
+                let server = self.find_server(&key, entry.server, entry.mark, flags);
                 if let Some(server) = &server {
                     flags = inherit(flags, server);
                 }
@@ -445,12 +425,18 @@ impl Control {
     }
 
     /// The configured server of an entry (`ip_vs_find_dest`).
-    pub(super) fn find_server(&self, entry: &Entry, flags: u32) -> Option<Arc<Server>> {
-        let number = self.find_service(entry.mark, entry.protocol, entry.virt)?;
+    pub(super) fn find_server(
+        &self,
+        key: &Key,
+        server: SocketAddr,
+        mark: u32,
+        flags: u32,
+    ) -> Option<Arc<Server>> {
+        let number = self.find_service(mark, key.protocol, key.virt)?;
         let service = self.services.get(&number)?;
         let nat = flags & flag::METHOD == Forwarding::Nat as u32;
-        let (ip, port) = (entry.server.ip(), entry.server.port());
-        let first = if entry.mark != 0 && !nat { 0 } else { port };
+        let (ip, port) = (server.ip(), server.port());
+        let first = if mark != 0 && !nat { 0 } else { port };
         let find = |port| service.pool.find(SocketAddr::new(ip, port));
         find(first).or_else(|| find(first ^ port)).cloned()
     }
@@ -467,11 +453,7 @@ impl Control {
 /// Removes a connection that was borrowed from a peer and has ended there; returns whether it was
 /// removed.
 fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
-    let found = shard.find_from_client(&Key {
-        protocol: entry.protocol,
-        client: entry.client,
-        virt: entry.virt,
-    });
+    let found = shard.find_from_client(&entry.key());
     let ends = |&index: &u32| {
         shard.is_borrowed_by(index, peer)
             && shard.conn(index).server_addr() == entry.server

@@ -1,7 +1,6 @@
 //! Persistence templates: their removal, their listing, and the eviction of templates for new ones.
 
 use alloc::vec::Vec;
-use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::Control;
@@ -88,24 +87,8 @@ impl Control {
         start: usize,
         now: Instant,
     ) -> impl Iterator<Item = Connection> + '_ {
-        self.templates_in(start..self.template_slots(), now)
-    }
-
-    /// Number of slots that contain or contained persistence templates.
-    pub const fn template_slots(&self) -> usize {
-        self.templates.table.slots_len()
-    }
-
-    /// Persistence templates in these slots, for listings in pieces.
-    pub fn templates_in(
-        &self,
-        slots: Range<usize>,
-        now: Instant,
-    ) -> impl Iterator<Item = Connection> + '_ {
-        self.templates
-            .table
-            .indices(slots)
-            .map(move |index| self.template_entry(index, now))
+        let indices = self.templates.table.indices(start..usize::MAX);
+        indices.map(move |index| self.template_entry(index, now))
     }
 
     fn template_entry(&self, index: u32, now: Instant) -> Connection {

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::Protocol;
-use crate::conn::flag;
+use crate::conn::{Key, flag};
 
 /// Maximum length of the name of a persistence engine, in bytes.
 const NAME_MAX: usize = 16;
@@ -54,6 +54,15 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// The identity of the connection or template.
+    pub(crate) const fn key(&self) -> Key {
+        Key {
+            protocol: self.protocol,
+            client: self.client,
+            virt: self.virt,
+        }
+    }
+
     /// Length in bytes in a message of `version`, without padding; `None` if this version cannot
     /// contain the entry.
     pub(crate) fn len(&self, version: u32) -> Option<usize> {

@@ -13,7 +13,7 @@ use lvs_core::{
     ServiceFlags, ServiceKey, TcpFlags, Transport, Verdict,
 };
 
-use crate::common::{CLIENT, VIP, addr, director, packet, server, tcp};
+use crate::common::{CLIENT, VIP, addr, director, forwarded, packet, server, tcp};
 
 const SYN: u8 = TcpFlags::SYN;
 const ACK: u8 = TcpFlags::ACK;
@@ -104,10 +104,7 @@ fn send(
 fn establish(director: &mut Director, client: SocketAddr, nat: bool, now: Instant) {
     let vip = addr(VIP);
     let (cs, ss) = (1000, 0xffff_ff00);
-    let forward = send(director, &tcp(client, vip, SYN), (cs, 0, 0), now);
-    let Verdict::Forward(forward) = forward else {
-        panic!("{forward:?}");
-    };
+    let forward = forwarded(send(director, &tcp(client, vip, SYN), (cs, 0, 0), now));
     let from = forward.target;
     if nat {
         let _ = send(
@@ -174,10 +171,12 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
         let (mut director, now) = resetting(method, 1);
         let (client, vip) = (addr(CLIENT), addr(VIP));
         establish(&mut director, client, method == Forwarding::Nat, now);
-        let decision = send(&mut director, &tcp(client, vip, ACK), (1101, 745, 0), now);
-        let Verdict::Forward(forward) = decision else {
-            panic!("{decision:?}");
-        };
+        let forward = forwarded(send(
+            &mut director,
+            &tcp(client, vip, ACK),
+            (1101, 745, 0),
+            now,
+        ));
         let conn = forward.conn.expect("a connection");
         director
             .shard
@@ -214,9 +213,7 @@ fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() 
     let (client, vip) = (addr(CLIENT), addr(VIP));
     establish(&mut director, client, false, now);
     let ack = tcp(client, vip, ACK);
-    let Verdict::Forward(forward) = send(&mut director, &ack, (1101, 745, 0), now) else {
-        panic!("the packet is forwarded");
-    };
+    let forward = forwarded(send(&mut director, &ack, (1101, 745, 0), now));
     let conn = forward.conn.expect("a connection");
     assert!(director.shard.publish(conn, 1, None));
     director.shard.withdraw(conn);
@@ -270,20 +267,14 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
         director.handle_packet(&tcp(before, client, ACK), now),
         reset
     );
-    let decision = director.handle_packet(&tcp(client, vip, RST), now);
-    let Verdict::Forward(forward) = decision else {
-        panic!("no reset to the server: {decision:?}");
-    };
+    let forward = forwarded(director.handle_packet(&tcp(client, vip, RST), now));
     assert_eq!(forward.target, before);
     let decision = director.handle_packet(&tcp(before, client, RST), now);
     assert!(
         matches!(decision, Verdict::Reply(_)),
         "no reset to the client: {decision:?}"
     );
-    let decision = director.handle_packet(&tcp(client, vip, SYN), now);
-    let Verdict::Forward(again) = decision else {
-        panic!("a SYN opens a new connection: {decision:?}");
-    };
+    let again = forwarded(director.handle_packet(&tcp(client, vip, SYN), now));
     assert!(again.new && again.target != before);
 }
 
@@ -393,9 +384,7 @@ fn server_down_policies_apply_to_datagrams() {
         let key = ServiceKey::udp(vip);
         let mut director = director(key, service("rr", down(policy)), Forwarding::Nat, 2);
         let now = Instant::from_secs(1);
-        let Verdict::Forward(first) = director.handle_packet(&datagram, now) else {
-            panic!("a usable server exists");
-        };
+        let first = forwarded(director.handle_packet(&datagram, now));
         assert_eq!(first.target, server(2));
         remove(&mut director, 2, now);
         assert_eq!(drain(&mut director, now), [], "datagrams have no resets");
@@ -535,11 +524,8 @@ fn shares(director: &mut Director, count: u16, now: Instant) -> [u32; 3] {
     let mut shares = [0; 3];
     for n in 0..count {
         let client = SocketAddr::from(([192, 0, 2, 1], 1000 + n));
-        let Verdict::Forward(forward) =
-            director.handle_packet(&packet(client, addr(VIP), Transport::Udp(b"")), now)
-        else {
-            panic!("a usable server exists");
-        };
+        let forward =
+            forwarded(director.handle_packet(&packet(client, addr(VIP), Transport::Udp(b"")), now));
         let std::net::IpAddr::V4(ip) = forward.target.ip() else {
             panic!("IPv4");
         };
@@ -726,9 +712,7 @@ fn ewma_measures_from_syn_to_syn_ack() {
     let vip = addr(VIP);
     let open = |director: &mut Director, port: u16, at: Instant, answer: Option<Duration>| {
         let client = SocketAddr::from(([192, 0, 2, 1], port));
-        let Verdict::Forward(forward) = director.handle_packet(&tcp(client, vip, SYN), at) else {
-            panic!("a usable server exists");
-        };
+        let forward = forwarded(director.handle_packet(&tcp(client, vip, SYN), at));
         if let Some(answer) = answer {
             let _ = director.handle_packet(&tcp(forward.target, client, SYN | ACK), at + answer);
             let _ = director.handle_packet(&tcp(client, vip, RST), at + answer);
@@ -788,10 +772,7 @@ fn consecutive_failed_attempts_are_counted() {
         (7, 2003, None),
     ] {
         let at = Instant::from_secs(second);
-        let verdict = behind_nat.handle_packet(&tcp(client(port), vip, SYN), at);
-        let Verdict::Forward(forward) = verdict else {
-            panic!("{verdict:?}");
-        };
+        let forward = forwarded(behind_nat.handle_packet(&tcp(client(port), vip, SYN), at));
         if let Some(flags) = answer {
             let _ = behind_nat.handle_packet(&tcp(forward.target, client(port), flags), at);
         }
@@ -922,11 +903,7 @@ fn blames(
             let n = u16::try_from(tick).unwrap() * 10 + n;
             let [high, low] = n.to_be_bytes();
             let client = SocketAddr::from(([198, 18, high, low], 2000));
-            let Verdict::Forward(forward) =
-                director.handle_packet(&tcp(client, addr(VIP), SYN), now)
-            else {
-                panic!("{client}");
-            };
+            let forward = forwarded(director.handle_packet(&tcp(client, addr(VIP), SYN), now));
             if let Some(flags) = answer(n, forward.target) {
                 let _ = director.handle_packet(&tcp(forward.target, client, flags), now);
             }

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use lvs_core::{
-    Director, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
-    ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple,
+    Director, Forward, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
+    ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 
 pub(crate) const VIP: &str = "198.51.100.1:80";
@@ -55,4 +55,13 @@ pub(crate) fn packet(src: SocketAddr, dst: SocketAddr, transport: Transport<'_>)
 
 pub(crate) fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
     packet(src, dst, Transport::Tcp(TcpFlags(flags)))
+}
+
+/// What the verdict says about the forwarded packet.
+#[track_caller]
+pub(crate) fn forwarded(verdict: Verdict) -> Forward {
+    let Verdict::Forward(forward) = verdict else {
+        panic!("the packet is not forwarded: {verdict:?}");
+    };
+    forward
 }

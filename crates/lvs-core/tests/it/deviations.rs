@@ -8,7 +8,7 @@ use lvs_core::{
     ServiceKey, TcpFlags, Verdict,
 };
 
-use crate::common::{VIP, tcp as segment};
+use crate::common::{VIP, forwarded, tcp as segment};
 
 fn director() -> Director {
     let mut director = Director::new(Options::default());
@@ -88,9 +88,7 @@ fn port_reuse_with_conntrack_needs_no_second_syn() {
     let mut director = director();
     director.control.set_sysctl("conntrack", "1").unwrap();
     let now = Instant::from_secs(1);
-    let Verdict::Forward(first) = from_client(&mut director, 10, TcpFlags::SYN, now) else {
-        panic!("a usable server exists");
-    };
+    let first = forwarded(from_client(&mut director, 10, TcpFlags::SYN, now));
     let client = SocketAddr::from(([192, 0, 2, 7], 10));
     for flags in [TcpFlags::SYN | TcpFlags::ACK, FIN] {
         let _ = director.handle_packet(&segment(first.target, client, flags), now);
@@ -103,9 +101,6 @@ fn port_reuse_with_conntrack_needs_no_second_syn() {
         .unwrap()
         .state;
     assert_eq!(state, "TIME_WAIT");
-    let verdict = from_client(&mut director, 10, TcpFlags::SYN, now);
-    let Verdict::Forward(again) = verdict else {
-        panic!("the SYN itself opens the connection: {verdict:?}");
-    };
+    let again = forwarded(from_client(&mut director, 10, TcpFlags::SYN, now));
     assert!(again.new && again.target != first.target);
 }

@@ -2,6 +2,7 @@
 //! of them uses the fast path. After each packet both have the same verdict, states, deadlines and
 //! counters.
 
+use crate::common::forwarded;
 use std::net::{SocketAddr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -370,9 +371,7 @@ fn established_connection_uses_fast_path() {
             )
         };
         let request = |flags| meta(client.into(), virt(kind), flags, Hook::Local);
-        let Verdict::Forward(forward) = twin.decide(&request(TcpFlags::SYN)) else {
-            panic!("the change is refused")
-        };
+        let forward = forwarded(twin.decide(&request(TcpFlags::SYN)));
         let answer = |flags| meta(forward.target, client.into(), flags, Hook::Transit);
         let answered = forward.method == Forwarding::Nat;
         if answered {

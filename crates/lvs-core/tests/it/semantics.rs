@@ -10,7 +10,7 @@ use lvs_core::{
     ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
 };
 
-use crate::common::{CLIENT, VIP, addr, director};
+use crate::common::{CLIENT, VIP, addr, director, forwarded};
 
 fn meta<'a>(
     protocol: Protocol,
@@ -60,13 +60,9 @@ fn ipsec_follows_the_isakmp_connection_of_the_same_hosts() {
     assert_eq!(verdict, Verdict::Accept(AcceptReason::NoConnection));
 
     let isakmp = udp("192.0.2.7:500", "198.51.100.1:500", b"");
-    let Verdict::Forward(opened) = director.handle_packet(&isakmp, Instant::ZERO) else {
-        panic!("a datagram to the service");
-    };
+    let opened = forwarded(director.handle_packet(&isakmp, Instant::ZERO));
     let later = Instant::from_secs(100);
-    let Verdict::Forward(followed) = director.handle_packet(&before, later) else {
-        panic!("ESP of the same hosts");
-    };
+    let followed = forwarded(director.handle_packet(&before, later));
     assert_eq!(followed.target.ip(), opened.target.ip());
     let left = entries(&director, later)[0].expires.as_secs();
     assert_eq!(left, 300, "the timer is renewed");
@@ -121,10 +117,7 @@ fn icmp_error_opens_connection_if_permitted() {
     director.control.set_sysctl("schedule_icmp", "1").unwrap();
     let short = director.handle_icmp_error(&error(Hook::Local, false), now);
     assert_eq!(short, Verdict::Drop(DropReason::ShortHeader));
-    let Verdict::Forward(forward) = director.handle_icmp_error(&error(Hook::Local, true), now)
-    else {
-        panic!("the error opens a connection");
-    };
+    let forward = forwarded(director.handle_icmp_error(&error(Hook::Local, true), now));
     assert!(forward.new);
     let opened = entries(&director, now);
     assert_eq!((opened[0].client, opened[0].state), (addr(CLIENT), "NONE"));
@@ -218,9 +211,7 @@ fn sip_server_may_send_first() {
     assert_eq!(engine, Some(("sip", &b"a@b"[..])));
     // The call stays with its server, although the scheduler would choose another one.
     let answer = udp("192.0.2.7:5061", "198.51.100.1:5060", message);
-    let Verdict::Forward(forward) = director.handle_packet(&answer, now) else {
-        panic!("a datagram of the call");
-    };
+    let forward = forwarded(director.handle_packet(&answer, now));
     assert_eq!(forward.target, addr("10.0.0.1:5060"));
     // Another server takes over the call: the template of the previous server is no longer found.
     let other = PacketMeta {
@@ -234,9 +225,7 @@ fn sip_server_may_send_first() {
     let verdict = director.handle_packet(&other, now);
     assert!(matches!(verdict, Verdict::Reply(_)), "{verdict:?}");
     let again = udp("192.0.2.7:5063", "198.51.100.1:5060", message);
-    let Verdict::Forward(forward) = director.handle_packet(&again, now) else {
-        panic!("a datagram of the call");
-    };
+    let forward = forwarded(director.handle_packet(&again, now));
     assert_eq!(forward.target, addr("10.0.0.2:5060"));
     let mut virtual_ports: Vec<u16> = director
         .control
@@ -277,9 +266,7 @@ fn cache_bypass_sends_marked_packets_to_their_own_destination() {
     assert_eq!(refusals, [(DropReason::NoServer.name(), 2, Some(7))]);
     director.control.set_local_addresses(Vec::new());
     for (flags, new) in [(TcpFlags::SYN, true), (TcpFlags::ACK, false)] {
-        let Verdict::Forward(forward) = director.handle_packet(&packet(flags), now) else {
-            panic!("to its own destination");
-        };
+        let forward = forwarded(director.handle_packet(&packet(flags), now));
         assert_eq!(forward.method, Forwarding::Bypass);
         assert_eq!(forward.target, addr("203.0.113.80:80"));
         assert_eq!((forward.server, forward.new), (None, new));
@@ -308,9 +295,7 @@ fn cache_bypass_applies_to_ipv6_packets_to_the_host() {
         mark: 5,
         ..udp("[2001:db8:14::7df2]:46017", "[2001:db8:5::2]:21", b"x")
     };
-    let Verdict::Forward(forward) = director.handle_packet(&packet, Instant::ZERO) else {
-        panic!("to its own destination, which drops it");
-    };
+    let forward = forwarded(director.handle_packet(&packet, Instant::ZERO));
     assert_eq!(forward.method, Forwarding::Bypass);
     assert_eq!(entries(&director, Instant::ZERO).len(), 1);
 }
@@ -323,9 +308,7 @@ fn one_packet_connections_are_counted_and_removed_at_once() {
     let now = Instant::ZERO;
     let mut targets = Vec::new();
     for _ in 0..4 {
-        let Verdict::Forward(forward) = director.handle_packet(&udp(CLIENT, VIP, b""), now) else {
-            panic!("a usable server exists");
-        };
+        let forward = forwarded(director.handle_packet(&udp(CLIENT, VIP, b""), now));
         assert_eq!(forward.conn, None);
         targets.push(forward.target.ip().to_string());
     }
@@ -369,10 +352,7 @@ fn arrange_servers_sets_order_and_keeps_connections() {
     let refused = director.control.arrange_servers(&nobody, &[]);
     assert_eq!(refused, Err(Error::NoService));
     // The scheduler starts with the first server of the new list.
-    let verdict = director.handle_packet(&tcp("192.0.2.8:1", VIP, TcpFlags::SYN), now);
-    let Verdict::Forward(forward) = verdict else {
-        panic!("{verdict:?}");
-    };
+    let forward = forwarded(director.handle_packet(&tcp("192.0.2.8:1", VIP, TcpFlags::SYN), now));
     assert_eq!(forward.target, server(3));
 }
 

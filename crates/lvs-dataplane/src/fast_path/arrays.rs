@@ -31,117 +31,87 @@ fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathEr
     })
 }
 
-#[derive(Debug)]
-pub(super) struct Arrays {
-    pub(super) about: Arc<SharedArray>,
-    /// Counters of servers, for a successor.
-    pub(super) kept: Growing,
-    /// Services and settings, for a successor.
-    pub(super) saved: Growing,
-    pub(super) conf: Arc<SharedArray>,
-    pub(super) narrow: Arc<SharedArray>,
-    pub(super) narrow_tags: Arc<SharedArray>,
-    pub(super) wide: Arc<SharedArray>,
-    pub(super) wide_tags: Arc<SharedArray>,
-    pub(super) overflow: Arc<SharedArray>,
-    pub(super) hops: Arc<SharedArray>,
-    pub(super) servers: Arc<SharedArray>,
-    pub(super) tunnels: Arc<SharedArray>,
-    pub(super) counts: Arc<SharedArray>,
-    pub(super) shares: Arc<SharedArray>,
-    pub(super) rules: Arc<SharedArray>,
+/// Declares [`Arrays`]: the map's name, the words of an entry and the number of entries of each
+/// array.
+macro_rules! arrays {
+    (
+        ($layout:ident, $processors:ident, $all:ident);
+        $($field:ident: $name:literal, $words:expr, $entries:expr;)*
+    ) => {
+        #[derive(Debug)]
+        pub(super) struct Arrays {
+            $(pub(super) $field: Arc<SharedArray>,)*
+            /// Counters of servers, for a successor.
+            pub(super) kept: Growing,
+            /// Services and settings, for a successor.
+            pub(super) saved: Growing,
+        }
+
+        impl Arrays {
+            /// Creates the arrays, with a region of the connection table for each of `workers`.
+            pub(super) fn new(
+                $layout: &Layout,
+                workers: NonZeroUsize,
+                $processors: u32,
+                maps: Maps<'_>,
+            ) -> Result<Self, FastPathError> {
+                let $all = |entries: u32| entries_of_all(entries, workers);
+                let growing = |name, entry, entries| {
+                    Growing::new(name, entry, entries, maps).map_err(step("make memory"))
+                };
+                let saved = u32::try_from(text_words(SAVED_FIRST)).unwrap_or(u32::MAX);
+                Ok(Self {
+                    $($field: array($name, $words, $entries, maps)?,)*
+                    kept: growing("lvs_kept", KEPT_WORDS, SERVERS)?,
+                    saved: growing("lvs_saved", 1, saved)?,
+                })
+            }
+
+            /// Names and arrays, without the arrays that grow.
+            pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &SharedArray)> {
+                [$(($name, &*self.$field)),*].into_iter()
+            }
+
+            /// Resets all arrays to zero; `None` if one is still in use.
+            #[cfg(any(test, feature = "testing"))]
+            pub(super) fn zero(&mut self) -> Option<()> {
+                $(Arc::get_mut(&mut self.$field)?.zero();)*
+                self.kept.zero()?;
+                self.saved.zero()
+            }
+        }
+    };
 }
 
-impl Arrays {
-    /// Creates the arrays, with a region of the connection table for each of `workers`.
-    pub(super) fn new(
-        layout: &Layout,
-        workers: NonZeroUsize,
-        processors: u32,
-        maps: Maps<'_>,
-    ) -> Result<Self, FastPathError> {
-        let all = |entries: u32| entries_of_all(entries, workers);
-        let array = |name: &'static str, words: usize, entries: u32| {
-            let array = match maps {
-                Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),
-                Maps::Found(pins) => {
-                    SharedArray::pinned(&pins.path(name), words * entries.max(1) as usize)
-                }
-            };
-            array.map(Arc::new).map_err(step("make memory"))
-        };
-        let growing = |name, entry, entries| {
-            Growing::new(name, entry, entries, maps).map_err(step("make memory"))
-        };
-        let saved = u32::try_from(text_words(SAVED_FIRST)).unwrap_or(u32::MAX);
-        let narrow = Layout::WAYS * Layout::NARROW_WORDS;
-        let wide = Layout::WAYS * Layout::WIDE_WORDS;
-        Ok(Self {
-            about: array("lvs_about", ABOUT_WORDS, 1)?,
-            kept: growing("lvs_kept", KEPT_WORDS, SERVERS)?,
-            saved: growing("lvs_saved", 1, saved)?,
-            conf: array("lvs_conf", conf::WORDS, 1)?,
-            narrow: array("lvs_narrow", narrow, all(layout.narrow_buckets)?)?,
-            narrow_tags: array("lvs_narrow_tags", 1, all(layout.narrow_buckets)?)?,
-            wide: array("lvs_wide", wide, all(layout.wide_buckets)?)?,
-            wide_tags: array("lvs_wide_tags", 1, all(layout.wide_buckets)?)?,
-            overflow: array(
-                "lvs_overflow",
-                Layout::WIDE_WORDS,
-                all(layout.overflow_slots)?,
-            )?,
-            hops: array("lvs_hops", HOP_WORDS, HOPS.into())?,
-            servers: array("lvs_servers", 1, SERVERS)?,
-            tunnels: array("lvs_tunnels", TUNNEL_WORDS, SERVERS)?,
-            counts: array("lvs_counts", COUNT_WORDS, SERVERS * processors)?,
-            shares: array("lvs_shares", SHARE_WORDS, processors)?,
-            rules: array("lvs_rules", RULE_WORDS * RULES as usize, 1)?,
-        })
-    }
+arrays! {
+    (layout, processors, all);
+    about: "lvs_about", ABOUT_WORDS, 1;
+    conf: "lvs_conf", conf::WORDS, 1;
+    narrow: "lvs_narrow", Layout::WAYS * Layout::NARROW_WORDS, all(layout.narrow_buckets)?;
+    narrow_tags: "lvs_narrow_tags", 1, all(layout.narrow_buckets)?;
+    wide: "lvs_wide", Layout::WAYS * Layout::WIDE_WORDS, all(layout.wide_buckets)?;
+    wide_tags: "lvs_wide_tags", 1, all(layout.wide_buckets)?;
+    overflow: "lvs_overflow", Layout::WIDE_WORDS, all(layout.overflow_slots)?;
+    hops: "lvs_hops", HOP_WORDS, HOPS.into();
+    servers: "lvs_servers", 1, SERVERS;
+    tunnels: "lvs_tunnels", TUNNEL_WORDS, SERVERS;
+    counts: "lvs_counts", COUNT_WORDS, SERVERS * processors;
+    shares: "lvs_shares", SHARE_WORDS, processors;
+    rules: "lvs_rules", RULE_WORDS * RULES as usize, 1;
+}
 
-    /// Names and arrays, without the arrays that grow.
-    pub(super) fn all(&self) -> [(&'static str, &SharedArray); 13] {
-        [
-            ("lvs_about", &self.about),
-            ("lvs_rules", &self.rules),
-            ("lvs_overflow", &self.overflow),
-            ("lvs_conf", &self.conf),
-            ("lvs_narrow", &self.narrow),
-            ("lvs_narrow_tags", &self.narrow_tags),
-            ("lvs_wide", &self.wide),
-            ("lvs_wide_tags", &self.wide_tags),
-            ("lvs_hops", &self.hops),
-            ("lvs_servers", &self.servers),
-            ("lvs_tunnels", &self.tunnels),
-            ("lvs_counts", &self.counts),
-            ("lvs_shares", &self.shares),
-        ]
-    }
-
-    /// Resets all arrays to zero; `None` if one is still in use.
-    #[cfg(any(test, feature = "testing"))]
-    pub(super) fn zero(&mut self) -> Option<()> {
-        let all = [
-            &mut self.about,
-            &mut self.rules,
-            &mut self.conf,
-            &mut self.narrow,
-            &mut self.narrow_tags,
-            &mut self.wide,
-            &mut self.wide_tags,
-            &mut self.overflow,
-            &mut self.hops,
-            &mut self.servers,
-            &mut self.tunnels,
-            &mut self.counts,
-            &mut self.shares,
-        ];
-        for array in all {
-            Arc::get_mut(array)?.zero();
-        }
-        self.kept.zero()?;
-        self.saved.zero()
-    }
+/// Creates one array, or finds that of the predecessor.
+fn array(
+    name: &'static str,
+    words: usize,
+    entries: u32,
+    maps: Maps<'_>,
+) -> Result<Arc<SharedArray>, FastPathError> {
+    let array = match maps {
+        Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),
+        Maps::Found(pins) => SharedArray::pinned(&pins.path(name), words * entries.max(1) as usize),
+    };
+    array.map(Arc::new).map_err(step("make memory"))
 }
 
 #[cfg(test)]

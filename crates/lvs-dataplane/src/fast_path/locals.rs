@@ -27,7 +27,8 @@ use tracing::{debug, warn};
 use super::FastPath;
 use super::layout::{LOCAL_KEY_WORDS, LOCAL_WORDS, local};
 use super::pins::{Maps, Pins};
-use lvs_sys::{MapPlace, SharedMap};
+use super::services::halves;
+use lvs_sys::{ReferenceMap, Referents, SharedMap};
 
 /// The names of the array, and of the map in it.
 const PLACE: &str = "lvs_locals";
@@ -54,7 +55,7 @@ pub(crate) enum LocalsAre {
 /// The map, and the array in which the programs look it up.
 #[derive(Debug)]
 pub(super) struct Locals {
-    place: MapPlace,
+    place: ReferenceMap,
     ends: OnceLock<Ends>,
     /// Whether a thread is creating the map, or has created it.
     asked: AtomicBool,
@@ -113,8 +114,11 @@ impl Locals {
     pub(super) fn new(layout: &Layout, workers: NonZeroUsize, maps: Maps<'_>) -> io::Result<Self> {
         let slots = Slots::new(layout, workers);
         let place = match maps {
-            Maps::Found(pins) => MapPlace::pinned(&pins.path(PLACE))?,
-            Maps::New | Maps::Pinned(_) => MapPlace::new(PLACE, &Ends::new(ENDS, 1)?)?,
+            Maps::Found(pins) => ReferenceMap::pinned(&pins.path(PLACE), Referents::Maps)?,
+            Maps::New | Maps::Pinned(_) => {
+                let inner = Ends::new(ENDS, 1)?;
+                ReferenceMap::of_maps(PLACE, &inner)?
+            }
         };
         Ok(Self {
             place,
@@ -153,7 +157,7 @@ impl Locals {
             let _ = fs::remove_file(&path);
             ends.pin(&path)?;
         }
-        self.place.put(&ends)?;
+        self.place.put_map(&ends)?;
         let _ = self.ends.set(ends);
         Ok(())
     }
@@ -210,14 +214,6 @@ fn words(protocol: Protocol, end: SocketAddr) -> [u64; 3] {
             ]
         }
     }
-}
-
-fn halves(octets: [u8; 16]) -> [u64; 2] {
-    [0, 8].map(|at| {
-        let mut half = [0; 8];
-        half.copy_from_slice(&octets[at..at + 8]);
-        u64::from_ne_bytes(half)
-    })
 }
 
 /// The local address and port of an entry, in the family of `like`.
@@ -319,7 +315,7 @@ impl FastPath {
         let found = Ends::pinned(&path).and_then(|ends| {
             // The predecessor may have been killed before it made this map available to the
             // programs.
-            self.locals.place.put(&ends)?;
+            self.locals.place.put_map(&ends)?;
             let left = ends.entries()?.into_iter().collect();
             Ok(LocalsLeft {
                 kernel: self,

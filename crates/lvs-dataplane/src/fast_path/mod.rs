@@ -78,7 +78,7 @@ use lvs_packet::rewrite::tunnel::Template;
 use lvs_packet::steer::Steering;
 use lvs_packet::wire::Mac;
 use lvs_sys::lock;
-use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
+use lvs_sys::{Jump, PacketSocket, Program, ReferenceMap, SharedMap};
 
 /// Number of packets from the client after which a connection is offloaded. The dataplane forwards
 /// shorter connections itself, so a flood offloads nothing.
@@ -153,7 +153,7 @@ pub struct FastPath {
     #[cfg(test)]
     held: Program,
     /// The programs that the ingress program calls (tail calls).
-    _next: ProgramArray,
+    _next: ReferenceMap,
     layout: Layout,
     /// The rule that assigns connections to workers: each worker has a region of the table for its
     /// connections.
@@ -169,7 +169,7 @@ pub struct FastPath {
     /// The local addresses and ports of full NAT.
     locals: Locals,
     /// The services in the map of the programs.
-    services: SharedSet<SERVICE_WORDS>,
+    services: SharedMap<SERVICE_WORDS, 1>,
     known_services: Mutex<HashSet<[u64; SERVICE_WORDS]>>,
     known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
     /// The pins of the maps for a successor; `None` if the maps are not kept.

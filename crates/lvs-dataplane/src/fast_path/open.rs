@@ -28,7 +28,7 @@ use crate::warm_restart::{INCOMPLETE, WITHOUT_DATAPLANE};
 use lvs_packet::steer::{Keys, Steering};
 use lvs_sys::lock;
 use lvs_sys::{
-    self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
+    self, Instruction, Jump, PerCpuArray, Program, ProgramKind, ReferenceMap, Referents, SharedMap,
 };
 
 /// The compiled programs.
@@ -313,8 +313,8 @@ impl FastPath {
 struct AllMaps {
     arrays: Arrays,
     told: PerCpuArray,
-    services: SharedSet<SERVICE_WORDS>,
-    next: ProgramArray,
+    services: SharedMap<SERVICE_WORDS, 1>,
+    next: ReferenceMap,
     locals: Locals,
     /// The memory of the XDP program.
     scratch: Option<XdpMemory>,
@@ -334,13 +334,13 @@ impl AllMaps {
             // The remaining programs of the predecessor use their own maps until they are replaced.
             Maps::Found(pins) => (
                 PerCpuArray::pinned(&pins.path("lvs_told")),
-                SharedSet::pinned(&pins.path("lvs_services")),
-                ProgramArray::pinned(&pins.path("lvs_next")),
+                SharedMap::pinned(&pins.path("lvs_services")),
+                ReferenceMap::pinned(&pins.path("lvs_next"), Referents::Programs),
             ),
             Maps::New | Maps::Pinned(_) => (
                 PerCpuArray::new("lvs_told", TOLD_BYTES, 1),
-                SharedSet::new("lvs_services", SERVICES),
-                ProgramArray::new("lvs_next", next::PROGRAMS),
+                SharedMap::new("lvs_services", SERVICES),
+                ReferenceMap::new("lvs_next", Referents::Programs, next::PROGRAMS),
             ),
         };
         let locals = Locals::new(layout, workers, maps).map_err(step("make memory"))?;
@@ -357,8 +357,7 @@ impl AllMaps {
 
     /// The descriptor of a map.
     fn number(&self, name: &str) -> Option<i32> {
-        let all = self.arrays.all();
-        if let Some((_, array)) = all.iter().find(|(known, _)| *known == name) {
+        if let Some((_, array)) = self.arrays.all().find(|(known, _)| *known == name) {
             return Some(array.number());
         }
         match name {
@@ -422,7 +421,7 @@ impl Programs {
             (next::INGRESS, &ingress),
             (next::HELD, &held),
         ] {
-            let put = maps.next.put(number, program);
+            let put = maps.next.put_program(number, program);
             put.map_err(step("set the programs for tail calls"))?;
         }
         let early = maps.scratch.is_some();

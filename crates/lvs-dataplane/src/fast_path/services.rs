@@ -65,7 +65,7 @@ impl FastPath {
         }
         let mut now: HashSet<Key> = known.intersection(&new.services).copied().collect();
         for service in new.services.difference(&known) {
-            match self.services.insert(service) {
+            match self.services.insert(service, &[1]) {
                 Ok(()) => {
                     now.insert(*service);
                 }
@@ -186,13 +186,12 @@ fn mask_words(family: Family, bits: u8) -> [u64; 2] {
     halves(bytes)
 }
 
-fn halves(bytes: [u8; 16]) -> [u64; 2] {
-    let half = |at: usize| {
+pub(super) fn halves(bytes: [u8; 16]) -> [u64; 2] {
+    [0, 8].map(|at| {
         let mut half = [0; 8];
         half.copy_from_slice(&bytes[at..at + 8]);
         u64::from_ne_bytes(half)
-    };
-    [half(0), half(8)]
+    })
 }
 
 /// Returns the key by which BPF programs find a service; port 0 means all ports.

@@ -12,7 +12,6 @@ use super::shield::{Shield, ShieldError};
 use super::steering::{Steering, SteeringError};
 use super::{Backend, HostError};
 use crate::io::PacketIo;
-use crate::io::hop::HopDevice;
 use crate::io::port::Port;
 use crate::io::tun::HostDevice;
 use crate::netlink::NetState;
@@ -70,7 +69,7 @@ impl Interception {
             }
             let turn = open_way_back();
             let shield = Shield::open(turn.as_ref().map(TurnBack::mark))?;
-            return Ok((Self::Copies { shield, turn }, Port::Host(host)));
+            return Ok((Self::Copies { shield, turn }, Port::Tun(host)));
         }
         let Outliving {
             wanted,
@@ -78,7 +77,7 @@ impl Interception {
             device,
         } = warm_restart;
         let goes_on = goes_on && device.is_some();
-        let hop = HopDevice::open(HopDevice::NAME, device)?;
+        let hop = HostDevice::create_hop(device)?;
         info!("packets are routed through {}", hop.name());
         let steering = Steering::open(hop.name(), hop.ifindex(), goes_on)?;
         let device = hop.fd().filter(|_| wanted);
@@ -87,7 +86,7 @@ impl Interception {
             kept: BTreeSet::new(),
             device: device.and_then(|fd| fd.try_clone_to_owned().ok()),
         };
-        Ok((routed, Port::Hop(hop)))
+        Ok((routed, Port::Tun(hop)))
     }
 
     /// The socket of the shield. The kernel removes the shield when the socket is closed.

@@ -10,7 +10,6 @@ use super::keeper::Keeper;
 use super::shield::ShieldError;
 use super::view::KnownPort;
 use super::{HostError, NeighbourNews};
-use crate::io::PacketIo;
 use crate::io::af_packet::{AfPacket, Group, OpenError};
 use crate::io::port::Port;
 use crate::io::tun::HostDevice;
@@ -195,8 +194,7 @@ impl Keeper {
                 Ok((ports, group)) => {
                     self.waits.was_opened(&link.name);
                     known.info.gives_back = self.interception.gives_back(link.index);
-                    let backend = ports[0].capabilities().name;
-                    info!("using {} ({backend}, MTU {})", link.name, link.mtu);
+                    info!("using {} (af_packet, MTU {})", link.name, link.mtu);
                     self.vips.interface_added(&known);
                     self.write_address(link.index, Mac(mac));
                     let port = self.tables.free_port();

@@ -35,7 +35,7 @@ use crate::io::port::Port;
 use crate::io::tun::HostDevice;
 use crate::netlink::NetState;
 use lvs_packet::intercept::{Endpoint, Intercept, LocalClient};
-use lvs_sys::{DeviceSlot, Program, ProgramKind, ProgramLink, SharedArray, SharedMap};
+use lvs_sys::{Program, ProgramKind, ProgramLink, ReferenceMap, Referents, SharedArray, SharedMap};
 
 /// The compiled program.
 const OBJECT: &[u8] = include_bytes!("../../bpf/local.bpf.o");
@@ -281,7 +281,7 @@ impl Kernel {
     /// Loads the program, and creates the device.
     fn open(fast_path: Option<&Arc<FastPath>>, room: u32) -> io::Result<(Self, Port)> {
         let map = SharedMap::new("lvs_local", room)?;
-        let slot = DeviceSlot::new("lvs_device")?;
+        let slot = ReferenceMap::new("lvs_device", Referents::Devices, 1)?;
         // Without the fast path, no program outlives this process and reads the settings.
         let unused = SharedArray::new("lvs_conf", conf::WORDS, 1)?;
         let settings = fast_path.map_or_else(|| unused.number(), |path| path.settings());
@@ -296,13 +296,13 @@ impl Kernel {
         let code = code.ok_or_else(|| io::Error::other("the BPF object is damaged"))?;
         let program = Program::load(ProgramKind::Egress, "lvs_local", &code)?;
         let device = HostDevice::create_local().map_err(io::Error::other)?;
-        slot.set(device.ifindex())?;
+        slot.put_device(device.ifindex())?;
         let kernel = Self {
             map,
             program,
             link: None,
         };
-        Ok((kernel, Port::Host(device)))
+        Ok((kernel, Port::Tun(device)))
     }
 
     /// Writes the entries of `wanted` that differ from `known` to the map, records them in `known`,

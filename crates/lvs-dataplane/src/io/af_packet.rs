@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use self::open::Back;
 pub use self::open::{Group, OpenError, SLOT};
-use super::{BATCH, Capabilities, PacketIo, vnet};
+use super::{BATCH, PacketIo, vnet};
 use crate::fast_path::Attached;
 use lvs_packet::frame::{Frame, MAX_FRAME};
 use lvs_packet::wire::{Mac, vlan};
@@ -581,14 +581,6 @@ impl PacketIo for AfPacket {
     fn other_fd(&self) -> Option<BorrowedFd<'_>> {
         let firsts = self.firsts.as_ref()?;
         Some(firsts.inlet.socket.as_fd())
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            name: "af_packet",
-            ethernet: true,
-            offload: true,
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use super::batch::Batch;
-use super::{BATCH, Capabilities, PacketIo};
+use super::{BATCH, PacketIo};
 use lvs_packet::frame::Frame;
 
 /// A port whose received and sent frames are in queues.
@@ -19,8 +19,6 @@ pub struct MemoryIo {
     pub returned: Vec<Frame>,
     /// Maximum number of frames in `output`; `None` for no limit.
     pub room: Option<usize>,
-    /// Whether frames are bare IP packets.
-    pub bare: bool,
 }
 
 impl MemoryIo {
@@ -75,14 +73,6 @@ impl PacketIo for MemoryIo {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            name: "memory",
-            ethernet: !self.bare,
-            offload: true,
-        }
     }
 }
 

@@ -2,7 +2,6 @@
 
 pub mod af_packet;
 mod batch;
-pub mod hop;
 pub mod memory;
 pub mod port;
 pub mod tun;
@@ -42,18 +41,4 @@ pub trait PacketIo: Send {
     fn other_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-
-    /// The features of the backend.
-    fn capabilities(&self) -> Capabilities;
-}
-
-/// The features of a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
-    /// The backend's name, such as `af_packet`.
-    pub name: &'static str,
-    /// Whether frames begin with an Ethernet header.
-    pub ethernet: bool,
-    /// Whether the port sends partial checksums and super-packets unchanged.
-    pub offload: bool,
 }

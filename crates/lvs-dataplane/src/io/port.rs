@@ -4,12 +4,11 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::thread;
 
+use super::PacketIo;
 use super::af_packet::AfPacket;
 pub use super::batch::Batch;
-use super::hop::{HopDevice, HopSender};
 use super::memory::MemoryIo;
-use super::tun::{HostDevice, HostSender, TunError};
-use super::{Capabilities, PacketIo};
+use super::tun::{HostDevice, TunError};
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 
@@ -19,14 +18,9 @@ use lvs_packet::net::PortId;
 pub enum Port {
     /// A packet socket on an Ethernet interface.
     AfPacket(Box<AfPacket>),
-    /// The device that reinjects packets into the host.
-    Host(HostDevice),
-    /// The device into which the host routes packets (TUN backend).
-    Hop(HopDevice),
-    /// Sends through the [`HostDevice`] of another worker.
-    HostSender(HostSender),
-    /// Sends through the [`HopDevice`] of another worker.
-    HopSender(HopSender),
+    /// A TUN device: the device that reinjects packets into the host, or the device into which the
+    /// host routes packets (TUN backend); or a sender for such a device of another worker.
+    Tun(HostDevice),
     /// Memory, for tests and replay.
     Memory(MemoryIo),
 }
@@ -40,10 +34,7 @@ impl Port {
     pub fn recv(&mut self, batch: &mut Batch) -> io::Result<usize> {
         match self {
             Self::AfPacket(io) => batch.fill(io.as_mut()),
-            Self::Host(io) => batch.fill(io),
-            Self::Hop(io) => batch.fill(io),
-            Self::HostSender(io) => batch.fill(io),
-            Self::HopSender(io) => batch.fill(io),
+            Self::Tun(io) => batch.fill(io),
             Self::Memory(io) => Ok(io.lend(batch)),
         }
     }
@@ -52,10 +43,7 @@ impl Port {
     pub fn send(&mut self, frames: &mut [Frame]) -> usize {
         match self {
             Self::AfPacket(io) => io.send(frames),
-            Self::Host(io) => io.send(frames),
-            Self::Hop(io) => io.send(frames),
-            Self::HostSender(io) => io.send(frames),
-            Self::HopSender(io) => io.send(frames),
+            Self::Tun(io) => io.send(frames),
             Self::Memory(io) => io.send(frames),
         }
     }
@@ -67,11 +55,8 @@ impl Port {
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match self {
             Self::AfPacket(io) => io.give_back(frames),
-            Self::Hop(io) => io.give_back(frames),
-            Self::HopSender(io) => io.give_back(frames),
+            Self::Tun(io) => io.give_back(frames),
             Self::Memory(io) => io.give_back(frames),
-            Self::Host(io) => io.send(frames),
-            Self::HostSender(io) => io.send(frames),
         }
     }
 
@@ -82,8 +67,7 @@ impl Port {
     /// If the process has no free file descriptor.
     pub fn sender(&self) -> Option<Result<Self, TunError>> {
         match self {
-            Self::Host(io) => Some(io.sender().map(Self::HostSender)),
-            Self::Hop(io) => Some(io.sender().map(Self::HopSender)),
+            Self::Tun(io) => Some(io.sender().map(Self::Tun)),
             _ => None,
         }
     }
@@ -92,10 +76,7 @@ impl Port {
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::AfPacket(io) => io.fd(),
-            Self::Host(io) => io.fd(),
-            Self::Hop(io) => io.fd(),
-            Self::HostSender(io) => io.fd(),
-            Self::HopSender(io) => io.fd(),
+            Self::Tun(io) => io.fd(),
             Self::Memory(io) => io.fd(),
         }
     }
@@ -108,15 +89,12 @@ impl Port {
         }
     }
 
-    /// The features of the backend.
-    pub fn capabilities(&self) -> Capabilities {
+    /// The name of the backend.
+    pub const fn backend(&self) -> &'static str {
         match self {
-            Self::AfPacket(io) => io.capabilities(),
-            Self::Host(io) => io.capabilities(),
-            Self::Hop(io) => io.capabilities(),
-            Self::HostSender(io) => io.capabilities(),
-            Self::HopSender(io) => io.capabilities(),
-            Self::Memory(io) => io.capabilities(),
+            Self::AfPacket(_) => "af_packet",
+            Self::Tun(_) => "tun",
+            Self::Memory(_) => "memory",
         }
     }
 
@@ -132,9 +110,8 @@ impl Port {
     pub fn drops(&mut self) -> u64 {
         match self {
             Self::AfPacket(io) => io.drops(),
-            Self::Hop(io) => io.drops(),
-            Self::Host(io) => io.drops(),
-            Self::HostSender(_) | Self::HopSender(_) | Self::Memory(_) => 0,
+            Self::Tun(io) => io.drops(),
+            Self::Memory(_) => 0,
         }
     }
 
@@ -142,10 +119,7 @@ impl Port {
     pub fn ifindex(&self) -> Option<u32> {
         match self {
             Self::AfPacket(io) => Some(io.ifindex()),
-            Self::Host(io) => Some(io.ifindex()),
-            Self::Hop(io) => Some(io.ifindex()),
-            Self::HostSender(io) => Some(io.0.ifindex()),
-            Self::HopSender(io) => Some(io.ifindex()),
+            Self::Tun(io) => Some(io.ifindex()),
             Self::Memory(_) => None,
         }
     }
@@ -154,10 +128,7 @@ impl Port {
     pub fn name(&self) -> &str {
         match self {
             Self::AfPacket(io) => io.interface(),
-            Self::Host(io) => io.name(),
-            Self::Hop(io) => io.name(),
-            Self::HostSender(io) => io.0.name(),
-            Self::HopSender(io) => io.name(),
+            Self::Tun(io) => io.name(),
             Self::Memory(_) => "memory",
         }
     }

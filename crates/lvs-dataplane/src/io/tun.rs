@@ -1,18 +1,18 @@
 //! TUN devices: bare IP packets between this process and the host's own stack.
 //!
-//! There are two uses. Through the [`HostDevice`], the dataplane reinjects packets that the shield
-//! has hidden from the host and that belong to the host. Through the
-//! [`HopDevice`](super::hop::HopDevice), the TUN backend receives and sends all packets.
+//! There are two uses: the dataplane reinjects packets that the shield has hidden from the host and
+//! that belong to the host, and the TUN backend receives and sends all packets.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use super::{Capabilities, PacketIo, vnet};
+use super::{PacketIo, vnet};
 use crate::netlink::Requests;
 use lvs_packet::frame::Frame;
-use lvs_sys::{TunDevice, TunOptions};
+use lvs_packet::wire::{decrement_ttl, increment_ttl};
+use lvs_sys::TunDevice;
 
 /// The reason why a TUN device cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -53,161 +53,26 @@ pub enum TunError {
     },
 }
 
-/// Maximum number of packets that wait for the dataplane; the kernel's default of 500 is too low
-/// for a burst of small packets.
-pub(super) const QUEUE: u32 = 8192;
-
-/// Counters of the backend since it was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceCounters {
-    /// Number of packets that the host refused.
-    pub send_refused: u64,
-}
-
-/// A TUN device as a backend. Frames are bare IP packets; offsets in their `offload` count from the
-/// IP header.
-#[derive(Debug)]
-pub struct Tun {
-    device: TunDevice,
-    name: String,
-    ifindex: u32,
-    counters: DeviceCounters,
-}
-
-impl Tun {
-    /// Creates a device that the kernel deletes when its owner exits. It is down and has no
-    /// address.
-    ///
-    /// # Errors
-    /// See [`TunError`].
-    pub fn create(name: &str, options: TunOptions) -> Result<Self, TunError> {
-        Self::open(name, TunDevice::create(name, options))
-    }
-
-    /// Returns the device of this name, whose descriptor another process has opened.
-    ///
-    /// # Errors
-    /// If the device no longer exists.
-    pub fn of(name: &str, descriptor: OwnedFd) -> Result<Self, TunError> {
-        Self::open(name, Ok(TunDevice::of(descriptor)))
-    }
-
-    /// Opens another queue of the device, if it was created with several queues.
-    ///
-    /// # Errors
-    /// See [`TunError`].
-    pub fn another_queue(&self) -> Result<Self, TunError> {
-        Self::open(&self.name, TunDevice::another_queue(&self.name))
-    }
-
-    fn open(name: &str, device: io::Result<TunDevice>) -> Result<Self, TunError> {
-        let device = device.map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => TunError::NoDriver,
+impl TunError {
+    /// The reason why the kernel has not created the device of this name.
+    fn of_creation(name: &str, source: io::Error) -> Self {
+        let name = name.to_owned();
+        match source.kind() {
+            io::ErrorKind::NotFound => Self::NoDriver,
             // Opening the file fails with EACCES, the driver fails with EPERM.
             io::ErrorKind::PermissionDenied if source.raw_os_error() == Some(libc::EACCES) => {
-                TunError::File
+                Self::File
             }
-            io::ErrorKind::PermissionDenied => TunError::Permission {
-                name: name.to_owned(),
-            },
-            io::ErrorKind::ResourceBusy => TunError::Exists {
-                name: name.to_owned(),
-            },
-            _ => TunError::Os {
-                name: name.to_owned(),
-                step: "create the queue",
-                source,
-            },
-        })?;
-        let ifindex = lvs_sys::if_index(name).map_err(|source| TunError::Os {
-            name: name.to_owned(),
-            step: "find the index",
-            source,
-        })?;
-        Ok(Self {
-            device,
-            name: name.to_owned(),
-            ifindex,
-            counters: DeviceCounters::default(),
-        })
-    }
-
-    /// Returns the same queue, for another thread to send on.
-    ///
-    /// # Errors
-    /// If the process has no free file descriptor.
-    pub(super) fn another(&self) -> Result<Self, TunError> {
-        let device = self.device.another();
-        Ok(Self {
-            device: device.map_err(failed(&self.name, "copy a descriptor"))?,
-            name: self.name.clone(),
-            ifindex: self.ifindex,
-            counters: DeviceCounters::default(),
-        })
-    }
-
-    /// The device's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The device's index.
-    pub fn ifindex(&self) -> u32 {
-        self.ifindex
-    }
-
-    /// The counters of the backend.
-    pub fn counters(&self) -> DeviceCounters {
-        self.counters
-    }
-}
-
-impl PacketIo for Tun {
-    fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
-        let mut header = [0; vnet::LEN];
-        for (i, frame) in frames.iter_mut().enumerate() {
-            match self.device.read(&mut header, frame.receive_buffer()) {
-                Ok(len) => frame.filled(len, vnet::decode(&header)),
-                Err(err) if i > 0 || err.kind() == io::ErrorKind::WouldBlock => return Ok(i),
-                Err(err) if err.kind() == io::ErrorKind::Interrupted => return Ok(0),
-                // EBADFD: the device was deleted. EIO: the device is down.
-                Err(err) => {
-                    let kind = match err.raw_os_error() {
-                        Some(libc::EBADFD) => io::ErrorKind::NotFound,
-                        Some(libc::EIO) => io::ErrorKind::NetworkDown,
-                        _ => err.kind(),
-                    };
-                    return Err(io::Error::new(kind, format!("device {}: {err}", self.name)));
-                }
-            }
-        }
-        Ok(frames.len())
-    }
-
-    fn send(&mut self, frames: &mut [Frame]) -> usize {
-        let mut refused = 0;
-        for frame in frames.iter() {
-            let header = vnet::encode(&frame.offload);
-            if self.device.write(&header, frame.bytes()).is_err() {
-                refused += 1;
-                self.counters.send_refused += 1;
-            }
-        }
-        refused
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.device.as_fd())
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            name: "tun",
-            ethernet: false,
-            offload: true,
+            io::ErrorKind::PermissionDenied => Self::Permission { name },
+            io::ErrorKind::ResourceBusy => Self::Exists { name },
+            _ => failed(&name, "create the queue")(source),
         }
     }
 }
+
+/// Maximum number of packets that wait for the dataplane; the kernel's default of 500 is too low
+/// for a burst of small packets.
+const QUEUE: u32 = 8192;
 
 /// The device through which the dataplane reinjects packets into the host, and into which the
 /// dataplane's own VIPs are routed.
@@ -224,10 +89,29 @@ impl PacketIo for Tun {
 /// `accept_local` stays off, except with [`LOCAL`](Self::LOCAL) and in the TUN backend: a packet
 /// from outside with one of the host's own addresses as its source is forged, and the device refuses
 /// it, as the interface of its arrival would have done.
+///
+/// With the TUN backend, the host routes all packets through such a device, in both directions:
+///
+/// ```text
+///  interface ─▶ routing ─▶ device ─▶ director ─▶ device ─▶ routing ─▶ interface
+///               TTL - 1      TTL + 1   TTL - 1     TTL + 1   TTL - 1
+/// ```
+///
+/// The host then forwards each packet twice, before and after the dataplane, and each time
+/// decrements the TTL. The dataplane therefore increments the TTL of a packet that it receives from
+/// the device, so that it decides about the packet as it arrived from the network, and increments it
+/// again when it sends the packet. It does not increment the TTL of a reinjected packet: if a rule
+/// of the host led that packet into the device again, it would loop forever.
 #[derive(Debug)]
 pub struct HostDevice {
-    tun: Tun,
-    _rp_filter: RpFilter,
+    device: TunDevice,
+    name: String,
+    ifindex: u32,
+    /// Whether the host routes all packets through the device.
+    is_hop: bool,
+    /// The settings of the host that the device has changed; `None` for a sender of another worker,
+    /// which receives no packets.
+    owns: Option<RpFilter>,
 }
 
 impl HostDevice {
@@ -237,12 +121,15 @@ impl HostDevice {
     /// The name of the device for the host's own packets to its own addresses.
     pub const LOCAL: &'static str = "lvs-local0";
 
+    /// The name of the device of the TUN backend.
+    pub const HOP: &'static str = "lvs-tun0";
+
     /// Creates the device and brings it up.
     ///
     /// # Errors
     /// See [`TunError`].
     pub fn create(name: &str) -> Result<Self, TunError> {
-        Self::of(Tun::create(name, TunOptions::default())?, |_| Ok(()))
+        Self::set_up(name, TunDevice::create(name), |_| Ok(()))
     }
 
     /// As [`create`](Self::create), with `accept_local`: the host accepts packets from its own
@@ -251,30 +138,62 @@ impl HostDevice {
     /// # Errors
     /// See [`TunError`].
     pub(crate) fn create_local() -> Result<Self, TunError> {
-        let tun = Tun::create(Self::LOCAL, TunOptions::default())?;
-        Requests::open()
-            .and_then(|mut requests| requests.set_queue_length(tun.ifindex, QUEUE))
-            .map_err(failed(Self::LOCAL, "set the queue's length"))?;
-        Self::of(tun, |name| {
-            let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
+        let name = Self::LOCAL;
+        Self::set_up(name, TunDevice::create(name), |conf| {
             write_setting(&conf.join("accept_local"), 1)
                 .and_then(|()| write_setting(&conf.join("route_localnet"), 1))
                 .map_err(failed(name, "permit the host's own addresses as sources"))
+        })?
+        .with_long_queue()
+    }
+
+    /// Creates the device of the TUN backend, with forwarding enabled, or reuses the device that
+    /// another dataplane has `left`. It accepts packets whose source is an address of the host, as
+    /// in the outer headers of tunnels.
+    ///
+    /// # Errors
+    /// See [`TunError`].
+    pub fn create_hop(left: Option<OwnedFd>) -> Result<Self, TunError> {
+        let name = Self::HOP;
+        // The device may have been deleted since.
+        let left = left.filter(|_| lvs_sys::if_index(name).is_ok());
+        let device = match left {
+            Some(left) => Ok(TunDevice::of(left)),
+            None => TunDevice::create(name),
+        };
+        let host = Self::set_up(name, device, |conf| {
+            // The host has already checked the source of each packet on the interface on which it
+            // arrived.
+            write_setting(&conf.join("accept_local"), 1)
+                .map_err(failed(name, "permit the host's own addresses as sources"))?;
+            write_setting(&conf.join("forwarding"), 1).map_err(failed(name, "switch on forwarding"))
+        })?
+        .with_long_queue()?;
+        Ok(Self {
+            is_hop: true,
+            ..host
         })
     }
 
+    fn with_long_queue(self) -> Result<Self, TunError> {
+        Requests::open()
+            .and_then(|mut requests| requests.set_queue_length(self.ifindex, QUEUE))
+            .map_err(failed(&self.name, "set the queue's length"))?;
+        Ok(self)
+    }
+
     /// Sets up a created device; `prepare` runs before the device is up.
-    pub(super) fn of(
-        tun: Tun,
-        prepare: impl FnOnce(&str) -> Result<(), TunError>,
+    fn set_up(
+        name: &str,
+        device: io::Result<TunDevice>,
+        prepare: impl FnOnce(&Path) -> Result<(), TunError>,
     ) -> Result<Self, TunError> {
-        let name = tun.name.clone();
-        let name = name.as_str();
+        let device = device.map_err(|error| TunError::of_creation(name, error))?;
         let fail = |step| failed(name, step);
         lvs_sys::set_mtu(name, u16::MAX).map_err(fail("set the MTU"))?;
         let conf = PathBuf::from("/proc/sys/net/ipv4/conf");
-        write_setting(&conf.join(name).join("rp_filter"), 0)
-            .map_err(fail("switch off rp_filter"))?;
+        let own = conf.join(name);
+        write_setting(&own.join("rp_filter"), 0).map_err(fail("switch off rp_filter"))?;
         let rp_filter = RpFilter::clear(&conf, name)
             .map_err(fail("move net.ipv4.conf.all.rp_filter to the interfaces"))?;
         // No link-local address and no router solicitations. A host without IPv6 has nothing to
@@ -286,25 +205,49 @@ impl HostDevice {
             write_setting(&conf6.join("accept_ra"), 0)
                 .map_err(fail("switch off IPv6 router advertisements"))?;
         }
-        prepare(name)?;
+        prepare(&own)?;
         lvs_sys::set_up(name).map_err(fail("bring the link up"))?;
         Ok(Self {
-            tun,
-            _rp_filter: rp_filter,
+            ifindex: lvs_sys::if_index(name).map_err(fail("find the index"))?,
+            device,
+            name: name.to_owned(),
+            is_hop: false,
+            owns: Some(rp_filter),
         })
     }
 
-    /// Returns a sender for the device, for another thread.
+    /// Returns a sender for the device, for another worker. The owner of the device receives the
+    /// packets of the host.
     ///
     /// # Errors
     /// If the process has no free file descriptor.
-    pub fn sender(&self) -> Result<HostSender, TunError> {
-        Ok(HostSender(self.tun.another()?))
+    pub fn sender(&self) -> Result<Self, TunError> {
+        let device = self.device.another();
+        Ok(Self {
+            device: device.map_err(failed(&self.name, "copy a descriptor"))?,
+            name: self.name.clone(),
+            ifindex: self.ifindex,
+            is_hop: self.is_hop,
+            owns: None,
+        })
     }
 
-    /// The device as a backend.
-    pub fn tun(&mut self) -> &mut Tun {
-        &mut self.tun
+    /// Reinjects packets unchanged; returns the number of refused packets.
+    pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
+        if self.is_hop {
+            for frame in &mut *frames {
+                decrement_ttl(frame.bytes_mut());
+            }
+        }
+        self.write(frames)
+    }
+
+    fn write(&self, frames: &[Frame]) -> usize {
+        let accepts = |frame: &&Frame| {
+            let header = vnet::encode(&frame.offload);
+            self.device.write(&header, frame.bytes()).is_ok()
+        };
+        frames.len() - frames.iter().filter(accepts).count()
     }
 
     /// Number of packets that were dropped since the device was created because its queues were
@@ -316,30 +259,54 @@ impl HostDevice {
 
     /// The device's index.
     pub fn ifindex(&self) -> u32 {
-        self.tun.ifindex
+        self.ifindex
     }
 
     /// The device's name.
     pub fn name(&self) -> &str {
-        &self.tun.name
+        &self.name
     }
 }
 
 impl PacketIo for HostDevice {
     fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
-        self.tun.recv(frames)
+        if self.owns.is_none() {
+            return Ok(0);
+        }
+        let mut header = [0; vnet::LEN];
+        for (i, frame) in frames.iter_mut().enumerate() {
+            match self.device.read(&mut header, frame.receive_buffer()) {
+                Ok(len) => frame.filled(len, vnet::decode(&header)),
+                Err(err) if i > 0 || err.kind() == io::ErrorKind::WouldBlock => return Ok(i),
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => return Ok(0),
+                // EBADFD: the device was deleted. EIO: the device is down.
+                Err(err) => {
+                    let kind = match err.raw_os_error() {
+                        Some(libc::EBADFD) => io::ErrorKind::NotFound,
+                        Some(libc::EIO) => io::ErrorKind::NetworkDown,
+                        _ => err.kind(),
+                    };
+                    return Err(io::Error::new(kind, format!("device {}: {err}", self.name)));
+                }
+            }
+            if self.is_hop {
+                increment_ttl(frame.bytes_mut());
+            }
+        }
+        Ok(frames.len())
     }
 
     fn send(&mut self, frames: &mut [Frame]) -> usize {
-        self.tun.send(frames)
+        if self.is_hop {
+            for frame in &mut *frames {
+                increment_ttl(frame.bytes_mut());
+            }
+        }
+        self.write(frames)
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.tun.fd()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.tun.capabilities()
+        self.owns.as_ref().map(|_| self.device.as_fd())
     }
 }
 
@@ -353,30 +320,8 @@ fn transmit_drops(text: &str, device: &str) -> Option<u64> {
     number.parse().ok()
 }
 
-/// Sends through a [`HostDevice`]. The owner of the device receives the packets of the host.
-#[derive(Debug)]
-pub struct HostSender(pub(super) Tun);
-
-impl PacketIo for HostSender {
-    fn recv(&mut self, _frames: &mut [Frame]) -> io::Result<usize> {
-        Ok(0)
-    }
-
-    fn send(&mut self, frames: &mut [Frame]) -> usize {
-        self.0.send(frames)
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-}
-
 /// Creates the error of a failed step.
-pub(super) fn failed(name: &str, step: &'static str) -> impl FnOnce(io::Error) -> TunError {
+fn failed(name: &str, step: &'static str) -> impl FnOnce(io::Error) -> TunError {
     let name = name.to_owned();
     move |source| TunError::Os { name, step, source }
 }

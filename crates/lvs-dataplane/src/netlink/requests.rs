@@ -66,22 +66,8 @@ impl Requests {
         fill: impl FnOnce(&mut Builder),
         mut each: impl FnMut(&Message<'_>),
     ) -> io::Result<()> {
-        let flags = flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK;
-        self.send(kind, flags, header, fill)?;
-        loop {
-            self.buf.clear();
-            receive(&self.socket, &mut self.buf)?;
-            for message in messages(&self.buf) {
-                if message.seq != self.seq {
-                    continue;
-                }
-                match message.error() {
-                    Some((0, _)) => return Ok(()),
-                    Some(error) => return Err(refusal(error)),
-                    None => each(&message),
-                }
-            }
-        }
+        self.send(kind, flags | libc::NLM_F_ACK, header, fill)?;
+        self.answers(&mut each)
     }
 
     /// Requests a whole table. If the table changes during the reading, the later events report the
@@ -92,9 +78,13 @@ impl Requests {
         header: &[u8],
         mut each: impl FnMut(&Message<'_>),
     ) -> io::Result<()> {
+        self.send(kind, libc::NLM_F_DUMP, header, |_| {})?;
+        self.answers(&mut each)
+    }
+
+    /// Passes the messages of an answer to `each`, up to the acknowledgement or the end of a table.
+    fn answers(&mut self, each: &mut dyn FnMut(&Message<'_>)) -> io::Result<()> {
         const NLMSG_DONE: u16 = 3;
-        let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
-        self.send(kind, flags, header, |_| {})?;
         loop {
             self.buf.clear();
             receive(&self.socket, &mut self.buf)?;
@@ -102,13 +92,12 @@ impl Requests {
                 if message.seq != self.seq {
                     continue;
                 }
-                if let Some(error) = message.error() {
-                    return Err(refusal(error));
+                match message.error() {
+                    Some((0, _)) => return Ok(()),
+                    Some(error) => return Err(refusal(error)),
+                    None if message.kind == NLMSG_DONE => return Ok(()),
+                    None => each(&message),
                 }
-                if message.kind == NLMSG_DONE {
-                    return Ok(());
-                }
-                each(&message);
             }
         }
     }
@@ -120,6 +109,7 @@ impl Requests {
         header: &[u8],
         fill: impl FnOnce(&mut Builder),
     ) -> io::Result<()> {
+        let flags = flags | libc::NLM_F_REQUEST;
         self.seq = self.seq.wrapping_add(1).max(1);
         let mut builder = Builder::new(self.seq);
         builder.begin(kind, u16::try_from(flags).unwrap_or(0), header);

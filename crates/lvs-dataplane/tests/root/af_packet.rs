@@ -609,13 +609,7 @@ fn syn_is_received_after_all_earlier_packets() {
 #[test]
 fn ring_that_stops_at_unsupported_frame_is_replaced() {
     let host = Host::new();
-    let guest = host.run(|| {
-        let options = lvs_sys::TunOptions {
-            tap: true,
-            ..Default::default()
-        };
-        lvs_sys::TunDevice::create("guest", options).unwrap()
-    });
+    let guest = host.run(|| lvs_sys::TunDevice::create_tap("guest").unwrap());
     host.ip("link set guest up");
     let mut receiver = host.run(|| open("guest"));
     let write = |header: [u8; 10], frame: &Frame| {

@@ -1,28 +1,28 @@
 //! Tests of the device of the TUN backend, and of the rules and routes that lead packets into the
 //! device, with a real kernel. Needs root.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use crate::common::Host;
 use lvs_core::Protocol;
 use lvs_dataplane::host::steering::{Steering, SteeringError};
-use lvs_dataplane::io::hop::{HopDevice, HopQueue};
+use lvs_dataplane::io::tun::HostDevice;
 use lvs_dataplane::io::{BATCH, PacketIo};
 use lvs_packet::frame::Frame;
 use lvs_packet::intercept::{Endpoint, Intercept};
 use lvs_sys::Poller;
 
-const DEVICE: &str = HopDevice::NAME;
+const DEVICE: &str = HostDevice::HOP;
 
 fn addr(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The waiting IPv4 packets, each as its source port and its TTL. The host also sends IPv6 packets
-/// (router solicitations, listener reports) after some time.
-fn received(io: &mut impl PacketIo) -> Vec<(u16, u8)> {
+/// The TTLs of the waiting IPv4 packets. The host also sends IPv6 packets (router solicitations,
+/// listener reports) after some time.
+fn received(io: &mut impl PacketIo) -> Vec<u8> {
     let mut batch: Vec<Frame> = (0..BATCH).map(|_| Frame::new()).collect();
     let mut poller = Poller::new();
     poller.add(io.fd().unwrap());
@@ -34,30 +34,23 @@ fn received(io: &mut impl PacketIo) -> Vec<(u16, u8)> {
             return all;
         }
         let packets = batch[..count].iter().map(Frame::bytes);
-        all.extend(
-            packets
-                .filter(|ip| ip[0] >> 4 == 4)
-                .map(|ip| (u16::from_be_bytes([ip[20], ip[21]]), ip[8])),
-        );
+        all.extend(packets.filter(|ip| ip[0] >> 4 == 4).map(|ip| ip[8]));
     }
 }
 
 #[test]
-fn tun_queues_divide_flows_and_device_is_deleted_with_its_queues() {
+fn tun_device_increments_ttl_and_is_deleted_with_its_descriptor() {
     let host = Host::new();
     host.ip("link add name br0 type bridge");
     host.sh("ip addr add 10.0.0.1/24 dev br0; ip link set br0 up");
-    let (mut device, mut queue): (HopDevice, HopQueue) = host.run(|| {
-        let mut device = HopDevice::open(DEVICE, None).unwrap();
-        let queue = device.another_queue().unwrap();
-        (device, queue)
-    });
+    let mut device = host.run(|| HostDevice::create_hop(None).unwrap());
     let about = host.sh(&format!("ip link show {DEVICE}"));
     assert!(
         about.contains("qlen 8192") && about.contains("mtu 65535"),
         "{about}"
     );
     host.ip(&format!("route add 192.0.2.1/32 dev {DEVICE}"));
+    let mut sender = device.sender().unwrap();
     host.run(|| {
         for _ in 0..64 {
             let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
@@ -67,17 +60,11 @@ fn tun_queues_divide_flows_and_device_is_deleted_with_its_queues() {
             }
         }
     });
-    let (one, two) = (received(&mut device), received(&mut queue));
-    assert_eq!(one.len() + two.len(), 3 * 64);
-    assert!(!one.is_empty() && !two.is_empty());
-    let ports = |all: &[(u16, u8)]| -> HashSet<u16> { all.iter().map(|(port, _)| *port).collect() };
-    assert!(
-        ports(&one).is_disjoint(&ports(&two)),
-        "a flow stays in its queue"
-    );
-    assert!(one.iter().chain(&two).all(|(_, ttl)| *ttl == 41));
+    assert_eq!(sender.recv(&mut [Frame::new()]).unwrap(), 0);
+    let ttls = received(&mut device);
+    assert_eq!(ttls, [41; 3 * 64]);
     assert_eq!(device.drops(), 0);
-    drop((device, queue));
+    drop((device, sender));
     assert!(!host.sh("ip -br link").contains(DEVICE));
 }
 
@@ -98,7 +85,7 @@ struct Router {
     host: Host,
     /// Stored so that the hosts' links stay up.
     _others: [Host; 2],
-    device: HopDevice,
+    device: HostDevice,
     links: BTreeMap<u32, String>,
 }
 
@@ -111,10 +98,7 @@ impl Router {
         host.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
         let (device, links) = host.run(|| {
             let links = ["e0"].map(|name| (lvs_sys::if_index(name).unwrap(), name.to_owned()));
-            (
-                HopDevice::open(DEVICE, None).unwrap(),
-                BTreeMap::from(links),
-            )
+            (HostDevice::create_hop(None).unwrap(), BTreeMap::from(links))
         });
         Self {
             host,

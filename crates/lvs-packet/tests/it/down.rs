@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, table};
+use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, bytes, ethernet, sent, table};
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use lvs_core::settings::{Extras, OnServerDown};
 use lvs_core::{
@@ -125,19 +125,17 @@ impl Bench {
         Instant::from_secs(1)
     }
 
-    fn sent(&mut self, work: impl FnOnce(&mut Self, &mut Output)) -> Vec<(PortId, Vec<u8>)> {
-        let mut out = Output::new();
-        work(self, &mut out);
-        let c = &self.pipeline.counters;
-        assert_eq!(
-            c.received + c.reassembled,
-            c.accounted(),
-            "one fate for each frame"
-        );
-        let queues = out.queues();
-        queues
-            .flat_map(|(port, frames)| frames.iter().map(move |f| (port, f.bytes().to_vec())))
-            .collect()
+    fn receive(&mut self, port: PortId, frame: &[u8]) -> Vec<(PortId, Vec<u8>)> {
+        let env = Env::new(&self.net, &self.intercept);
+        let mut frames = [Frame::from_bytes(frame)];
+        bytes(sent(
+            &mut self.pipeline,
+            &mut Output::new(),
+            |pipeline, out| {
+                let now = Self::now();
+                pipeline.process(port, &mut frames, &env, &mut self.decide, now, out);
+            },
+        ))
     }
 
     fn send(&mut self, segment: Tcp<'_>) -> Vec<(PortId, Vec<u8>)> {
@@ -147,19 +145,7 @@ impl Bench {
         } else {
             (SERVERS, SV_MAC, Mac([2; 6]))
         };
-        let kind = if segment.from.is_ipv6() {
-            0x86dd_u16
-        } else {
-            0x0800
-        };
-        let frame = [&to.0[..], &from.0, &kind.to_be_bytes(), &ip].concat();
-        self.sent(|bench, out| {
-            let env = Env::new(&bench.net, &bench.intercept);
-            let mut frames = [Frame::from_bytes(&frame)];
-            bench
-                .pipeline
-                .process(port, &mut frames, &env, &mut bench.decide, Self::now(), out);
-        })
+        self.receive(port, &ethernet(to, from, &ip))
     }
 
     fn by_client(&self, flags: &'static str, seq: u32, ack: u32) -> Tcp<'static> {
@@ -229,12 +215,16 @@ impl Bench {
         while director.shard.has_down() {
             resets.extend(director.end_down(Self::now(), 100));
         }
-        self.sent(|bench, out| {
-            let env = Env::new(&bench.net, &bench.intercept);
-            for reset in &resets {
-                bench.pipeline.send_reset(reset, &env, Self::now(), out);
-            }
-        })
+        let env = Env::new(&self.net, &self.intercept);
+        bytes(sent(
+            &mut self.pipeline,
+            &mut Output::new(),
+            |pipeline, out| {
+                for reset in &resets {
+                    pipeline.send_reset(reset, &env, Self::now(), out);
+                }
+            },
+        ))
     }
 
     /// Parses a reset, after removing its tunnel headers.
@@ -367,15 +357,7 @@ fn segment_with_wrong_checksum_is_unanswered() {
     let mut ip = bench.by_client("A", 1301, 5301).write();
     let last = ip.len() - 4;
     ip[last] ^= 1;
-    let frame = [&CL_MAC.0[..], &GW_MAC.0, &[8, 0], &ip].concat();
-    let sent = bench.sent(|bench, out| {
-        let env = Env::new(&bench.net, &bench.intercept);
-        let mut frames = [Frame::from_bytes(&frame)];
-        let now = Bench::now();
-        bench
-            .pipeline
-            .process(CLIENTS, &mut frames, &env, &mut bench.decide, now, out);
-    });
+    let sent = bench.receive(CLIENTS, &ethernet(CL_MAC, GW_MAC, &ip));
     assert!(sent.is_empty());
 }
 

@@ -3,7 +3,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::lab::{CL_MAC, CLIENTS, SERVERS, SV_MAC, Table, ethernet, header, table, tcp, udp};
+use crate::lab::{
+    CL_MAC, CLIENTS, SERVERS, SV_MAC, Table, ethernet, header, sent, table, tcp, udp,
+};
 use lvs_core::full_nat::LocalAddress;
 use lvs_core::{
     Control, Director, Family, Forwarding, Instant, Options, Protocol, ServerConfig, ServiceConfig,
@@ -98,24 +100,10 @@ impl Bed {
         frames[0].offload = offload;
         let env = Env::new(&self.net, &self.intercept);
         let mut out = Output::new();
-        self.pipeline.process(
-            port,
-            &mut frames,
-            &env,
-            &mut self.decide,
-            self.now,
-            &mut out,
-        );
-        let counters = &self.pipeline.counters;
-        assert_eq!(
-            counters.received + counters.reassembled,
-            counters.accounted()
-        );
+        let sent = sent(&mut self.pipeline, &mut out, |pipeline, out| {
+            pipeline.process(port, &mut frames, &env, &mut self.decide, self.now, out);
+        });
         assert!(out.requests.is_empty(), "{:?}", out.requests);
-        let mut sent = Vec::new();
-        for (port, frames) in out.queues() {
-            sent.extend(frames.iter().map(|frame| (port, frame.clone())));
-        }
         sent
     }
 

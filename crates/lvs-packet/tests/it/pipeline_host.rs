@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lab::{
-    CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_ADDR, SV_MAC, Service, ethernet,
-    from_client,
+    CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_ADDR, SV_MAC, Service, bytes,
+    ethernet, from_client, sent,
 };
 use etherparse::{Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};
 use lvs_core::{Forwarding, Instant, Protocol};
@@ -191,15 +191,14 @@ fn packets_from_impossible_sources_are_dropped() {
 
 /// Makes a neighbour fail, and returns the packets sent then.
 fn fail(lab: &mut Lab, port: PortId, addr: IpAddr) -> Vec<(PortId, Vec<u8>)> {
-    let mut out = Output::new();
     let env = Env::new(&lab.net, &lab.intercept);
-    lab.pipeline
-        .neighbour_failed(port, addr, &env, &mut lab.decide, lab.now, &mut out);
-    let mut sent = Vec::new();
-    for (port, frames) in out.queues() {
-        sent.extend(frames.iter().map(|f| (port, f.bytes().to_vec())));
-    }
-    sent
+    bytes(sent(
+        &mut lab.pipeline,
+        &mut Output::new(),
+        |pipeline, out| {
+            pipeline.neighbour_failed(port, addr, &env, &mut lab.decide, lab.now, out);
+        },
+    ))
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -13,8 +14,9 @@ use std::sync::atomic::AtomicU64;
 use lvs_core::memory::{Layout, Memory, Region};
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 
-use super::{number, pin, pinned, short_name};
+use super::{Program, number, pin, pinned, short_name};
 use crate::attached::{self, call, descriptor};
+use crate::map_memory;
 
 /// The used attributes of `BPF_MAP_CREATE` (the first fields of `bpf_attr`).
 #[repr(C)]
@@ -41,12 +43,12 @@ struct Element {
 
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
-pub(super) const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
 const BPF_MAP_TYPE_HASH: u32 = 1;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
-pub(super) const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
+const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 const BPF_MAP_TYPE_DEVMAP: u32 = 14;
@@ -54,11 +56,66 @@ const BPF_MAP_TYPE_DEVMAP: u32 = 14;
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
+/// A map in the kernel, for BPF programs.
+#[derive(Debug)]
+pub struct Map(OwnedFd);
+
+impl Map {
+    /// Creates a map with the given number of entries, and the given sizes of keys and values.
+    fn new(
+        name: &str,
+        kind: u32,
+        [key, value]: [u32; 2],
+        entries: u32,
+        flags: u32,
+        inner: u32,
+    ) -> io::Result<Self> {
+        let mut request = CreateMap {
+            kind,
+            key,
+            value,
+            entries,
+            flags,
+            inner,
+            node: 0,
+            name: short_name(name),
+        };
+        // SAFETY: there are no addresses in it.
+        unsafe { descriptor(BPF_MAP_CREATE, &mut request) }.map(Self)
+    }
+
+    /// The pinned map of this kind at a path, the lengths of its keys and values, and its maximum
+    /// number of entries.
+    fn pinned(path: &Path, kind: u32) -> io::Result<(Self, [u32; 3])> {
+        let fd = pinned(path)?;
+        // `type`, `id`, `key_size`, `value_size` and `max_entries` of `bpf_map_info`.
+        let info = attached::reported(&fd)?;
+        let [found, _, key, value, entries] = std::array::from_fn(|n| info[n]);
+        match found == kind {
+            true => Ok((Self(fd), [key, value, entries])),
+            false => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Pins the map under a name in a BPF file system, so that it remains after this process exits.
+    ///
+    /// # Errors
+    /// If the directory does not exist, or the name is in use.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.0, path)
+    }
+
+    /// The number of its descriptor, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+}
+
 /// An array in the kernel that BPF programs read and write, and that this process maps as 64-bit
 /// words; or a memory file that other processes map as well.
 #[derive(Debug)]
 pub struct SharedArray {
-    fd: OwnedFd,
+    map: Map,
     memory: NonNull<u8>,
     words: usize,
 }
@@ -75,14 +132,10 @@ impl SharedArray {
     /// As [`Program::load`](super::programs::Program::load); `OutOfMemory`.
     pub fn new(name: &str, words: usize, entries: u32) -> io::Result<Self> {
         let value = u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let fd = create_map(
-            name,
-            BPF_MAP_TYPE_ARRAY,
-            [4, value],
-            entries.max(1),
-            BPF_F_MMAPABLE,
-        )?;
-        Self::map(fd, 0, words * entries.max(1) as usize)
+        let entries = entries.max(1);
+        let kind = BPF_MAP_TYPE_ARRAY;
+        let map = Map::new(name, kind, [4, value], entries, BPF_F_MMAPABLE, 0)?;
+        Self::map(map, 0, words * entries as usize)
     }
 
     /// A part of a memory file that begins at a page. Other processes map the file as well. It must
@@ -105,7 +158,7 @@ impl SharedArray {
         if end.is_none_or(|end| len < end) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Self::map(file.try_clone()?.into(), offset, words)
+        Self::map(Map(file.try_clone()?.into()), offset, words)
     }
 
     /// Opens the array that was pinned under this name and has at least `words` words.
@@ -113,8 +166,8 @@ impl SharedArray {
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another map.
     pub fn pinned(path: &Path, words: usize) -> io::Result<Self> {
-        let (fd, _) = pinned_array(path)?;
-        Self::map(fd, 0, words)
+        let (map, _) = pinned_array(path)?;
+        Self::map(map, 0, words)
     }
 
     /// The array that is pinned under this name, with its length.
@@ -122,37 +175,20 @@ impl SharedArray {
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is a map of another kind.
     pub fn pinned_whole(path: &Path) -> io::Result<Self> {
-        let (fd, words) = pinned_array(path)?;
-        Self::map(fd, 0, words)
+        let (map, words) = pinned_array(path)?;
+        Self::map(map, 0, words)
     }
 
     /// Maps a descriptor: of a BPF array, or of a memory file that is long enough and cannot become
     /// shorter.
-    fn map(fd: OwnedFd, offset: u64, words: usize) -> io::Result<Self> {
+    fn map(map: Map, offset: u64, words: usize) -> io::Result<Self> {
         let offset = offset.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
-        let len = words
-            .checked_mul(8)
-            .filter(|&len| isize::try_from(len).is_ok())
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: a new mapping of an open descriptor touches no memory that exists. All of it
-        // exists as long as the mapping: the kernel refuses a mapping that is longer than a BPF
-        // array, whose length never changes, and `of_file` has refused files that are shorter or
-        // can become shorter.
-        let memory = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                offset,
-            )
-        };
-        if memory == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { fd, memory, words })
+        // All of the mapping exists as long as the value: the kernel refuses a mapping that is
+        // longer than a BPF array, whose length never changes, and `of_file` has refused files that
+        // are shorter or can become shorter.
+        let len = words.checked_mul(8);
+        let memory = map_memory(len, libc::MAP_SHARED, map.number(), offset)?;
+        Ok(Self { map, memory, words })
     }
 
     /// Returns the words of the array.
@@ -168,18 +204,13 @@ impl SharedArray {
         // SAFETY: the mapping has this length, and this process has no other reference to it.
         unsafe { ptr::write_bytes(self.memory.as_ptr(), 0, self.words * 8) };
     }
+}
 
-    /// Pins the map under a name in a BPF file system, so that it remains after this process exits.
-    ///
-    /// # Errors
-    /// If the directory does not exist, or the name is in use.
-    pub fn pin(&self, path: &Path) -> io::Result<()> {
-        pin(&self.fd, path)
-    }
+impl Deref for SharedArray {
+    type Target = Map;
 
-    /// The number of the array's descriptor, for the instructions of a program.
-    pub fn number(&self) -> i32 {
-        self.fd.as_raw_fd()
+    fn deref(&self) -> &Map {
+        &self.map
     }
 }
 
@@ -192,33 +223,12 @@ impl Drop for SharedArray {
 }
 
 /// Opens the pinned array at this path; also returns its length in words.
-fn pinned_array(path: &Path) -> io::Result<(OwnedFd, usize)> {
-    let (fd, [_, value, entries]) = pinned_map(path, BPF_MAP_TYPE_ARRAY)?;
+fn pinned_array(path: &Path) -> io::Result<(Map, usize)> {
+    let (map, [_, value, entries]) = Map::pinned(path, BPF_MAP_TYPE_ARRAY)?;
     // The kernel aligns each entry to 8 bytes.
     let words = u64::from(value).div_ceil(8) * u64::from(entries);
     let words = usize::try_from(words).map_err(|_| io::ErrorKind::InvalidInput)?;
-    Ok((fd, words))
-}
-
-/// The pinned map of this kind at a path, the lengths of its keys and values, and its maximum
-/// number of entries.
-fn pinned_map(path: &Path, kind: u32) -> io::Result<(OwnedFd, [u32; 3])> {
-    let fd = pinned(path)?;
-    // `type`, `id`, `key_size`, `value_size` and `max_entries` of `bpf_map_info`.
-    let info = attached::reported(&fd)?;
-    let [found, _, key, value, entries] = std::array::from_fn(|n| info[n]);
-    match found == kind {
-        true => Ok((fd, [key, value, entries])),
-        false => Err(io::ErrorKind::InvalidInput.into()),
-    }
-}
-
-/// Opens the pinned map of this kind at a path. Its keys and values have four bytes.
-pub(super) fn pinned_numbers(path: &Path, kind: u32) -> io::Result<OwnedFd> {
-    match pinned_map(path, kind)? {
-        (fd, [4, 4, _]) => Ok(fd),
-        _ => Err(io::ErrorKind::InvalidInput.into()),
-    }
+    Ok((map, words))
 }
 
 /// Fixes the length of a memory file, so that processes can map it safely: it can neither shrink
@@ -233,9 +243,7 @@ pub fn seal(file: &File) -> io::Result<()> {
 
 /// An array with separate entries for each processor.
 #[derive(Debug)]
-pub struct PerCpuArray {
-    fd: OwnedFd,
-}
+pub struct PerCpuArray(Map);
 
 impl PerCpuArray {
     /// A new array of zeros; `bytes` is the size of an entry.
@@ -244,8 +252,7 @@ impl PerCpuArray {
     /// As [`SharedArray::new`].
     pub fn new(name: &str, bytes: u32, entries: u32) -> io::Result<Self> {
         let kind = BPF_MAP_TYPE_PERCPU_ARRAY;
-        let fd = create_map(name, kind, [4, bytes], entries, 0)?;
-        Ok(Self { fd })
+        Map::new(name, kind, [4, bytes], entries, 0, 0).map(Self)
     }
 
     /// Opens the array that was pinned under this name.
@@ -253,72 +260,16 @@ impl PerCpuArray {
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another map.
     pub fn pinned(path: &Path) -> io::Result<Self> {
-        let (fd, _) = pinned_map(path, BPF_MAP_TYPE_PERCPU_ARRAY)?;
-        Ok(Self { fd })
-    }
-
-    /// Does the same as [`SharedArray::pin`].
-    ///
-    /// # Errors
-    /// If the directory does not exist, or the name is in use.
-    pub fn pin(&self, path: &Path) -> io::Result<()> {
-        pin(&self.fd, path)
-    }
-
-    /// The number of the map's descriptor, for the instructions of a program.
-    pub fn number(&self) -> i32 {
-        self.fd.as_raw_fd()
+        let (map, _) = Map::pinned(path, BPF_MAP_TYPE_PERCPU_ARRAY)?;
+        Ok(Self(map))
     }
 }
 
-/// A set of keys of `WORDS` words, in which BPF programs look up keys.
-#[derive(Debug)]
-pub struct SharedSet<const WORDS: usize>(SharedMap<WORDS, 1>);
+impl Deref for PerCpuArray {
+    type Target = Map;
 
-impl<const WORDS: usize> SharedSet<WORDS> {
-    /// An empty set for at most this many keys.
-    ///
-    /// # Errors
-    /// As [`SharedArray::new`].
-    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
-        SharedMap::new(name, entries).map(Self)
-    }
-
-    /// The set that is pinned under this name.
-    ///
-    /// # Errors
-    /// As [`SharedMap::pinned`].
-    pub fn pinned(path: &Path) -> io::Result<Self> {
-        SharedMap::pinned(path).map(Self)
-    }
-
-    /// Adds a key.
-    ///
-    /// # Errors
-    /// If the set is full.
-    pub fn insert(&self, key: &[u64; WORDS]) -> io::Result<()> {
-        self.0.insert(key, &[1])
-    }
-
-    /// Removes a key.
-    ///
-    /// # Errors
-    /// If the set does not contain it.
-    pub fn remove(&self, key: &[u64; WORDS]) -> io::Result<()> {
-        self.0.remove(key)
-    }
-
-    /// Does the same as [`SharedArray::pin`].
-    ///
-    /// # Errors
-    /// If the directory does not exist, or the name is in use.
-    pub fn pin(&self, path: &Path) -> io::Result<()> {
-        self.0.pin(path)
-    }
-
-    /// The number of the map's descriptor, for the instructions of a program.
-    pub fn number(&self) -> i32 {
-        self.0.number()
+    fn deref(&self) -> &Map {
+        &self.0
     }
 }
 
@@ -328,9 +279,7 @@ type Entries<const KEY: usize, const VALUE: usize> = Vec<([u64; KEY], [u64; VALU
 /// A map with values of `VALUE` words by keys of `KEY` words, for BPF programs. The kernel
 /// allocates an entry when it is inserted.
 #[derive(Debug)]
-pub struct SharedMap<const KEY: usize, const VALUE: usize> {
-    fd: OwnedFd,
-}
+pub struct SharedMap<const KEY: usize, const VALUE: usize>(Map);
 
 impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     /// An empty map for at most this many entries.
@@ -340,14 +289,9 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     pub fn new(name: &str, entries: u32) -> io::Result<Self> {
         let bytes =
             |words: usize| u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput);
-        let fd = create_map(
-            name,
-            BPF_MAP_TYPE_HASH,
-            [bytes(KEY)?, bytes(VALUE)?],
-            entries,
-            BPF_F_NO_PREALLOC,
-        )?;
-        Ok(Self { fd })
+        let sizes = [bytes(KEY)?, bytes(VALUE)?];
+        let kind = BPF_MAP_TYPE_HASH;
+        Map::new(name, kind, sizes, entries, BPF_F_NO_PREALLOC, 0).map(Self)
     }
 
     /// The map that is pinned under this name.
@@ -355,11 +299,11 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is a map of another kind.
     pub fn pinned(path: &Path) -> io::Result<Self> {
-        let (fd, [key, value, _]) = pinned_map(path, BPF_MAP_TYPE_HASH)?;
+        let (map, [key, value, _]) = Map::pinned(path, BPF_MAP_TYPE_HASH)?;
         if [key as usize, value as usize] != [KEY * 8, VALUE * 8] {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        Ok(Self { fd })
+        Ok(Self(map))
     }
 
     /// Sets the value of a key.
@@ -430,7 +374,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     ) -> io::Result<()> {
         let key = key.into().map_or(ptr::null(), ptr::from_ref);
         let mut request = Element {
-            map: number(&self.fd),
+            map: number(&self.0.0),
             unused: 0,
             key: key.expose_provenance() as u64,
             value,
@@ -440,140 +384,123 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         // map's keys; the caller guarantees the same for the value.
         unsafe { call(command, &mut request) }.map(drop)
     }
+}
 
-    /// Does the same as [`SharedArray::pin`].
-    ///
-    /// # Errors
-    /// If the directory does not exist, or the name is in use.
-    pub fn pin(&self, path: &Path) -> io::Result<()> {
-        pin(&self.fd, path)
-    }
+impl<const KEY: usize, const VALUE: usize> Deref for SharedMap<KEY, VALUE> {
+    type Target = Map;
 
-    /// The number of the map's descriptor, for the instructions of a program.
-    pub fn number(&self) -> i32 {
-        self.fd.as_raw_fd()
+    fn deref(&self) -> &Map {
+        &self.0
     }
 }
 
-/// An outer map with one entry (`BPF_MAP_TYPE_ARRAY_OF_MAPS`), in which BPF programs look up an
-/// inner map; the entry can be empty.
+/// The kind of objects that a [`ReferenceMap`] refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Referents {
+    /// Programs for tail calls. The kernel empties the map when its last descriptor and its last
+    /// name are removed.
+    Programs,
+    /// Inner maps.
+    Maps,
+    /// Network devices, by their indices. The kernel empties an entry when its device is removed.
+    Devices,
+}
+
+impl Referents {
+    const fn kind(self) -> u32 {
+        match self {
+            Self::Programs => BPF_MAP_TYPE_PROG_ARRAY,
+            Self::Maps => BPF_MAP_TYPE_ARRAY_OF_MAPS,
+            Self::Devices => BPF_MAP_TYPE_DEVMAP,
+        }
+    }
+}
+
+/// An array of programs, maps or devices for BPF programs. Each entry can be empty.
 #[derive(Debug)]
-pub struct MapPlace {
-    fd: OwnedFd,
-}
+pub struct ReferenceMap(Map);
 
-impl MapPlace {
-    /// An empty outer map, for inner maps like the given one.
+impl ReferenceMap {
+    /// An empty map of programs or devices.
     ///
     /// # Errors
     /// As [`SharedArray::new`].
-    pub fn new<const KEY: usize, const VALUE: usize>(
-        name: &str,
-        like: &SharedMap<KEY, VALUE>,
-    ) -> io::Result<Self> {
-        let mut request = CreateMap {
-            kind: BPF_MAP_TYPE_ARRAY_OF_MAPS,
-            key: 4,
-            value: 4,
-            entries: 1,
-            flags: 0,
-            inner: number(&like.fd),
-            node: 0,
-            name: short_name(name),
-        };
-        // SAFETY: there are no addresses in it.
-        let fd = unsafe { descriptor(BPF_MAP_CREATE, &mut request) }?;
-        Ok(Self { fd })
+    pub fn new(name: &str, referents: Referents, entries: u32) -> io::Result<Self> {
+        Map::new(name, referents.kind(), [4; 2], entries, 0, 0).map(Self)
     }
 
-    /// The outer map that is pinned under this name.
+    /// An empty map with one entry, for inner maps with the kind and the sizes of `like`.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn of_maps(name: &str, like: &Map) -> io::Result<Self> {
+        let kind = Referents::Maps.kind();
+        Map::new(name, kind, [4; 2], 1, 0, number(&like.0)).map(Self)
+    }
+
+    /// The map that is pinned under this name.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is a map of another kind.
-    pub fn pinned(path: &Path) -> io::Result<Self> {
-        let fd = pinned_numbers(path, BPF_MAP_TYPE_ARRAY_OF_MAPS)?;
-        Ok(Self { fd })
+    pub fn pinned(path: &Path, referents: Referents) -> io::Result<Self> {
+        match Map::pinned(path, referents.kind())? {
+            (map, [4, 4, _]) => Ok(Self(map)),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
     }
 
-    /// Sets the inner map, which must have the type and the sizes of the map that was passed to
-    /// [`new`](Self::new). Waits until no program uses the previous inner map.
+    /// Sets the program that tail calls with this number continue with.
     ///
     /// # Errors
-    /// If the maps differ in kind or size.
-    pub fn put<const KEY: usize, const VALUE: usize>(
-        &self,
-        map: &SharedMap<KEY, VALUE>,
-    ) -> io::Result<()> {
-        self.element(BPF_MAP_UPDATE_ELEM, number(&map.fd))
+    /// If the map has no such number, or the program is of another kind than the programs that use
+    /// the map.
+    pub fn put_program(&self, entry: u32, program: &Program) -> io::Result<()> {
+        self.element(BPF_MAP_UPDATE_ELEM, entry, program.number())
     }
 
-    /// Empties the entry: BPF programs find no inner map.
-    pub fn clear(&self) {
-        // An absent entry is not an error.
-        let _ = self.element(BPF_MAP_DELETE_ELEM, 0);
-    }
-
-    fn element(&self, command: libc::c_long, map: u32) -> io::Result<()> {
-        place(&self.fd, command, 0, map)
-    }
-
-    /// Does the same as [`SharedArray::pin`].
+    /// Sets the inner map. Waits until no program uses the previous inner map.
     ///
     /// # Errors
-    /// If the directory does not exist, or the name is in use.
-    pub fn pin(&self, path: &Path) -> io::Result<()> {
-        pin(&self.fd, path)
+    /// If the map differs in kind or size from the map that was passed to
+    /// [`of_maps`](Self::of_maps).
+    pub fn put_map(&self, map: &Map) -> io::Result<()> {
+        self.element(BPF_MAP_UPDATE_ELEM, 0, number(&map.0))
     }
 
-    /// The number of the map's descriptor, for the instructions of a program.
-    pub fn number(&self) -> i32 {
-        self.fd.as_raw_fd()
-    }
-}
-
-/// A slot for the index of a network device, for BPF programs. The kernel empties the slot when the
-/// device is removed.
-#[derive(Debug)]
-pub struct DeviceSlot {
-    fd: OwnedFd,
-}
-
-impl DeviceSlot {
-    /// An empty slot.
-    ///
-    /// # Errors
-    /// As [`SharedArray::new`].
-    pub fn new(name: &str) -> io::Result<Self> {
-        let fd = create_map(name, BPF_MAP_TYPE_DEVMAP, [4; 2], 1, 0)?;
-        Ok(Self { fd })
-    }
-
-    /// Sets the device.
+    /// Sets the device of the first entry.
     ///
     /// # Errors
     /// If there is no device with this index in this network namespace.
-    pub fn set(&self, ifindex: u32) -> io::Result<()> {
-        place(&self.fd, BPF_MAP_UPDATE_ELEM, 0, ifindex)
+    pub fn put_device(&self, ifindex: u32) -> io::Result<()> {
+        self.element(BPF_MAP_UPDATE_ELEM, 0, ifindex)
     }
 
-    /// The number of the map's descriptor, for the instructions of a program.
-    pub fn number(&self) -> i32 {
-        self.fd.as_raw_fd()
+    /// Empties the first entry.
+    pub fn clear(&self) {
+        // An absent entry is not an error.
+        let _ = self.element(BPF_MAP_DELETE_ELEM, 0, 0);
+    }
+
+    fn element(&self, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
+        let mut request = Element {
+            map: number(&self.0.0),
+            unused: 0,
+            key: ptr::from_ref(&key).expose_provenance() as u64,
+            value: ptr::from_ref(&value).expose_provenance() as u64,
+            flags: 0,
+        };
+        // SAFETY: key and value live until after the call, and are 4 bytes long, as those of this
+        // map (`new`, `of_maps`, `pinned`).
+        unsafe { call(command, &mut request) }.map(drop)
     }
 }
 
-/// Sets or deletes an entry of a map of programs, maps or devices.
-pub(super) fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
-    let mut request = Element {
-        map: number(map),
-        unused: 0,
-        key: ptr::from_ref(&key).expose_provenance() as u64,
-        value: ptr::from_ref(&value).expose_provenance() as u64,
-        flags: 0,
-    };
-    // SAFETY: key and value live until after the call, and are 4 bytes long, as those of every map
-    // of programs, maps or devices (`new`, `pinned_numbers`).
-    unsafe { call(command, &mut request) }.map(drop)
+impl Deref for ReferenceMap {
+    type Target = Map;
+
+    fn deref(&self) -> &Map {
+        &self.0
+    }
 }
 
 /// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide
@@ -601,28 +528,6 @@ pub fn shared_table(
         Region::shared(&words[number * len..][..len], array)
     });
     Memory::new(layout, regions).map_err(io::Error::other)
-}
-
-/// Creates a map with the given number of entries, and the given sizes of keys and values.
-pub(super) fn create_map(
-    name: &str,
-    kind: u32,
-    [key, value]: [u32; 2],
-    entries: u32,
-    flags: u32,
-) -> io::Result<OwnedFd> {
-    let mut request = CreateMap {
-        kind,
-        key,
-        value,
-        entries,
-        flags,
-        inner: 0,
-        node: 0,
-        name: short_name(name),
-    };
-    // SAFETY: there are no addresses in it.
-    unsafe { descriptor(BPF_MAP_CREATE, &mut request) }
 }
 
 #[cfg(test)]

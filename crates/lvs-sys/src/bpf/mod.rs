@@ -13,11 +13,14 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
+
+use rustix::time::ClockId;
 
 pub use maps::{
-    DeviceSlot, MapPlace, PerCpuArray, SharedArray, SharedMap, SharedSet, seal, shared_table,
+    Map, PerCpuArray, ReferenceMap, Referents, SharedArray, SharedMap, seal, shared_table,
 };
-pub use programs::{Jump, Program, ProgramArray, ProgramKind, ProgramLink};
+pub use programs::{Jump, Program, ProgramKind, ProgramLink};
 
 use crate::attached::{call, descriptor};
 
@@ -86,14 +89,9 @@ pub fn is_root_of_all() -> bool {
 
 /// `CLOCK_MONOTONIC` in nanoseconds, as programs in the kernel read it.
 pub fn monotonic() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the pointer is to a `timespec` that the kernel writes.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+    let now = rustix::time::clock_gettime(ClockId::Monotonic);
+    let now = Duration::try_from(now).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Shortens a name to the form that tools show.

@@ -4,9 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-use super::maps::{
-    BPF_MAP_TYPE_PROG_ARRAY, BPF_MAP_UPDATE_ELEM, create_map, pinned_numbers, place,
-};
+use super::maps::{ReferenceMap, Referents};
 use super::{Instruction, number, pin, pinned, short_name};
 use crate::attached::{self, Place, call, descriptor};
 
@@ -282,56 +280,9 @@ impl Program {
     pub fn fd(&self) -> libc::c_int {
         self.fd.as_raw_fd()
     }
-}
 
-/// Programs for tail calls, by their numbers.
-///
-/// The kernel empties the map when its last descriptor and its last name are removed.
-#[derive(Debug)]
-pub struct ProgramArray {
-    fd: OwnedFd,
-}
-
-impl ProgramArray {
-    /// An empty array for this many programs.
-    ///
-    /// # Errors
-    /// As [`SharedArray::new`](super::SharedArray::new).
-    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
-        let fd = create_map(name, BPF_MAP_TYPE_PROG_ARRAY, [4; 2], entries, 0)?;
-        Ok(Self { fd })
-    }
-
-    /// The array that is pinned under this name.
-    ///
-    /// # Errors
-    /// `NotFound`; `InvalidInput` if it is a map of another kind.
-    pub fn pinned(path: &Path) -> io::Result<Self> {
-        let fd = pinned_numbers(path, BPF_MAP_TYPE_PROG_ARRAY)?;
-        Ok(Self { fd })
-    }
-
-    /// Sets the program that tail calls with this number continue with.
-    ///
-    /// # Errors
-    /// If the array has no such number, or the program is of another kind than the programs that
-    /// use the array.
-    pub fn put(&self, entry: u32, program: &Program) -> io::Result<()> {
-        let program = number(&program.fd);
-        place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
-    }
-
-    /// Does the same as [`SharedArray::pin`](super::SharedArray::pin).
-    ///
-    /// # Errors
-    /// If the directory does not exist, or the name is in use.
-    pub fn pin(&self, path: &Path) -> io::Result<()> {
-        pin(&self.fd, path)
-    }
-
-    /// Returns the number of the descriptor, for the instructions of a program.
-    pub fn number(&self) -> i32 {
-        self.fd.as_raw_fd()
+    pub(super) fn number(&self) -> u32 {
+        number(&self.fd)
     }
 }
 
@@ -340,7 +291,7 @@ impl ProgramArray {
 #[derive(Debug)]
 pub struct Jump {
     program: Program,
-    _to: ProgramArray,
+    _to: ReferenceMap,
 }
 
 impl Jump {
@@ -351,8 +302,8 @@ impl Jump {
     pub fn to(target: &Program) -> io::Result<Self> {
         const ALL: i32 = i32::MAX;
         const BPF_FUNC_TAIL_CALL: i32 = 12;
-        let map = ProgramArray::new("lvs_jump", 1)?;
-        map.put(0, target)?;
+        let map = ReferenceMap::new("lvs_jump", Referents::Programs, 1)?;
+        map.put_program(0, target)?;
         let op = |code, registers, immediate| Instruction {
             code,
             registers,

@@ -8,18 +8,7 @@ use std::ops::Range;
 
 use super::Kind;
 use crate::classic::{IF_EQUAL, IF_NOT_LESS, JUMP, LOAD, Op, RETURN, op};
-
-/// `AUDIT_ARCH_*` (linux/audit.h) of this program.
-#[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: Option<u32> = Some(0xc000_003e);
-#[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: Option<u32> = Some(0xc000_00b7);
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-const ARCHITECTURE: Option<u32> = None;
-
-/// Offset of the number of the call in `struct seccomp_data`, and of the architecture.
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
+use crate::seccomp::{ARCH, ARCHITECTURE, NUMBER};
 
 /// Numbers of options (`IP_VS_SO_*`) of the old interface, level `IPPROTO_IP`.
 pub const IPVS_OPTIONS: Range<u32> = 1152..1168;
@@ -130,36 +119,19 @@ pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::classic::run;
 
     /// Whether the filter reports a system call.
     fn is_noticed(program: &[Op], arch: u32, number: u32, arguments: [u64; 6]) -> bool {
-        let (mut at, mut value) = (0, 0);
-        loop {
-            let one = program[at];
-            at += 1;
-            match one.code {
-                LOAD => {
-                    value = match one.k {
-                        NUMBER => number,
-                        ARCH => arch,
-                        other => {
-                            let index = usize::try_from((other - 16) / 8).expect("an argument");
-                            u32::try_from(arguments[index] & 0xffff_ffff).expect("32 bits")
-                        }
-                    };
-                }
-                IF_EQUAL | IF_NOT_LESS => {
-                    let holds = match one.code {
-                        IF_EQUAL => value == one.k,
-                        _ => value >= one.k,
-                    };
-                    at += usize::from(if holds { one.jt } else { one.jf });
-                }
-                JUMP => at += usize::try_from(one.k).expect("an offset"),
-                RETURN => return one.k == libc::SECCOMP_RET_USER_NOTIF,
-                other => panic!("instruction {other:#x}"),
+        let verdict = run(program, |offset| match offset {
+            NUMBER => number,
+            ARCH => arch,
+            other => {
+                let index = usize::try_from((other - 16) / 8).expect("an argument");
+                u32::try_from(arguments[index] & 0xffff_ffff).expect("32 bits")
             }
-        }
+        });
+        verdict == libc::SECCOMP_RET_USER_NOTIF
     }
 
     fn number(kind: Kind) -> u32 {

@@ -16,7 +16,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 pub use datagram::{Received, receive};
 pub use detach::{Side, detach};
 pub use filter::{IPVS_OPTIONS, Places};
-pub use namespace::{NamespaceId, cookie_of_socket, of_socket, owners};
+pub use namespace::{NamespaceId, of_socket, owners};
+
+pub use super::netns::cookie_of_socket;
 
 /// The supervisor's descriptor of a filter: it receives the calls of all processes with this
 /// filter.

@@ -32,8 +32,6 @@ impl NamespaceId {
     }
 }
 
-/// `SO_NETNS_COOKIE` (asm-generic/socket.h), which libc does not have.
-const SO_NETNS_COOKIE: libc::c_int = 71;
 /// `SIOCGSKNS` (linux/sockios.h), which libc does not have.
 const SIOCGSKNS: u32 = 0x894c;
 
@@ -51,27 +49,6 @@ fn related(fd: &impl AsFd, request: u64) -> io::Result<File> {
 /// If the descriptor is not a socket, or this process has no CAP_NET_ADMIN in that namespace.
 pub fn of_socket(socket: &impl AsFd) -> io::Result<File> {
     related(socket, SIOCGSKNS.into())
-}
-
-/// The cookie of the network namespace of a socket, which is not reused until the host restarts.
-///
-/// # Errors
-/// The descriptor is not a socket.
-pub fn cookie_of_socket(socket: &impl AsFd) -> io::Result<u64> {
-    let fd = socket.as_fd().as_raw_fd();
-    let (mut cookie, mut length) = (0_u64, super::super::socklen::<u64>());
-    // SAFETY: both pointers are to integers of the types that this option writes, and `length` is the
-    // size of the first.
-    super::super::check(unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    })?;
-    Ok(cookie)
 }
 
 /// The user namespaces whose capabilities apply to a namespace: its owner, and all visible

@@ -208,8 +208,7 @@ impl Bed {
         };
         let now = Instant::ZERO;
         director.advance(now);
-        let mut ports = [MemoryIo::new(), MemoryIo::new(), MemoryIo::new()];
-        ports[HOST.index()].bare = true;
+        let ports = [MemoryIo::new(), MemoryIo::new(), MemoryIo::new()];
         Ok(Self {
             director,
             now,

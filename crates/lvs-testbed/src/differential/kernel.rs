@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context, bail, ensure};
 use lvs_packet::wire::checksum::Sum;
 use lvs_packet::wire::put16;
-use lvs_sys::{TunDevice, TunOptions, unshare_network};
+use lvs_sys::{TunDevice, unshare_network};
 use serde_json::{Value, json};
 
 use crate::conformance::case::{Json, sysctl_text};
@@ -117,12 +117,7 @@ pub(super) fn links(mtu: [i64; 2]) -> anyhow::Result<[TunDevice; 2]> {
         set(name, value)?;
     }
     let tap = |name| {
-        let options = TunOptions {
-            tap: true,
-            ..TunOptions::default()
-        };
-        TunDevice::create(name, options)
-            .with_context(|| format!("cannot create the TAP device {name}"))
+        TunDevice::create_tap(name).with_context(|| format!("cannot create the TAP device {name}"))
     };
     let taps = [tap("cl")?, tap("sv")?];
     let mut script = vec!["link set lo up".to_owned()];

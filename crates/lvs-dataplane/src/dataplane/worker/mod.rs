@@ -875,7 +875,7 @@ impl Worker {
         report.unasked = self.requests.refused;
         report.unsynced = self.decider.shard.lost_sync_messages();
         for (port, io) in self.ports.iter_mut() {
-            let backend = io.capabilities().name;
+            let backend = io.backend();
             let drops = io.drops();
             report.workers[0].lost += drops;
             report.ports.push((port, backend, drops));

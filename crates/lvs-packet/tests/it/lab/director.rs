@@ -11,7 +11,7 @@ use lvs_packet::pipeline::{Env, Output, Pipeline};
 use lvs_packet::settings::Settings;
 use lvs_packet::wire::{ETHERNET_LEN, Mac};
 
-use super::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, table};
+use super::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, sent, table};
 
 pub struct DirectorLab {
     pub net: Table,
@@ -76,30 +76,12 @@ impl DirectorLab {
             &[8, 0]
         });
         let env = Env::new(&self.net, &self.intercept);
-        let mut out = Output::new();
-        self.pipeline.process(
-            port,
-            &mut [frame],
-            &env,
-            &mut self.director,
-            self.now,
-            &mut out,
-        );
-        let counters = &self.pipeline.counters;
-        assert_eq!(
-            counters.received + counters.reassembled,
-            counters.accounted(),
-            "every frame has one fate"
-        );
-        let mut sent = Vec::new();
-        for (port, frames) in out.queues() {
-            for frame in frames {
-                let mut frame = frame.clone();
-                if port != super::HOST {
-                    assert!(frame.pull_front(ETHERNET_LEN));
-                }
-                sent.push((port, frame));
-            }
+        let mut sent = sent(&mut self.pipeline, &mut Output::new(), |pipeline, out| {
+            let director = &mut self.director;
+            pipeline.process(port, &mut [frame], &env, director, self.now, out);
+        });
+        for (port, frame) in &mut sent {
+            assert!(*port == super::HOST || frame.pull_front(ETHERNET_LEN));
         }
         sent
     }

@@ -219,6 +219,31 @@ impl Decide for OneServer {
     }
 }
 
+/// The frames that `work` makes a pipeline send.
+pub fn sent(
+    pipeline: &mut Pipeline,
+    out: &mut Output,
+    work: impl FnOnce(&mut Pipeline, &mut Output),
+) -> Vec<(PortId, Frame)> {
+    work(pipeline, out);
+    let counters = &pipeline.counters;
+    assert_eq!(
+        counters.received + counters.reassembled,
+        counters.accounted(),
+        "every frame has one fate"
+    );
+    let queues = out.queues();
+    queues
+        .flat_map(|(port, frames)| frames.iter().map(move |frame| (port, frame.clone())))
+        .collect()
+}
+
+/// The bytes of frames.
+pub fn bytes(frames: Vec<(PortId, Frame)>) -> Vec<(PortId, Vec<u8>)> {
+    let bytes = |(port, frame): (PortId, Frame)| (port, frame.bytes().to_vec());
+    frames.into_iter().map(bytes).collect()
+}
+
 pub struct Lab {
     pub net: Table,
     pub intercept: Intercept,
@@ -272,10 +297,7 @@ impl Lab {
     }
 
     pub fn send(&mut self, port: PortId, bytes: &[u8]) -> Vec<(PortId, Vec<u8>)> {
-        self.send_frame(port, Frame::from_bytes(bytes))
-            .into_iter()
-            .map(|(port, frame)| (port, frame.bytes().to_vec()))
-            .collect()
+        self::bytes(self.send_frame(port, Frame::from_bytes(bytes)))
     }
 
     pub fn send_offloaded(
@@ -296,35 +318,18 @@ impl Lab {
             pmtu_disc: self.pmtu_disc,
         };
         let mut out = Output::new();
-        let mut frames = [frame];
-        self.pipeline.process(
-            port,
-            &mut frames,
-            &env,
-            &mut self.decide,
-            self.now,
-            &mut out,
-        );
-        let c = &self.pipeline.counters;
-        assert_eq!(
-            c.received + c.reassembled,
-            c.accounted(),
-            "every frame has one fate"
-        );
+        let sent = sent(&mut self.pipeline, &mut out, |pipeline, out| {
+            let decide = &mut self.decide;
+            pipeline.process(port, &mut [frame], &env, decide, self.now, out);
+        });
         self.requests.append(&mut out.requests);
         for (port, frames) in out.returned() {
             let frames = frames.iter().map(|frame| (port, frame.bytes().to_vec()));
             self.returned.extend(frames);
         }
-        let mut sent = Vec::new();
-        for (port, frames) in out.queues() {
-            sent.extend(frames.iter().map(|f| (port, f.clone())));
-        }
         sent
     }
-}
 
-impl Lab {
     /// Frames that are sent when the answers to a client on the director are intercepted.
     pub fn intercept_client(&mut self, client: LocalClient) -> Vec<(PortId, Frame)> {
         self.intercept.local_clients.insert(client);
@@ -333,14 +338,9 @@ impl Lab {
             intercept: &self.intercept,
             pmtu_disc: self.pmtu_disc,
         };
-        let mut out = Output::new();
-        self.pipeline
-            .local_clients_intercepted(&env, self.now, &mut out);
-        let mut sent = Vec::new();
-        for (port, frames) in out.queues() {
-            sent.extend(frames.iter().map(|f| (port, f.clone())));
-        }
-        sent
+        sent(&mut self.pipeline, &mut Output::new(), |pipeline, out| {
+            pipeline.local_clients_intercepted(&env, self.now, out);
+        })
     }
 }
 
