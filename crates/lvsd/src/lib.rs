@@ -39,6 +39,8 @@
 
 pub mod admin;
 pub mod api;
+#[cfg(test)]
+mod cases;
 pub mod cli;
 pub mod clock;
 pub mod cluster;
