@@ -435,11 +435,7 @@ impl Sources {
 
     /// Watches an etcd cluster, and records the valid texts of its services.
     fn set_etcd(&mut self, cluster: Option<&Cluster>, in_force: &[(String, String)]) {
-        let stays = match (&self.etcd, cluster) {
-            (Some((now, _)), Some(cluster)) => now == cluster,
-            (None, None) => true,
-            _ => false,
-        };
+        let stays = self.etcd.as_ref().map(|(now, _)| now) == cluster;
         if !stays && let Some((_, task)) = self.etcd.take() {
             task.abort();
         }
@@ -457,14 +453,7 @@ impl Sources {
             }
         }
         if let Some(etcd) = &mut state.gathered.etcd {
-            for (name, text) in in_force {
-                if let Some(known) = etcd.services.get_mut(name)
-                    && known.good.as_deref() != Some(text)
-                {
-                    known.good = Some(text.clone());
-                    self.shared.keep.notify_one();
-                }
-            }
+            self.accept(&mut etcd.services, in_force);
         }
         if let (Some(cluster), None) = (cluster, &self.etcd) {
             let task = etcd::follow(cluster.clone(), Arc::clone(&self.shared));
@@ -492,19 +481,24 @@ impl Sources {
             }
         }
         if let Some(known) = &mut state.gathered.kubernetes {
-            for (key, text) in &made.in_force {
-                if let Some(known) = known.services.get_mut(key)
-                    && known.good.as_deref() != Some(text)
-                {
-                    known.good = Some(text.clone());
-                    self.shared.keep.notify_one();
-                }
-            }
+            self.accept(&mut known.services, &made.in_force);
         }
         state.refused_by_daemon = kubernetes::by_service(&made.refused);
         if let (Some(settings), None) = (settings, &self.kubernetes) {
             let task = kubernetes::follow(settings.clone(), Arc::clone(&self.shared));
             self.kubernetes = Some((settings.clone(), task));
+        }
+    }
+
+    /// Records the valid texts of services.
+    fn accept(&self, services: &mut BTreeMap<String, etcd::Text>, in_force: &[(String, String)]) {
+        for (key, text) in in_force {
+            if let Some(known) = services.get_mut(key)
+                && known.good.as_deref() != Some(text)
+            {
+                known.good = Some(text.clone());
+                self.shared.keep.notify_one();
+            }
         }
     }
 
@@ -554,51 +548,43 @@ impl Sources {
     /// Status of the sources, with times by the present wall clock.
     pub(crate) fn status(&self, now: Now) -> Vec<SourceStatus> {
         let state = self.shared.lock();
-        let status = state.dns.iter().map(|(name, standing)| SourceStatus {
-            kind: "dns".to_owned(),
-            name: name.clone(),
-            answered: standing.answered.map(|at| now.unix_of(at)),
-            known: state.gathered.dns.contains_key(name),
-            items: state.gathered.dns.get(name).map_or(0, Vec::len),
-            answers: standing.answers,
-            failures: standing.failures,
-            trouble: standing.trouble.clone(),
-            ..SourceStatus::default()
-        });
-        let mut all: Vec<SourceStatus> = status.collect();
-        if let Some((cluster, _)) = &self.etcd {
-            let (standing, known) = (&state.etcd, &state.gathered.etcd);
-            let revision = known.as_ref().map(|etcd| etcd.revision);
-            all.push(SourceStatus {
-                kind: "etcd".to_owned(),
-                name: cluster.prefix.clone(),
+        let gathered = &state.gathered;
+        let status =
+            |kind: &str, name: String, standing: &SourceState, items: Option<usize>| SourceStatus {
+                kind: kind.to_owned(),
+                name,
                 answered: standing.answered.map(|at| now.unix_of(at)),
-                known: known.is_some(),
-                items: known.as_ref().map_or(0, |etcd| {
-                    let servers = etcd.pools.values().map(BTreeMap::len);
-                    etcd.services.len() + servers.sum::<usize>()
-                }),
+                known: items.is_some(),
+                items: items.unwrap_or(0),
                 answers: standing.answers,
                 failures: standing.failures,
                 trouble: standing.trouble.clone(),
-                revision: revision.and_then(|revision| u64::try_from(revision).ok()),
                 ..SourceStatus::default()
+            };
+        let dns = state.dns.iter().map(|(name, standing)| {
+            let items = gathered.dns.get(name).map(Vec::len);
+            status("dns", name.clone(), standing, items)
+        });
+        let mut all: Vec<SourceStatus> = dns.collect();
+        if let Some((cluster, _)) = &self.etcd {
+            let known = gathered.etcd.as_ref();
+            let items = known.map(|etcd| {
+                let servers = etcd.pools.values().map(BTreeMap::len);
+                etcd.services.len() + servers.sum::<usize>()
+            });
+            let revision = known.and_then(|etcd| u64::try_from(etcd.revision).ok());
+            all.push(SourceStatus {
+                revision,
+                ..status("etcd", cluster.prefix.clone(), &state.etcd, items)
             });
         }
         if let Some((settings, _)) = &self.kubernetes {
-            let (standing, known) = (&state.kubernetes, &state.gathered.kubernetes);
+            let items = gathered.kubernetes.as_ref();
+            let items = items.map(|known| known.services.len());
             all.push(SourceStatus {
-                kind: "kubernetes".to_owned(),
-                name: settings.name(),
-                answered: standing.answered.map(|at| now.unix_of(at)),
-                known: known.is_some(),
-                items: known.as_ref().map_or(0, |known| known.services.len()),
-                answers: standing.answers,
-                failures: standing.failures,
-                trouble: standing.trouble.clone(),
                 refused: state.kubernetes_view.refused + state.refused_by_daemon.len(),
                 leader: state.kubernetes_view.leader.clone(),
-                ..SourceStatus::default()
+                ..status("kubernetes", settings.name(), &state.kubernetes, items)
             });
         }
         all
