@@ -68,6 +68,5 @@ pub mod text;
 pub mod token;
 pub mod verdict;
 pub mod watchdog;
-mod words;
 
 pub use lvs_process::notify;

@@ -17,10 +17,9 @@ pub mod etcd;
 mod http;
 mod kept;
 pub mod kubernetes;
-mod settings;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -31,11 +30,11 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 
 use crate::clock::Now;
 pub use etcd::Cluster;
 pub(crate) use http::Endpoint;
-pub use settings::{Lookups, Source};
 
 use etcd::{Director, Etcd};
 use kubernetes::Kubernetes;
@@ -45,6 +44,39 @@ pub use dns::fuzz as fuzz_dns;
 
 /// The longest pause between two attempts at a source that fails.
 const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// `[dns]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lookups {
+    /// Name servers; if empty, the name servers of `/etc/resolv.conf`.
+    pub name_servers: Vec<SocketAddr>,
+    /// The longest wait for an answer.
+    pub timeout: Duration,
+    /// Shortest interval between two look-ups of a name.
+    pub min: Duration,
+    /// Longest interval between two look-ups of a name.
+    pub max: Duration,
+}
+
+impl Default for Lookups {
+    fn default() -> Self {
+        Self {
+            name_servers: Vec::new(),
+            timeout: Duration::from_secs(2),
+            min: Duration::from_secs(5),
+            max: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Source of servers besides the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A DNS name, in lower case and without a final dot.
+    Dns(String),
+    /// A pool of servers that have registered themselves in etcd.
+    Etcd(String),
+}
 
 /// The answers of sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +118,14 @@ pub(crate) fn retry(failures: u32, least: Duration) -> Duration {
     let doubled = least.saturating_mul(1 << failures.saturating_sub(1).min(5));
     let whole = doubled.min(RETRY_MAX.max(least));
     whole / 2 + whole.mul_f64(random() / 2.0)
+}
+
+/// Waits until `at`; if it is `None`, waits forever.
+async fn timer(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// A random number from 0 to below 1.
