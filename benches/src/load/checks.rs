@@ -2,11 +2,13 @@
 //! unreachable.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use lvsd::config::{Config, checks_of};
+use lvsd::counters::{BOUNDS, Counters};
 use lvsd::health::{Checks, Network, raise_limits};
 
 /// Ports of each address of the servers that answer.
@@ -84,7 +86,9 @@ pub(super) fn run(options: Options) -> Result<()> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let (mut checks, mut reports) = Checks::new(Network::default(), None);
+        let counters = Arc::<Counters>::default();
+        let (mut checks, mut reports) =
+            Checks::counted_in(Network::default(), None, Arc::clone(&counters));
         checks.set(checks_of(&config.services));
         // At the start, all checks run at once; later they are spread.
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -100,10 +104,10 @@ pub(super) fn run(options: Options) -> Result<()> {
         while let Ok(report) = reports.try_recv() {
             count(report);
         }
-        let before = snapshot(&checks.timing().lag);
+        let before = counters.get().lag.classes;
         let cpu = processor();
         tokio::time::sleep(Duration::from_secs(options.seconds)).await;
-        let after = snapshot(&checks.timing().lag);
+        let after = counters.get().lag.classes;
         let used = processor() - cpu;
         let all: u64 = after.iter().zip(&before).map(|(a, b)| a - b).sum();
         println!(
@@ -117,48 +121,16 @@ pub(super) fn run(options: Options) -> Result<()> {
                 seen += a - b;
                 seen * 100 >= all * share
             });
-            println!(
-                "start lag p{share}: {:?}",
-                STEPS[late.unwrap_or(STEPS.len() - 1)]
-            );
+            match late.and_then(|class| BOUNDS.get(class)) {
+                Some(bound) => println!("start lag p{share}: at most {} ms", bound * 1e3),
+                None => println!(
+                    "start lag p{share}: more than {} s",
+                    BOUNDS[BOUNDS.len() - 1]
+                ),
+            }
         }
         anyhow::Ok(())
     })
-}
-
-/// Upper limits of the delays that are reported together.
-const STEPS: [Duration; 14] = {
-    let ms = Duration::from_millis;
-    [
-        ms(1),
-        ms(2),
-        ms(3),
-        ms(5),
-        ms(8),
-        ms(12),
-        ms(20),
-        ms(30),
-        ms(50),
-        ms(80),
-        ms(150),
-        ms(500),
-        ms(2_000),
-        ms(3_600_000),
-    ]
-};
-
-/// Numbers of checks between each limit of [`STEPS`] and the limit before it.
-fn snapshot(times: &lvsd::health::Quantiles) -> Vec<u64> {
-    let mut last = 0;
-    STEPS
-        .iter()
-        .map(|step| {
-            let upto = times.within(*step);
-            let here = upto - last;
-            last = upto;
-            here
-        })
-        .collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a short run")]

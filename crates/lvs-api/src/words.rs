@@ -87,6 +87,16 @@ pub fn in_brackets(text: &str) -> String {
     }
 }
 
+/// A number of things: `1 error`, `2 errors`, `0 addresses`.
+pub fn counted(n: usize, thing: &str) -> String {
+    let end = match thing {
+        _ if n == 1 => "",
+        _ if thing.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{n} {thing}{end}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,5 +154,13 @@ mod tests {
         ] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn noun_is_plural_unless_the_number_is_one() {
+        assert_eq!(counted(0, "server"), "0 servers");
+        assert_eq!(counted(1, "server"), "1 server");
+        assert_eq!(counted(2, "local address"), "2 local addresses");
+        assert_eq!(counted(1, "local address"), "1 local address");
     }
 }

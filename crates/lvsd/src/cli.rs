@@ -47,7 +47,7 @@ use crate::requests;
 use crate::schema;
 use crate::sources::{self, Gathered};
 use crate::watchdog::{self, Pulses};
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// Exit code if the configuration file is invalid or missing.
 const EXIT_CONFIG: u8 = 3;

@@ -39,6 +39,8 @@
 
 pub mod admin;
 pub mod api;
+#[cfg(test)]
+mod cases;
 pub mod cli;
 pub mod clock;
 pub mod cluster;
@@ -66,6 +68,5 @@ pub mod text;
 pub mod token;
 pub mod verdict;
 pub mod watchdog;
-mod words;
 
 pub use lvs_process::notify;

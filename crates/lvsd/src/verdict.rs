@@ -4,7 +4,7 @@
 use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
 
 use crate::health::Code;
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// Maximum number of services in the line.
 const NAMED_MAX: usize = 3;

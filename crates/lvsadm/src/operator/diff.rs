@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lvs_api::Address;
 use lvs_core::api::{Call, ServerInfo, ServiceId, ServiceInfo};
 use lvs_core::sched::About;
-use lvs_core::{Forwarding, ServerConfig, ServiceFlags};
+use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 use serde::Serialize;
 
 use super::{Outcome, Trouble, Words, service_text};
@@ -85,37 +85,26 @@ fn differences(here: &[ServiceInfo], there: &[ServiceInfo]) -> Vec<Difference> {
     differ
 }
 
+/// The settings of a service that the choice of a server depends on.
+fn settings(config: &ServiceConfig) -> [(&'static str, String); 5] {
+    let engine = config.engine.as_deref().unwrap_or("none");
+    let flags = config.flags.0 & ServiceFlags::ALL;
+    [
+        ("scheduler", config.scheduler.clone()),
+        ("flags", format!("{flags:#x}")),
+        ("persistence timeout", config.timeout.to_string()),
+        ("persistence netmask", format!("{:#x}", config.netmask)),
+        ("persistence engine", engine.to_owned()),
+    ]
+}
+
 /// The differences of a service.
 fn service(here: &ServiceInfo, there: &ServiceInfo) -> Vec<String> {
     let mut all = Vec::new();
-    let (ours, theirs) = (&here.config, &there.config);
-    let flags = |flags: ServiceFlags| format!("{:#x}", flags.0 & ServiceFlags::ALL);
-    let mask = |mask: u32| format!("{mask:#x}");
-    let engine = |engine: &Option<String>| engine.clone().unwrap_or_else(|| "none".to_owned());
-    let settings = [
-        (
-            "scheduler",
-            ours.scheduler.clone(),
-            theirs.scheduler.clone(),
-        ),
-        ("flags", flags(ours.flags), flags(theirs.flags)),
-        (
-            "persistence timeout",
-            ours.timeout.to_string(),
-            theirs.timeout.to_string(),
-        ),
-        (
-            "persistence netmask",
-            mask(ours.netmask),
-            mask(theirs.netmask),
-        ),
-        (
-            "persistence engine",
-            engine(&ours.engine),
-            engine(&theirs.engine),
-        ),
-    ];
-    for (what, ours, theirs) in settings {
+    let pairs = settings(&here.config)
+        .into_iter()
+        .zip(settings(&there.config));
+    for ((what, ours), (_, theirs)) in pairs {
         compare(&mut all, what, &ours, &theirs);
     }
     let by_address = |service: &'_ ServiceInfo| -> BTreeMap<SocketAddr, usize> {
@@ -137,7 +126,7 @@ fn service(here: &ServiceInfo, there: &ServiceInfo) -> Vec<String> {
         same = false;
         all.push(format!("server {address}: only on the other director"));
     }
-    let ordered = About::of(&ours.scheduler).is_some_and(|about| about.goes_by_order);
+    let ordered = About::of(&here.config.scheduler).is_some_and(|about| about.goes_by_order);
     if same && ordered {
         let pairs = here.servers.iter().zip(&there.servers);
         let other = (1..)
@@ -198,7 +187,6 @@ fn way(config: &ServerConfig) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lvs_core::ServiceConfig;
     use lvs_core::stats::Stats;
 
     use super::*;

@@ -48,14 +48,6 @@ pub(crate) struct Flag {
     pub(crate) help: &'static str,
 }
 
-const fn flag(name: &'static str, argument: &'static str, help: &'static str) -> Flag {
-    Flag {
-        name,
-        argument,
-        help,
-    }
-}
-
 /// A command of `lvsadm` for operators.
 pub(crate) struct Operator {
     pub(crate) name: &'static str,

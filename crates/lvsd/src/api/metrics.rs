@@ -3,18 +3,15 @@
 //! The configuration bounds the labels: names and addresses of services and servers, and fixed
 //! words of lvsd and the dataplane.
 
-mod directors;
-
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lvs_api::daemon::{AdminState, CheckStatus, ServerStatus, ServiceStatus};
+use lvs_api::daemon::{AdminState, ServerStatus, ServiceStatus};
 use lvs_core::api::{
     InterfaceInfo, ReasonCount, Refusals, ServerInfo, ServiceId, ServiceInfo, WorkerInfo,
 };
-use lvs_core::attempts::Attempts;
 use lvs_core::stats::Counts;
 use lvs_core::{DropReason, Family};
 use prometheus_client::collector::Collector;
@@ -30,41 +27,14 @@ use crate::clock::unix_time;
 use crate::counters::{self, BOUNDS, Times};
 use crate::snapshot::Snapshot;
 
-/// A counter of a packet worker: name, help, and its field.
-type WorkerCounter = (&'static str, &'static str, fn(&WorkerInfo) -> u64);
+/// Writes metrics: for each its kind, its name, its value or samples, and its description.
+macro_rules! metrics {
+    ($out:expr; $($kind:ident $name:literal $value:expr, $help:literal;)+) => {
+        $($out.$kind($name, $help, $value)?;)+
+    };
+}
 
-const WORKER_COUNTERS: [WorkerCounter; 6] = [
-    (
-        "lvs_worker_packets",
-        "Frames that a packet worker has received",
-        |worker| worker.packets,
-    ),
-    (
-        "lvs_worker_lost_frames",
-        "Frames that arrived faster than a packet worker read them",
-        |worker| worker.lost,
-    ),
-    (
-        "lvs_worker_handed_over",
-        "Frames that a packet worker has passed to the worker to which they belong",
-        |worker| worker.handed_over,
-    ),
-    (
-        "lvs_worker_taken",
-        "Frames that a packet worker has received from other workers",
-        |worker| worker.taken,
-    ),
-    (
-        "lvs_worker_busy",
-        "Frames that a packet worker dropped because the queue of the other worker was full",
-        |worker| worker.busy,
-    ),
-    (
-        "lvs_worker_demoted",
-        "Times that a packet worker used more than half of a processor and lost real-time scheduling",
-        |worker| worker.demoted,
-    ),
-];
+mod directors;
 
 /// The names of the two processes, as values of a label.
 const LVSD: &str = "lvsd";
@@ -319,206 +289,134 @@ impl View {
     fn daemon(&self, out: &mut Out<'_>) -> fmt::Result {
         let status = &self.snapshot.status;
         let counts = &self.counts;
-        let version = [("version", status.version.as_str())];
-        out.gauges(
-            "lvs_build_info",
-            "Version of lvsd; always 1",
-            [(version, 1u32)],
-        )?;
-        out.gauge(
-            "lvs_start_time_seconds",
-            "When lvsd was started, in seconds since 1970",
-            unix_time().saturating_sub(status.uptime),
-        )?;
         let loaded = &status.loaded;
-        out.gauge(
-            "lvs_config_last_reload_successful",
-            "Whether the file was loaded when it was last read",
-            u32::from(loaded.ok),
-        )?;
-        out.gauge(
-            "lvs_config_last_reload_timestamp_seconds",
-            "When the file was last read, in seconds since 1970",
-            loaded.time,
-        )?;
-        out.counters(
-            "lvs_config_reloads",
-            "Times that lvsd has read the file since its start",
-            [
-                ([("result", "taken")], counts.reloads),
-                ([("result", "refused")], counts.reloads_refused),
-            ],
-        )?;
-        out.gauge(
-            "lvs_drift",
-            "Manual changes that lvsd does not revert",
-            status.drift.len(),
-        )?;
-        out.counter(
-            "lvs_drift_changes",
-            "Manual changes that lvsd has found",
-            counts.drift,
-        )?;
-        out.gauge(
-            "lvs_refused_changes",
-            "Changes that the dataplane refuses",
-            status.refused.len(),
-        )?;
-        if let Some(proxy) = &status.proxy {
-            out.gauge(
-                "lvs_proxy_connections",
-                "Connections, and clients of datagrams, that lvsd relays",
-                proxy.connections,
-            )?;
-            out.gauge(
-                "lvs_proxy_connections_max",
-                "Maximum number of simultaneously relayed connections and clients",
-                proxy.most,
-            )?;
-            out.counter(
-                "lvs_proxy_full",
-                "Connections and clients that were refused because the maximum was reached",
-                proxy.full,
-            )?;
-            out.counter(
-                "lvs_proxy_evicted",
-                "Datagram clients that were evicted for other clients",
-                proxy.evicted,
-            )?;
-            out.counter(
-                "lvs_proxy_refused",
-                "Connections and clients for which no server was available",
-                proxy.refused,
-            )?;
+        metrics! { out;
+            gauges "lvs_build_info" [([("version", status.version.as_str())], 1u32)],
+                "Version of lvsd; always 1";
+            gauge "lvs_start_time_seconds" unix_time().saturating_sub(status.uptime),
+                "When lvsd was started, in seconds since 1970";
+            gauge "lvs_config_last_reload_successful" u32::from(loaded.ok),
+                "Whether the file was loaded when it was last read";
+            gauge "lvs_config_last_reload_timestamp_seconds" loaded.time,
+                "When the file was last read, in seconds since 1970";
+            counters "lvs_config_reloads" [
+                    ([("result", "taken")], counts.reloads),
+                    ([("result", "refused")], counts.reloads_refused),
+                ],
+                "Times that lvsd has read the file since its start";
+            gauge "lvs_drift" status.drift.len(),
+                "Manual changes that lvsd does not revert";
+            counter "lvs_drift_changes" counts.drift,
+                "Manual changes that lvsd has found";
+            gauge "lvs_refused_changes" status.refused.len(),
+                "Changes that the dataplane refuses";
         }
-        out.gauges(
-            "lvs_admin_entries",
-            "Active operator overrides of servers",
-            [AdminState::Drain, AdminState::Maintenance].map(|state| {
-                let of = status.admin.iter().filter(|e| e.spec.state == state);
-                ([("state", state.name())], of.count())
-            }),
-        )?;
-        out.counters(
-            "lvs_http_requests",
-            "Answers of lvsd over HTTP by their code",
-            counts
-                .http
-                .iter()
-                .map(|(code, number)| ([("code", code.to_string())], *number)),
-        )?;
-        out.counter(
-            "lvs_http_refused_connections",
-            "HTTP connections and streams that were refused because the maximum was reached",
-            counts.http_no_place,
-        )
+        if let Some(proxy) = &status.proxy {
+            metrics! { out;
+                gauge "lvs_proxy_connections" proxy.connections,
+                    "Connections, and clients of datagrams, that lvsd relays";
+                gauge "lvs_proxy_connections_max" proxy.most,
+                    "Maximum number of simultaneously relayed connections and clients";
+                counter "lvs_proxy_full" proxy.full,
+                    "Connections and clients that were refused because the maximum was reached";
+                counter "lvs_proxy_evicted" proxy.evicted,
+                    "Datagram clients that were evicted for other clients";
+                counter "lvs_proxy_refused" proxy.refused,
+                    "Connections and clients for which no server was available";
+            }
+        }
+        let overrides = [AdminState::Drain, AdminState::Maintenance].map(|state| {
+            let of = status.admin.iter().filter(|e| e.spec.state == state);
+            ([("state", state.name())], of.count())
+        });
+        let answers = counts.http.iter();
+        let answers = answers.map(|(code, number)| ([("code", code.to_string())], *number));
+        metrics! { out;
+            gauges "lvs_admin_entries" overrides,
+                "Active operator overrides of servers";
+            counters "lvs_http_requests" answers,
+                "Answers of lvsd over HTTP by their code";
+            counter "lvs_http_refused_connections" counts.http_no_place,
+                "HTTP connections and streams that were refused because the maximum was reached";
+        }
+        Ok(())
     }
 
     fn checks(&self, out: &mut Out<'_>) -> fmt::Result {
         let counts = &self.counts;
         let kinds = || counts.checks.iter().map(|(kind, of)| (kind.as_str(), of));
-        out.histograms(
-            "lvs_check_duration_seconds",
-            "Durations of health checks by kind",
-            kinds().map(|(kind, of)| ([("kind", kind)], &of.times)),
-        )?;
-        out.counters(
-            "lvs_checks",
-            "Health checks by result",
-            kinds().flat_map(|(kind, of)| {
-                [
-                    ("good", of.good),
-                    ("failed", of.failed),
-                    ("not_made", of.not_made),
-                ]
-                .map(|(result, count)| ([("kind", kind), ("result", result)], count))
-            }),
-        )?;
-        out.counter(
-            "lvs_checks_prompted",
-            "Health checks that ran at once because clients got no answer (`passive`)",
-            counts.prompted,
-        )?;
-        out.histogram(
-            "lvs_check_lag_seconds",
-            "Delays of health checks after their due time",
-            &counts.lag,
-        )?;
-        out.counters(
-            "lvs_health_transitions",
-            "Servers that went up or down",
+        let results = kinds().flat_map(|(kind, of)| {
             [
-                ([("to", "up")], counts.ups),
-                ([("to", "down")], counts.downs),
-            ],
-        )
+                ("good", of.good),
+                ("failed", of.failed),
+                ("not_made", of.not_made),
+            ]
+            .map(|(result, count)| ([("kind", kind), ("result", result)], count))
+        });
+        metrics! { out;
+            histograms "lvs_check_duration_seconds"
+                kinds().map(|(kind, of)| ([("kind", kind)], &of.times)),
+                "Durations of health checks by kind";
+            counters "lvs_checks" results,
+                "Health checks by result";
+            counter "lvs_checks_prompted" counts.prompted,
+                "Health checks that ran at once because clients got no answer (`passive`)";
+            histogram "lvs_check_lag_seconds" &counts.lag,
+                "Delays of health checks after their due time";
+            counters "lvs_health_transitions"
+                [([("to", "up")], counts.ups), ([("to", "down")], counts.downs)],
+                "Servers that went up or down";
+        }
+        Ok(())
     }
 
     fn dataplane(&self, out: &mut Out<'_>) -> fmt::Result {
         let dataplane = &self.snapshot.status.dataplane;
         let seen = &self.snapshot.found.seen;
         if !dataplane.idle || dataplane.connected {
-            out.gauge(
-                "lvs_dataplane_up",
-                "Whether the dataplane answers lvsd; absent if all services are proxied",
-                u32::from(dataplane.connected),
-            )?;
+            metrics! { out;
+                gauge "lvs_dataplane_up" u32::from(dataplane.connected),
+                    "Whether the dataplane answers lvsd; absent if all services are proxied";
+            }
         }
-        out.counter(
-            "lvs_dataplane_restarts",
-            "Times that lvsd found another dataplane instead of the previous one",
-            self.counts.dataplane_restarts,
-        )?;
+        metrics! { out;
+            counter "lvs_dataplane_restarts" self.counts.dataplane_restarts,
+                "Times that lvsd found another dataplane instead of the previous one";
+        }
         self.processes(out)?;
         let (Some(info), Some(age)) = (self.snapshot.dataplane(), dataplane.seen_ms) else {
             return Ok(());
         };
         #[expect(clippy::cast_precision_loss, reason = "a rough time")]
-        out.gauge(
-            "lvs_dataplane_seen_age_seconds",
-            "Seconds since the last answer of the dataplane",
-            age as f64 / 1e3,
-        )?;
+        let age = age as f64 / 1e3;
+        metrics! { out;
+            gauge "lvs_dataplane_seen_age_seconds" age,
+                "Seconds since the last answer of the dataplane";
+        }
         // The state of the remaining values is unknown.
         if !dataplane.connected {
             return Ok(());
         }
-        out.gauge(
-            "lvs_dataplane_start_time_seconds",
-            "When the dataplane was started, in seconds since 1970",
-            unix_time().saturating_sub(info.uptime),
-        )?;
-        out.gauge(
-            "lvs_table_connections",
-            "Connections in the dataplane's table",
-            info.connections,
-        )?;
-        out.gauge(
-            "lvs_table_capacity",
-            "Maximum number of connections in the dataplane's table",
-            info.capacity,
-        )?;
-        out.gauge(
-            "lvs_own_vips",
-            "Virtual addresses that the dataplane owns",
-            info.own_vips.len(),
-        )?;
+        metrics! { out;
+            gauge "lvs_dataplane_start_time_seconds" unix_time().saturating_sub(info.uptime),
+                "When the dataplane was started, in seconds since 1970";
+            gauge "lvs_table_connections" info.connections,
+                "Connections in the dataplane's table";
+            gauge "lvs_table_capacity" info.capacity,
+                "Maximum number of connections in the dataplane's table";
+            gauge "lvs_own_vips" info.own_vips.len(),
+                "Virtual addresses that the dataplane owns";
+        }
         directors::dataplane(out, info)?;
-        out.gauge(
-            "lvs_vip_conflicts",
-            "Virtual addresses for which another host answers, too",
-            info.conflicts.iter().filter(|one| one.is_vip()).count(),
-        )?;
-        out.gauge(
-            "lvs_address_conflicts",
-            "Addresses of this host, other than VIPs, for which another host answers, too",
-            info.conflicts.iter().filter(|one| !one.is_vip()).count(),
-        )?;
-        out.gauge(
-            "lvs_silent_next_hops",
-            "Next hops that do not answer, without those of servers or interfaces that are down",
-            dataplane.silent_hops.len(),
-        )?;
+        let vips = info.conflicts.iter().filter(|one| one.is_vip()).count();
+        metrics! { out;
+            gauge "lvs_vip_conflicts" vips,
+                "Virtual addresses for which another host answers, too";
+            gauge "lvs_address_conflicts" info.conflicts.len() - vips,
+                "Addresses of this host, other than VIPs, for which another host answers, too";
+            gauge "lvs_silent_next_hops" dataplane.silent_hops.len(),
+                "Next hops that do not answer, without those of servers or interfaces that are down";
+        }
         Self::interfaces(out, &info.interfaces)?;
         Self::workers(out, &info.workers)?;
         Self::reasons(out, &seen.reasons)?;
@@ -541,64 +439,61 @@ impl View {
             all.iter()
                 .filter_map(|(label, usage)| Some((*label, usage.as_ref()?)))
         };
-        out.counters(
-            "lvs_process_cpu_seconds",
-            "Processor time of a process since its start",
-            known().map(|(label, usage)| (label, usage.cpu_seconds)),
-        )?;
-        out.gauges(
-            "lvs_process_resident_memory_bytes",
-            "Memory that a process uses",
-            known().map(|(label, usage)| (label, usage.resident_bytes)),
-        )?;
+        metrics! { out;
+            counters "lvs_process_cpu_seconds"
+                known().map(|(label, usage)| (label, usage.cpu_seconds)),
+                "Processor time of a process since its start";
+            gauges "lvs_process_resident_memory_bytes"
+                known().map(|(label, usage)| (label, usage.resident_bytes)),
+                "Memory that a process uses";
+        }
         // The process id of a dataplane in another PID namespace belongs to another process here.
         let [_, (_, usage)] = &all;
         let seen = dataplane.filter(|_| usage.is_some());
         let workers = seen.map(processes::workers).unwrap_or_default();
-        out.counters(
-            "lvs_worker_cpu_seconds",
-            "Processor time of a packet worker since its start",
-            workers
-                .iter()
-                .map(|(worker, seconds)| ([("worker", worker.to_string())], *seconds)),
-        )
+        let workers = workers.iter();
+        let workers = workers.map(|(worker, seconds)| ([("worker", worker.to_string())], *seconds));
+        metrics! { out;
+            counters "lvs_worker_cpu_seconds" workers,
+                "Processor time of a packet worker since its start";
+        }
+        Ok(())
     }
 
     fn interfaces(out: &mut Out<'_>, interfaces: &[InterfaceInfo]) -> fmt::Result {
-        let all = || {
-            interfaces
-                .iter()
-                .map(|one| ([("interface", one.name.as_str())], one))
+        let each = |value: fn(&InterfaceInfo) -> u64| {
+            let all = interfaces.iter();
+            all.map(move |one| ([("interface", one.name.as_str())], value(one)))
         };
-        out.gauges(
-            "lvs_interface_up",
-            "Whether an interface that the dataplane uses is up",
-            all().map(|(label, interface)| (label, u32::from(interface.up))),
-        )?;
-        out.counters(
-            "lvs_interface_lost_frames",
-            "Frames that arrived faster than the dataplane read them",
-            all().map(|(label, interface)| (label, interface.lost)),
-        )
+        metrics! { out;
+            gauges "lvs_interface_up" each(|interface| interface.up.into()),
+                "Whether an interface that the dataplane uses is up";
+            counters "lvs_interface_lost_frames" each(|interface| interface.lost),
+                "Frames that arrived faster than the dataplane read them";
+        }
+        Ok(())
     }
 
     fn workers(out: &mut Out<'_>, workers: &[WorkerInfo]) -> fmt::Result {
-        let all = || {
-            workers
-                .iter()
-                .map(|worker| ([("worker", worker.number.to_string())], worker))
+        let each = |value: fn(&WorkerInfo) -> u64| {
+            let all = workers.iter();
+            all.map(move |worker| ([("worker", worker.number.to_string())], value(worker)))
         };
-        out.gauges(
-            "lvs_worker_connections",
-            "Connections of a packet worker",
-            all().map(|(label, worker)| (label, worker.connections)),
-        )?;
-        for (name, help, count) in WORKER_COUNTERS {
-            out.counters(
-                name,
-                help,
-                all().map(|(label, worker)| (label, count(worker))),
-            )?;
+        metrics! { out;
+            gauges "lvs_worker_connections" each(|worker| worker.connections),
+                "Connections of a packet worker";
+            counters "lvs_worker_packets" each(|worker| worker.packets),
+                "Frames that a packet worker has received";
+            counters "lvs_worker_lost_frames" each(|worker| worker.lost),
+                "Frames that arrived faster than a packet worker read them";
+            counters "lvs_worker_handed_over" each(|worker| worker.handed_over),
+                "Frames that a packet worker has passed to the worker to which they belong";
+            counters "lvs_worker_taken" each(|worker| worker.taken),
+                "Frames that a packet worker has received from other workers";
+            counters "lvs_worker_busy" each(|worker| worker.busy),
+                "Frames that a packet worker dropped because the queue of the other worker was full";
+            counters "lvs_worker_demoted" each(|worker| worker.demoted),
+                "Times that a packet worker used more than half of a processor and lost real-time scheduling";
         }
         Ok(())
     }
@@ -634,26 +529,25 @@ impl View {
     }
 
     fn totals(out: &mut Out<'_>, total: &Counts) -> fmt::Result {
-        out.counter(
-            "lvs_connections",
-            "Connections of all services, including removed ones",
-            total.conns,
-        )?;
         let directions = |counts: [u64; 2]| DIRECTIONS.into_iter().zip(counts);
-        let packets = directions([total.in_packets, total.out_packets]);
-        out.counters("lvs_packets", "Packets of all services", packets)?;
-        let bytes = directions([total.in_bytes, total.out_bytes]);
-        out.counters("lvs_bytes", "Bytes of all services", bytes)
+        metrics! { out;
+            counter "lvs_connections" total.conns,
+                "Connections of all services, including removed ones";
+            counters "lvs_packets" directions([total.in_packets, total.out_packets]),
+                "Packets of all services";
+            counters "lvs_bytes" directions([total.in_bytes, total.out_bytes]),
+                "Bytes of all services";
+        }
+        Ok(())
     }
 
     fn servers(&self, out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
         let count: usize = services.iter().map(|s| s.status.servers.len()).sum();
         let shown = count <= SERVERS_MAX;
-        out.gauge(
-            "lvs_servers_without_series",
-            "Servers without separate metrics, because there are more than 5000",
-            if shown { 0 } else { count },
-        )?;
+        metrics! { out;
+            gauge "lvs_servers_without_series" if shown { 0 } else { count },
+                "Servers without separate metrics, because there are more than 5000";
+        }
         if !shown {
             return Ok(());
         }
@@ -661,74 +555,68 @@ impl View {
             .iter()
             .flat_map(|service| service.servers().into_iter().map(move |s| (service, s)))
             .collect();
-        let each = || {
-            all.iter()
-                .map(|(service, server)| (labels_of(service, server), server))
+        let each = |value: fn(&Server<'_>) -> Option<u64>| {
+            let values = all.iter();
+            values.filter_map(move |(service, server)| {
+                Some((labels_of(service, server), value(server)?))
+            })
         };
-        out.gauges(
-            "lvs_server_up",
-            "Whether the checks of a server succeed; absent before the first check",
-            each().filter_map(|(labels, server)| match server.status.health.as_str() {
-                "up" | "suspicious" => Some((labels, 1u32)),
-                "down" => Some((labels, 0)),
-                _ => None,
-            }),
-        )?;
-        out.gauges(
-            "lvs_server_suspicious",
-            "Whether too many clients of a server got no answer in the last minute",
-            each()
-                .map(|(labels, server)| (labels, u32::from(server.status.health == "suspicious"))),
-        )?;
-        type Pick = fn(&Attempts) -> u64;
-        let counters: [(&str, &str, Pick); 2] = [
-            (
-                "lvs_server_attempts",
-                "Connections that clients opened to a server",
-                |attempts| attempts.opened,
-            ),
-            (
-                "lvs_server_unanswered",
-                "Connections of clients to a server that got no answer",
-                |attempts| attempts.unanswered,
-            ),
-        ];
-        let live = || each().filter_map(|(labels, server)| Some((labels, server.dataplane?)));
-        for (name, help, pick) in counters {
-            let values = live().map(|(labels, server)| (labels, pick(&server.attempts.total)));
-            out.counters(name, help, values)?;
+        metrics! { out;
+            gauges "lvs_server_up" each(|server| match server.status.health.as_str() {
+                    "up" | "suspicious" => Some(1),
+                    "down" => Some(0),
+                    _ => None,
+                }),
+                "Whether the checks of a server succeed; absent before the first check";
+            gauges "lvs_server_suspicious"
+                each(|server| Some((server.status.health == "suspicious").into())),
+                "Whether too many clients of a server got no answer in the last minute";
+            counters "lvs_server_attempts"
+                each(|server| Some(server.dataplane?.attempts.total.opened)),
+                "Connections that clients opened to a server";
+            counters "lvs_server_unanswered"
+                each(|server| Some(server.dataplane?.attempts.total.unanswered)),
+                "Connections of clients to a server that got no answer";
         }
-        self.records(out, &all)?;
+        if !self.snapshot.check_times.is_empty() {
+            let times = all.iter().filter_map(|(service, server)| {
+                let key = (service.status.service, server.status.server);
+                let times = self.snapshot.check_times.get(&key)?;
+                Some((labels_of(service, server), times))
+            });
+            metrics! { out;
+                histograms "lvs_server_check_duration_seconds" times,
+                    "Duration of the health checks of a server; absent if more than 500 servers are checked";
+            }
+        }
         // The other values of a service are unknown while its dataplane does not answer.
         let connected = self.snapshot.status.dataplane.connected;
-        let known = || {
-            let known = all
-                .iter()
-                .filter(|(service, _)| service.is_known(connected));
-            known.map(|(service, server)| (labels_of(service, server), server.status))
+        let known = |value: fn(&ServerStatus) -> Option<i64>| {
+            let known = all.iter();
+            let known = known.filter(move |(service, _)| service.is_known(connected));
+            known.filter_map(move |(service, server)| {
+                Some((labels_of(service, server), value(server.status)?))
+            })
         };
-        out.gauges(
-            "lvs_server_weight",
-            "Weight of a server in the dataplane; absent if the dataplane does not have the server",
-            known().filter_map(|(labels, status)| Some((labels, status.weight?))),
-        )?;
-        out.gauges(
-            "lvs_server_out_of_service",
-            "Whether an operator keeps a server from new connections",
-            each().map(|(labels, server)| {
-                (labels, u32::from(server.status.admin != AdminState::Ready))
-            }),
-        )?;
-        out.gauges(
-            "lvs_server_active_connections",
-            "Connections of a server in active states",
-            known().map(|(labels, status)| (labels, status.active)),
-        )?;
-        out.gauges(
-            "lvs_server_inactive_connections",
-            "Inactive connections of a server",
-            known().map(|(labels, status)| (labels, status.inactive)),
-        )?;
+        metrics! { out;
+            counters "lvs_server_falls" each(|server| Some(server.status.checks?.falls)),
+                "Times that a server went down";
+            counters "lvs_server_down_seconds"
+                each(|server| Some(server.status.checks?.down_seconds)),
+                "Time for which a server was down";
+            gauges "lvs_server_weight" known(|status| status.weight.map(i64::from)),
+                "Weight of a server in the dataplane; absent if the dataplane does not have the server";
+            gauges "lvs_server_out_of_service"
+                each(|server| Some((server.status.admin != AdminState::Ready).into())),
+                "Whether an operator keeps a server from new connections";
+            gauges "lvs_server_active_connections" known(|status| Some(status.active.into())),
+                "Connections of a server in active states";
+            gauges "lvs_server_inactive_connections" known(|status| Some(status.inactive.into())),
+                "Inactive connections of a server";
+        }
+        let live = all.iter().filter_map(|(service, server)| {
+            Some((labels_of(service, server), server.dataplane?.stats.live))
+        });
         traffic(
             out,
             [
@@ -736,46 +624,8 @@ impl View {
                 ("lvs_server_packets", "Packets of a server"),
                 ("lvs_server_bytes", "Bytes of a server"),
             ],
-            live().map(|(labels, server)| (labels, server.stats.live)),
+            live,
         )
-    }
-
-    /// Writes the metrics of the servers' checks.
-    fn records(&self, out: &mut Out<'_>, all: &[(&Service<'_>, Server<'_>)]) -> fmt::Result {
-        let each = || {
-            all.iter()
-                .map(|(service, server)| (labels_of(service, server), server))
-        };
-        if !self.snapshot.check_times.is_empty() {
-            out.histograms(
-                "lvs_server_check_duration_seconds",
-                "Duration of the health checks of a server; absent if more than 500 servers are checked",
-                all.iter().filter_map(|(service, server)| {
-                    let key = (service.status.service, server.status.server);
-                    let times = self.snapshot.check_times.get(&key)?;
-                    Some((labels_of(service, server), times))
-                }),
-            )?;
-        }
-        type Pick = fn(&CheckStatus) -> u64;
-        let counters: [(&str, &str, Pick); 2] = [
-            (
-                "lvs_server_falls",
-                "Times that a server went down",
-                |checks| checks.falls,
-            ),
-            (
-                "lvs_server_down_seconds",
-                "Time for which a server was down",
-                |checks| checks.down_seconds,
-            ),
-        ];
-        for (name, help, pick) in counters {
-            let checks = |server: &Server<'_>| server.status.checks.as_ref().map(pick);
-            let values = each().filter_map(|(labels, server)| Some((labels, checks(server)?)));
-            out.counters(name, help, values)?;
-        }
-        Ok(())
     }
 }
 
@@ -785,92 +635,49 @@ fn labels_of<'a>(service: &'a Service<'_>, server: &'a Server<'_>) -> Labels<'a,
 }
 
 fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) -> fmt::Result {
-    let each = || {
-        services
-            .iter()
-            .map(|service| (service.labels(), service.status))
+    let each = |value: fn(&ServiceStatus) -> u64| {
+        let all = services.iter();
+        all.map(move |service| (service.labels(), value(service.status)))
     };
-    out.gauges(
-        "lvs_service_checks_not_made",
-        "Servers whose checks this host could not run three times in a row",
-        each().map(|(labels, status)| {
-            let of = status.servers.iter();
-            (
-                labels,
-                of.filter(|server| server.check_not_made.is_some()).count(),
-            )
-        }),
-    )?;
-    out.gauges(
-        "lvs_service_servers",
-        "Servers of a service in the file, by the result of their checks",
-        each().flat_map(|([name, protocol, address], status)| {
-            ["up", "suspicious", "down", "unknown", "unchecked"].map(|health| {
+    let known = |value: fn(&ServerStatus) -> u32| {
+        let known = services.iter().filter(move |one| one.is_known(connected));
+        known.map(move |service| {
+            let values = service.status.servers.iter().map(value);
+            (service.labels(), values.map(u64::from).sum::<u64>())
+        })
+    };
+    let by_health = services.iter().flat_map(|service| {
+        let [name, protocol, address] = service.labels();
+        ["up", "suspicious", "down", "unknown", "unchecked"].map(|health| {
+            let of = service.status.servers.iter();
+            let of = of.filter(|s| s.configured.is_some() && s.health == health);
+            ([name, protocol, address, ("health", health)], of.count())
+        })
+    });
+    metrics! { out;
+        gauges "lvs_service_checks_not_made" each(|status| {
                 let of = status.servers.iter();
-                let of = of.filter(|s| s.configured.is_some() && s.health == health);
-                ([name, protocol, address, ("health", health)], of.count())
-            })
-        }),
-    )?;
-    type Pick = fn(&ServiceStatus) -> u64;
-    let all: [(&str, &str, Pick); 6] = [
-        (
-            "lvs_service_usable_servers",
-            "Servers of a service that receive new connections",
-            |s| s.usable as u64,
-        ),
-        (
-            "lvs_service_quorum",
-            "Whether a service has enough usable servers",
-            |s| s.quorum.into(),
-        ),
-        (
-            "lvs_service_panic",
-            "Whether all servers of a service count as up, because too few are up",
-            |s| s.panic.into(),
-        ),
-        (
-            "lvs_service_sorry",
-            "Whether the sorry server of a service serves",
-            |s| s.sorry.is_some().into(),
-        ),
-        (
-            "lvs_service_vip_withdrawn",
-            "Whether the VIP of a service is released",
-            |s| s.withdrawn.into(),
-        ),
-        (
-            "lvs_service_conflict",
-            "Whether a service of another program uses the address of a service",
-            |s| s.conflict.into(),
-        ),
-    ];
-    for (name, help, pick) in all {
-        out.gauges(
-            name,
-            help,
-            each().map(|(labels, status)| (labels, pick(status))),
-        )?;
-    }
-    let connections: [(&str, &str, Pick); 2] = [
-        (
-            "lvs_service_active_connections",
-            "Connections of a service in active states",
-            |s| s.servers.iter().map(|s| u64::from(s.active)).sum(),
-        ),
-        (
-            "lvs_service_inactive_connections",
-            "Inactive connections of a service",
-            |s| s.servers.iter().map(|s| u64::from(s.inactive)).sum(),
-        ),
-    ];
-    for (name, help, pick) in connections {
-        let known = services.iter().filter(|one| one.is_known(connected));
-        out.gauges(
-            name,
-            help,
-            known.map(|one| (one.labels(), pick(one.status))),
-        )?;
+                of.filter(|server| server.check_not_made.is_some()).count() as u64
+            }),
+            "Servers whose checks this host could not run three times in a row";
+        gauges "lvs_service_servers" by_health,
+            "Servers of a service in the file, by the result of their checks";
+        gauges "lvs_service_usable_servers" each(|status| status.usable as u64),
+            "Servers of a service that receive new connections";
+        gauges "lvs_service_quorum" each(|status| status.quorum.into()),
+            "Whether a service has enough usable servers";
+        gauges "lvs_service_panic" each(|status| status.panic.into()),
+            "Whether all servers of a service count as up, because too few are up";
+        gauges "lvs_service_sorry" each(|status| status.sorry.is_some().into()),
+            "Whether the sorry server of a service serves";
+        gauges "lvs_service_vip_withdrawn" each(|status| status.withdrawn.into()),
+            "Whether the VIP of a service is released";
+        gauges "lvs_service_conflict" each(|status| status.conflict.into()),
+            "Whether a service of another program uses the address of a service";
+        gauges "lvs_service_active_connections" known(|server| server.active),
+            "Connections of a service in active states";
+        gauges "lvs_service_inactive_connections" known(|server| server.inactive),
+            "Inactive connections of a service";
     }
     for (name, help, of, zeros) in LOSSES {
         let zeros = if services.len() <= ZEROS_MAX {

@@ -11,7 +11,7 @@ use super::{fail, print};
 use crate::convert::{
     Converted, Options, SourceFormat, ask, compare, convert, files, kind, printable,
 };
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// Exit code if some statements have no counterpart, and are comments in the result.
 const EXIT_LOSSY: u8 = 4;

@@ -21,7 +21,7 @@ use super::ask::connect;
 use crate::clock::unix_time;
 use crate::config::label;
 use crate::verdict::{self, Level, ServiceState, Verdict};
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// Width of the output in columns, unless the terminal is narrower.
 const COLUMNS: usize = 80;

@@ -261,6 +261,7 @@ fn of_service(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cases::cases;
 
     const TOML: &str = r#"
 [[service]]
@@ -328,69 +329,23 @@ weight = 7
 
     #[test]
     fn each_difference_is_named() {
-        for (ours, theirs, expected) in [
-            (
-                "WEIGHT = 7 E",
-                "WEIGHT = 8 E",
-                "server 10.0.0.1, weight: 7 in the result, 8",
-            ),
-            (
-                "method = DR",
-                "method = TUN, type = GRE",
-                "method: dr in the result, tun gre",
-            ),
-            (
-                "lvs_sched = rr",
-                "lvs_sched = wlc",
-                "scheduler: rr in the result, wlc",
-            ),
-            (
-                "quorum = 14",
-                "quorum = 7",
-                "quorum: 2 up, 2 down in the result, 1 up, 1 down",
-            ),
-            (
-                "10.0.0.2, R",
-                "10.0.0.3, R",
-                "server 10.0.0.2: present in the result, missing",
-            ),
-            (
-                "10.0.0.2, R",
-                "10.0.0.3, R",
-                "server 10.0.0.3: missing in the result, present",
-            ),
-            (
-                "TCP_CHECK",
-                "HTTP_GET, http protocol 1.0",
-                "check: tcp in the result, http",
-            ),
-            (
-                "6000000 us",
-                "7000000 us",
-                "interval in ms: 6000 in the result, 7000",
-            ),
-            ("Retries = 1", "Retries = 3", "failures: 2 in the result, 4"),
-            (
-                "VPORT = 80",
-                "VPORT = 81",
-                "192.0.2.1:80 tcp: keepalived does not have this virtual server",
-            ),
-            (
-                "VPORT = 80",
-                "VPORT = 81",
-                "192.0.2.1:81 tcp: only keepalived has this virtual server",
-            ),
-            (
-                "   quorum",
-                "   persistence timeout = 50\n   quorum",
-                "persistence in seconds: 0 in the result, 50",
-            ),
-            (
-                "   quorum",
-                "   sorry server = [10.0.0.9]:tcp:80\n   quorum",
-                "sorry server: none in the result, 10.0.0.9",
-            ),
-        ] {
+        for [ours, theirs, expected] in cases(
+            r#"
+                WEIGHT = 7 E | WEIGHT = 8 E | server 10.0.0.1, weight: 7 in the result, 8
+                method = DR | method = TUN, type = GRE | method: dr in the result, tun gre
+                lvs_sched = rr | lvs_sched = wlc | scheduler: rr in the result, wlc
+                quorum = 14 | quorum = 7 | quorum: 2 up, 2 down in the result, 1 up, 1 down
+                10.0.0.2, R | 10.0.0.3, R | server 10.0.0.2: present in the result, missing
+                10.0.0.2, R | 10.0.0.3, R | server 10.0.0.3: missing in the result, present
+                TCP_CHECK | HTTP_GET, http protocol 1.0 | check: tcp in the result, http
+                6000000 us | 7000000 us | interval in ms: 6000 in the result, 7000
+                Retries = 1 | Retries = 3 | failures: 2 in the result, 4
+                VPORT = 80 | VPORT = 81 | 192.0.2.1:80 tcp: keepalived does not have this virtual server
+                VPORT = 80 | VPORT = 81 | 192.0.2.1:81 tcp: only keepalived has this virtual server
+                quorum | persistence timeout = 50 ; quorum | persistence in seconds: 0 in the result, 50
+                quorum | sorry server = [10.0.0.9]:tcp:80 ; quorum | sorry server: none in the result, 10.0.0.9
+            "#,
+        ) {
             let compared = compare(TOML, &PRINTED.replacen(ours, theirs, 1)).unwrap();
             assert!(
                 compared

@@ -423,9 +423,7 @@ impl Building {
                 ..Server::default()
             };
             if !more.is_empty() {
-                server
-                    .lost
-                    .push(directive.lost(&format!("`{more}` cannot be read")));
+                server.lose(directive.lost(&format!("`{more}` cannot be read")));
             }
             self.six |= ip.is_ipv6();
             self.service.servers.push(server);
@@ -773,7 +771,7 @@ impl Building {
                 Err(why) => {
                     let why =
                         format!("{at}: request {request:?}: {why}: the service's check is used");
-                    server.lost.push(why);
+                    server.lose(why);
                 }
             }
         }

@@ -178,7 +178,7 @@ impl Service {
             let forward = server.keys.get("forward").or(default.as_ref());
             let direct = forward.is_none_or(|word| word == "\"dr\"");
             if !direct && server.place().0.is_some_and(|ip| ip.is_loopback()) {
-                server.lost.push(LOOPBACK.to_owned());
+                server.lose(LOOPBACK.to_owned());
             }
         }
         if let Some(quorum) = self.quorum.take() {
@@ -316,6 +316,10 @@ impl Service {
 }
 
 impl Server {
+    pub(super) fn lose(&mut self, what: impl Into<String>) {
+        self.lost.push(what.into());
+    }
+
     /// The message that a server is not converted at all.
     pub(super) fn lost_whole(&self, why: &str) -> String {
         format!("{}: server {}: {why}", self.at, self.address)

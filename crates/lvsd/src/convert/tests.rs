@@ -2,6 +2,7 @@ use lvs_core::api::ServiceId;
 use proptest::prelude::*;
 
 use super::*;
+use crate::cases::cases;
 
 const OPTIONS: Options<'static> = Options {
     include: &|_, _| Err("no such file".to_owned()),
@@ -248,71 +249,33 @@ fn checks(config: &Config) -> Vec<String> {
 #[test]
 fn each_check_of_keepalived_is_converted() {
     let server = |n: u8, check: &str| format!("real_server 10.0.0.{n} 80 {{ {check} }}\n");
-    let all = [
-        ("TCP_CHECK { connect_port 81 }", "tcp 10.0.0.1:81", ""),
-        (
-            "HTTP_GET { url { path /a\n status_code 200 301-302 }\n url { path /b\n virtualhost x.example }\n }",
-            "http http://10.0.0.2:80",
-            "",
-        ),
-        (
-            "SSL_GET { enable_sni\n virtualhost x.example\n url { path /a\n regex \"o+k\" } }",
-            "https https://10.0.0.3:80",
-            "",
-        ),
-        (
-            "SMTP_CHECK { helo_name me.example\n host { connect_port 25 } }",
-            "smtp smtp at 10.0.0.4:25",
-            "",
-        ),
-        (
-            "DNS_CHECK { type soa\n name example.org\n }",
-            "dns dns at 10.0.0.5:80",
-            "",
-        ),
-        (
-            "UDP_CHECK { payload \"00 ff\"\n require_reply\n }",
-            "udp udp 10.0.0.6:80",
-            "",
-        ),
-        ("PING_CHECK { retry 2 }", "ping ping 10.0.0.7", ""),
-        (
-            "MISC_CHECK { misc_path \"/bin/check 'a b' c\"\n misc_dynamic\n misc_timeout 3 }",
-            "exec /bin/check about 10.0.0.8:80",
-            "",
-        ),
-        (
-            "MISC_CHECK { misc_path check\n }",
-            "none",
-            "MISC_CHECK: `check` is not a complete path: the server is not checked",
-        ),
-        (
-            "BFD_CHECK { name x }",
-            "none",
-            "BFD_CHECK: the server is not checked",
-        ),
-        (
-            "HTTP_GET { url { path no-slash }\n }",
-            "http http://10.0.0.11:80",
-            "path no-slash: lvsd requests /no-slash",
-        ),
-        (
-            "HTTP_GET { url { path /\n digest 00 }\n bindto 10.9.9.9\n }",
-            "http http://10.0.0.12:80",
-            "pages are not compared by their digest",
-        ),
-    ];
+    let all: Vec<[&str; 3]> = cases(
+        r#"
+            TCP_CHECK { connect_port 81 } | tcp 10.0.0.1:81 |
+            HTTP_GET { url { path /a ; status_code 200 301-302 } ; url { path /b ; virtualhost x.example } ; } | http http://10.0.0.2:80 |
+            SSL_GET { enable_sni ; virtualhost x.example ; url { path /a ; regex "o+k" } } | https https://10.0.0.3:80 |
+            SMTP_CHECK { helo_name me.example ; host { connect_port 25 } } | smtp smtp at 10.0.0.4:25 |
+            DNS_CHECK { type soa ; name example.org ; } | dns dns at 10.0.0.5:80 |
+            UDP_CHECK { payload "00 ff" ; require_reply ; } | udp udp 10.0.0.6:80 |
+            PING_CHECK { retry 2 } | ping ping 10.0.0.7 |
+            MISC_CHECK { misc_path "/bin/check 'a b' c" ; misc_dynamic ; misc_timeout 3 } | exec /bin/check about 10.0.0.8:80 |
+            MISC_CHECK { misc_path check ; } | none | MISC_CHECK: `check` is not a complete path: the server is not checked
+            BFD_CHECK { name x } | none | BFD_CHECK: the server is not checked
+            HTTP_GET { url { path no-slash ; } } | http http://10.0.0.11:80 | path no-slash: lvsd requests /no-slash
+            HTTP_GET { url { path / ; digest 00 } ; bindto 10.9.9.9 ; } | http http://10.0.0.12:80 | pages are not compared by their digest
+        "#,
+    );
     let servers: String = (1..)
-        .zip(all)
-        .map(|(n, (check, ..))| server(n, check))
+        .zip(&all)
+        .map(|(n, [check, ..])| server(n, check))
         .collect();
     let text = format!(
         "virtual_server 192.0.2.1 80 {{\n delay_loop 10\n lb_kind NAT\n protocol TCP\n{servers}}}\n"
     );
     let (done, config) = converted(SourceFormat::Keepalived, &text);
-    let expected: Vec<&str> = all.iter().map(|(_, reported, _)| *reported).collect();
+    let expected: Vec<&str> = all.iter().map(|[_, reported, _]| *reported).collect();
     assert_eq!(checks(&config), expected, "{}", done.toml);
-    for (_, _, words) in all.iter().filter(|(_, _, words)| !words.is_empty()) {
+    for [_, _, words] in all.iter().filter(|[_, _, words]| !words.is_empty()) {
         assert!(done.toml.contains(words), "{words}: {}", done.toml);
     }
     assert_eq!(done.lost.len(), 7, "{:?}", done.lost);
@@ -332,40 +295,27 @@ fn each_check_of_ldirectord_is_converted() {
     let service = |n: usize, lines: &str| {
         format!("virtual=192.0.2.{n}:80\n\treal=10.0.0.{n}:80 masq\n\t{lines}\n")
     };
-    let all = [
-        ("checktype=connect", "tcp 10.0.0.1:80"),
-        ("checktype=ping", "ping ping 10.0.0.2"),
-        (
-            "request=\"a?b\"\n\treceive=\"ok$\"\n\tvirtualhost=x.example",
-            "http http://10.0.0.3:80",
-        ),
-        (
-            "service=https\n\tcheckport=443",
-            "https https://10.0.0.4:443",
-        ),
-        ("service=smtp\n\tcheckport=25", "smtp smtp at 10.0.0.5:25"),
-        (
-            "protocol=udp\n\tservice=dns\n\trequest=\"x.example\"\n\treceive=\"10.1.1.1\"",
-            "dns dns at 10.0.0.6:80",
-        ),
-        (
-            "checktype=external\n\tcheckcommand=\"/bin/check\"",
-            "exec /bin/check about 10.0.0.7:80",
-        ),
-        ("checktype=3\n\tservice=http", "http http://10.0.0.8:80"),
-        ("service=mysql\n\tlogin=\"x\"", "tcp 10.0.0.9:80"),
-        (
-            "checktype=external-perl\n\tcheckcommand=\"/bin/check\"",
-            "none",
-        ),
-        ("checktype=off", "none"),
-    ];
+    let all: Vec<[&str; 2]> = cases(
+        r#"
+            checktype=connect | tcp 10.0.0.1:80
+            checktype=ping | ping ping 10.0.0.2
+            request="a?b" ; receive="ok$" ; virtualhost=x.example | http http://10.0.0.3:80
+            service=https ; checkport=443 | https https://10.0.0.4:443
+            service=smtp ; checkport=25 | smtp smtp at 10.0.0.5:25
+            protocol=udp ; service=dns ; request="x.example" ; receive="10.1.1.1" | dns dns at 10.0.0.6:80
+            checktype=external ; checkcommand="/bin/check" | exec /bin/check about 10.0.0.7:80
+            checktype=3 ; service=http | http http://10.0.0.8:80
+            service=mysql ; login="x" | tcp 10.0.0.9:80
+            checktype=external-perl ; checkcommand="/bin/check" | none
+            checktype=off | none
+        "#,
+    );
     let text: String = (1..)
-        .zip(all)
-        .map(|(n, (lines, _))| service(n, lines))
+        .zip(&all)
+        .map(|(n, [lines, _])| service(n, &lines.replace('\n', "\n\t")))
         .collect();
     let (done, config) = converted(SourceFormat::Ldirectord, &text);
-    let expected: Vec<&str> = all.iter().map(|(_, reported)| *reported).collect();
+    let expected: Vec<&str> = all.iter().map(|[_, reported]| *reported).collect();
     assert_eq!(checks(&config), expected, "{}", done.toml);
     // The user of the program, the third attempt, mysql and its login, perl, and servers that ldirectord
     // would never use.
@@ -919,31 +869,15 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
                 real_server 10.0.0.3 80 {\nMISC_CHECK {\nmisc_path /bin/true\nuser root\nmisc_timeout 0\nretry 2.5\n}\n}\n\
                 real_server 10.0.0.4 80 {\nweight 99999999999\ndelay_loop 100000\n}\n}\n";
     let (done, _) = converted(SourceFormat::Keepalived, text);
-    for (server, expected) in [
-        (
-            "10.0.0.1:80",
-            [
-                "weight = 3\n",
-                "fall = 4,",
-                "interval = \"5s\"",
-                "timeout = \"5s\"",
-            ],
-        ),
-        (
-            "10.0.0.2:80",
-            [
-                "weight = 0\n",
-                "fall = 1,",
-                "interval = \"7s\"",
-                "timeout = \"5s\"",
-            ],
-        ),
-        (
-            "10.0.0.3:80",
-            ["exec", "fall = 3,", "interval = \"5s\"", "timeout = \"5s\""],
-        ),
-        ("10.0.0.4:80", ["weight = 1\n", "", "", ""]),
-    ] {
+    for [server, weight, fall, interval, timeout] in cases(
+        r#"
+            10.0.0.1:80 | weight = 3 ; | fall = 4, | interval = "5s" | timeout = "5s"
+            10.0.0.2:80 | weight = 0 ; | fall = 1, | interval = "7s" | timeout = "5s"
+            10.0.0.3:80 | exec | fall = 3, | interval = "5s" | timeout = "5s"
+            10.0.0.4:80 | weight = 1 ; | | |
+        "#,
+    ) {
+        let expected = [weight, fall, interval, timeout];
         let server = server_of(&done.toml, server);
         assert!(
             expected.iter().all(|part| server.contains(part)),
@@ -976,21 +910,15 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
 
 #[test]
 fn flag_of_another_scheduler_is_reported_and_the_service_is_converted() {
-    for (text, flags, named) in [
-        ("lvs_sched twos\nsh-port\nflag-1", "[\"flag-1\"]", "sh-port"),
-        (
-            "lvs_sched sh\nmh-port\nsh-fallback",
-            "[\"sh-fallback\"]",
-            "mh-port",
-        ),
-        // keepalived requires the scheduler before its flags.
-        (
-            "mh-fallback\nlvs_sched mh\nmh-port",
-            "[\"mh-port\"]",
-            "mh-fallback",
-        ),
-        ("hashed\nlvs_sched rr\nflag-2", "[\"flag-2\"]", "hashed"),
-    ] {
+    for [text, flags, named] in cases(
+        r#"
+            lvs_sched twos ; sh-port ; flag-1 | ["flag-1"] | sh-port
+            lvs_sched sh ; mh-port ; sh-fallback | ["sh-fallback"] | mh-port
+            // keepalived requires the scheduler before its flags.
+            mh-fallback ; lvs_sched mh ; mh-port | ["mh-port"] | mh-fallback
+            hashed ; lvs_sched rr ; flag-2 | ["flag-2"] | hashed
+        "#,
+    ) {
         let text = format!("virtual_server 192.0.2.1 80 {{\nprotocol TCP\n{text}\n}}\n");
         let (done, _) = converted(SourceFormat::Keepalived, &text);
         assert!(
@@ -1104,43 +1032,32 @@ fn check_that_is_not_converted_is_reported_before_its_replacement() {
 /// ldirectord 1.186 checks these ports.
 #[test]
 fn server_without_port_is_checked_at_the_port_of_its_kind_of_service() {
-    for (text, expected, named) in [
-        (
-            "virtual=192.0.2.1:8080\n\tservice=http\n\tREAL",
-            "port = 80",
-            0,
-        ),
-        (
-            "virtual=192.0.2.1:8443\n\tservice=https\n\tchecktype=connect\n\tREAL",
-            "port = 443",
-            0,
-        ),
-        (
-            "virtual=192.0.2.1:5353\n\tservice=dns\n\tprotocol=udp\n\treceive=\"192.0.2.7\"\n\tREAL",
-            "port = 53",
-            0,
-        ),
-        ("virtual=7\n\tservice=http\n\tREAL", "port = 80", 0),
-        (
-            "virtual=7\n\tservice=http\n\tfallback=10.0.0.9:99 masq\n\tREAL",
-            "port = 80",
-            0,
-        ),
-        (
-            "virtual=7\n\tchecktype=connect\n\tREAL",
-            "check = \"none\"",
-            1,
-        ),
-        ("virtual=192.0.2.1:9000\n\tchecktype=connect\n\tREAL", "", 1),
-        ("virtual=192.0.2.1:80\n\tchecktype=connect\n\tREAL", "", 0),
-    ] {
-        let text = text.replace("REAL", "real=10.0.0.1 gate\n\treal=10.0.0.2:81 masq\n");
+    for [target, lines, expected, named] in cases(
+        r#"
+            192.0.2.1:8080 | service=http | port = 80 | 0
+            192.0.2.1:8443 | service=https ; checktype=connect | port = 443 | 0
+            192.0.2.1:5353 | service=dns ; protocol=udp ; receive="192.0.2.7" | port = 53 | 0
+            7 | service=http | port = 80 | 0
+            7 | service=http ; fallback=10.0.0.9:99 masq | port = 80 | 0
+            7 | checktype=connect | check = "none" | 1
+            192.0.2.1:9000 | checktype=connect | | 1
+            192.0.2.1:80 | checktype=connect | | 0
+        "#,
+    ) {
+        let lines =
+            format!("virtual={target}\n{lines}\nreal=10.0.0.1 gate\nreal=10.0.0.2:81 masq\n");
+        let text = lines.trim_end().replace('\n', "\n\t");
         let (done, _) = converted(SourceFormat::Ldirectord, &text);
         let own = done.toml.split_once("address = \"10.0.0.1\"\n").unwrap().1;
         let (own, other) = own.split_once("[[").unwrap();
         assert!(own.contains(expected), "{text}: {}", done.toml);
         assert!(!other.contains("port = "), "{text}: {}", done.toml);
-        assert_eq!(done.lost.len(), named, "{text}: {:?}", done.lost);
+        assert_eq!(
+            done.lost.len().to_string(),
+            named,
+            "{text}: {:?}",
+            done.lost
+        );
     }
 }
 

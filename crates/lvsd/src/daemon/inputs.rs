@@ -24,7 +24,7 @@ use crate::expand::Expanded;
 use crate::health::{Check, Checks, Code, Key, Prober, Reason, Serving};
 use crate::reconcile::Health;
 use crate::sources::Sources;
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// The inputs of the daemon's decisions.
 pub(super) struct Inputs<P> {

@@ -13,7 +13,7 @@ use crate::desired::{Overrides, desired};
 use crate::expand::Expanded;
 use crate::health::{Advice, Key};
 use crate::reconcile::Health;
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// The changes in the dataplane that a reload of a file would make, as text. New servers have not
 /// been checked and count as up. `names` are the names of the running daemon's services.

@@ -19,7 +19,7 @@ use crate::health::Prober;
 use crate::last_good;
 use crate::requests::{Answer, answer};
 use crate::sources::{Gathered, Wanted};
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// The part of the configuration that is read again: the file, the sources, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -19,7 +19,7 @@ use crate::health::{Change, Code, Key, Prober, Reason};
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::Health;
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// The daemon reports that it is ready after this time even if first checks are still running.
 const READY_LIMIT: Duration = Duration::from_secs(3);

@@ -12,7 +12,7 @@ use super::control::{ControlError, DataplaneControl, LastAnswer};
 use super::describe::{Names, Tense};
 use super::drift::Base;
 use super::given::Weights;
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// Maximum number of changes of one request, far fewer than the protocol permits: between two
 /// requests, lvsd applies results of health checks.

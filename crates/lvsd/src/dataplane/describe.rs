@@ -11,7 +11,7 @@ use lvs_core::tunnel::Tunnel;
 use super::DataplaneView;
 use crate::config::{Files, label};
 use crate::reconcile::{Desired, DesiredService};
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// The grammatical form in which a change is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

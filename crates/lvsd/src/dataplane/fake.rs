@@ -500,8 +500,6 @@ impl DataplaneControl for FakeControl {
         })?
     }
 
-    fn set_patience(&mut self, _: Duration) {}
-
     fn stop(&mut self) -> Result<(), ControlError> {
         self.with(|state| {
             if !state.stays {

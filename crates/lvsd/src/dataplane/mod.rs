@@ -22,7 +22,6 @@ mod links;
 mod plan;
 pub mod process;
 mod proxy_host;
-pub mod socket;
 #[cfg(test)]
 mod tests;
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::describe::{Names, Tense};
 use crate::reconcile::{Actual, Desired, Plan, diff};
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// The changes that a reload would make, as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

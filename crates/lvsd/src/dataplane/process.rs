@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::config::Dataplane;
+use crate::dataplane::control;
 use crate::dataplane::control::DataplaneControl;
-use crate::dataplane::socket;
 use crate::dataplane::{ConnectError, Given, Host};
 use crate::host_addresses::Addresses;
 use crate::replace::replace;
@@ -81,7 +81,7 @@ pub fn lock(address: &Address) -> Result<Steering, String> {
 impl Host for Machine {
     fn connect(&mut self, patience: Duration) -> Result<Box<dyn DataplaneControl>, ConnectError> {
         let child = self.child.as_ref().map(Child::id);
-        socket::connect(&self.address, patience).map_err(|error| match error {
+        control::connect(&self.address, patience).map_err(|error| match error {
             ConnectError::Silent { why, pid } => ConnectError::Silent {
                 why,
                 pid: pid.or(child),

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lvs_core::api::{Call, Done, Info, LocalPool, ServiceId, ServiceInfo, Sysctl};
+use lvs_core::api::{Call, Done, ServiceId, ServiceInfo};
 use lvs_core::filter::FilterLists;
-use lvs_core::sync::SyncDaemon;
 use lvs_proxy::Proxy;
 
 use super::control::{ControlError, DataplaneControl};
@@ -64,32 +63,12 @@ impl Host for ProxyHost {
 }
 
 impl DataplaneControl for ProxyHost {
-    fn info(&mut self) -> Result<Info, ControlError> {
-        Ok(Info::default())
-    }
-
     fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError> {
         Ok(self.0.services())
     }
 
-    fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError> {
-        Ok(Vec::new())
-    }
-
-    fn marks(&mut self) -> Result<Vec<String>, ControlError> {
-        Ok(Vec::new())
-    }
-
     fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError> {
         Ok(self.0.filters())
-    }
-
-    fn daemons(&mut self) -> Result<Vec<SyncDaemon>, ControlError> {
-        Ok(Vec::new())
-    }
-
-    fn local(&mut self) -> Result<LocalPool, ControlError> {
-        Ok(LocalPool::default())
     }
 
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {
@@ -97,11 +76,5 @@ impl DataplaneControl for ProxyHost {
             .apply(changes)
             .map(|()| Done::default())
             .map_err(ControlError::Refused)
-    }
-
-    fn set_patience(&mut self, _: Duration) {}
-
-    fn stop(&mut self) -> Result<(), ControlError> {
-        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! The services and servers that DNS and etcd add to a file.
 
 use super::*;
+use crate::cases::cases;
 use crate::sources::kubernetes::Kubernetes;
 
 const FILE: &str = "[[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
@@ -317,36 +318,19 @@ fn etcd_services_are_checked_with_settings_of_the_file() {
     let tunnel = "[[service]]\naddress = \"192.0.2.2:80\"\nforward = \"tun\"\n\
          [[service.server]]\naddress = \"[2001:db8::1]:80\"\n";
     let cluster = "[cluster]\netcd = \"http://192.0.2.5:2379\"\ndirector = \"d1\"\n";
-    for (file, key, words) in [
-        ("", &*good, "line 3: `forward` of the server"),
-        ("[defaults]\nforward = \"nat\"\n", &good, ""),
-        (
-            "[defaults]\nforward = \"nat\"\npanic_below = 101\n",
-            &good,
-            "with [defaults] of the file: `panic_below` 101 is out of range",
-        ),
-        (
-            "[dataplane]\nbackend = \"tun\"\n[defaults]\nforward = \"dr\"\n",
-            &good,
-            "with [defaults] of the file: direct routing needs frames",
-        ),
-        (
-            "[defaults]\nforward = \"fullnat\"\n",
-            &good,
-            "line 4: full NAT needs an IPv4 local address",
-        ),
-        (
-            "[dataplane]\nlocal_addresses = [\"192.0.2.77\"]\n[defaults]\nforward = \"fullnat\"\n",
-            &good,
-            "",
-        ),
-        ("", tunnel, ""),
-        (
-            "[sync.ipvs]\ninterface = \"eth0\"\n",
-            tunnel,
-            "which synchronisation does not support",
-        ),
-    ] {
+    for [file, key, words] in cases(
+        r#"
+             | good | line 3: `forward` of the server
+            [defaults] ; forward = "nat" | good |
+            [defaults] ; forward = "nat" ; panic_below = 101 | good | with [defaults] of the file: `panic_below` 101 is out of range
+            [dataplane] ; backend = "tun" ; [defaults] ; forward = "dr" | good | with [defaults] of the file: direct routing needs frames
+            [defaults] ; forward = "fullnat" | good | line 4: full NAT needs an IPv4 local address
+            [dataplane] ; local_addresses = ["192.0.2.77"] ; [defaults] ; forward = "fullnat" | good |
+             | tunnel |
+            [sync.ipvs] ; interface = "eth0" | tunnel | which synchronisation does not support
+        "#,
+    ) {
+        let key = if key == "good" { &good } else { tunnel };
         let config = read(&format!("{cluster}{file}"));
         let expanded = expand(&config, &etcd(&[("a", key, None)], &[]));
         let reported = expanded.left_out.concat();

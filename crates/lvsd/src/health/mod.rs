@@ -18,12 +18,11 @@ mod reason;
 mod record;
 mod reverse_path;
 mod state;
-mod timing;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -48,7 +47,6 @@ use reason::short;
 pub use reason::{Code, Reason};
 use record::Record;
 pub use state::{Health, State};
-pub use timing::Quantiles;
 
 /// A server in a service.
 pub type Key = (ServiceId, SocketAddr);
@@ -119,17 +117,15 @@ pub struct Change {
     pub lasted: Option<Duration>,
 }
 
-/// Durations and delays of checks since the start.
+/// Counts of checks by kind and result, with their durations and delays.
 #[derive(Debug, Default)]
-pub struct Timing {
+struct Timing {
     /// Whether more checks than [`BY_DEFAULT_MAX`] would go through the VIP without `via`.
     exceeds: AtomicBool,
-    /// Delay from the due time of a check to its start.
-    pub lag: Quantiles,
-    /// Time from the start of a check to its result.
-    pub duration: Quantiles,
-    /// Counts by kind and result, for metrics.
     counters: Arc<Counters>,
+    /// The longest delay from the due time of a check to its start since the last call of
+    /// [`Checks::lag`], in microseconds.
+    longest_lag_us: AtomicU64,
 }
 
 /// All running checks.
@@ -499,19 +495,14 @@ impl<P: Prober> Checks<P> {
         self.tasks.is_empty()
     }
 
-    /// Delay and duration of checks.
-    pub fn timing(&self) -> Arc<Timing> {
-        Arc::clone(&self.timing)
-    }
-
     /// Returns the greatest delay of a check since the last call.
     pub fn lag(&self) -> Duration {
-        self.timing.lag.take_longest()
+        Duration::from_micros(self.timing.longest_lag_us.swap(0, Relaxed))
     }
 
     /// The greatest delay since the last call of [`lag`](Self::lag); the measurement continues.
     pub fn peek_lag(&self) -> Duration {
-        self.timing.lag.longest()
+        Duration::from_micros(self.timing.longest_lag_us.load(Relaxed))
     }
 }
 
@@ -650,13 +641,13 @@ impl<P: Prober> Runner<P> {
         let target = self.check.server.ip();
         let _permit = self.permits.get(target, standing, descriptors).await;
         let waited = due.elapsed();
-        self.timing.lag.count(waited);
+        let waited_us = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+        self.timing.longest_lag_us.fetch_max(waited_us, Relaxed);
         self.timing.counters.waited(waited);
         let begun = Instant::now();
         let own = (!self.leads()).then(|| self.check.of_own_address());
         let result = self.prober.probe(own.as_ref().unwrap_or(&self.check)).await;
         let took = begun.elapsed();
-        self.timing.duration.count(took);
         let outcome = match &result {
             Ok(_) => CheckOutcome::Good,
             Err(ProbeError::Server(_)) => CheckOutcome::Failed,

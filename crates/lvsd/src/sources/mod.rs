@@ -17,10 +17,9 @@ pub mod etcd;
 mod http;
 mod kept;
 pub mod kubernetes;
-mod settings;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -31,11 +30,11 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 
 use crate::clock::Now;
 pub use etcd::Cluster;
 pub(crate) use http::Endpoint;
-pub use settings::{Lookups, Source};
 
 use etcd::{Director, Etcd};
 use kubernetes::Kubernetes;
@@ -45,6 +44,39 @@ pub use dns::fuzz as fuzz_dns;
 
 /// The longest pause between two attempts at a source that fails.
 const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// `[dns]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lookups {
+    /// Name servers; if empty, the name servers of `/etc/resolv.conf`.
+    pub name_servers: Vec<SocketAddr>,
+    /// The longest wait for an answer.
+    pub timeout: Duration,
+    /// Shortest interval between two look-ups of a name.
+    pub min: Duration,
+    /// Longest interval between two look-ups of a name.
+    pub max: Duration,
+}
+
+impl Default for Lookups {
+    fn default() -> Self {
+        Self {
+            name_servers: Vec::new(),
+            timeout: Duration::from_secs(2),
+            min: Duration::from_secs(5),
+            max: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Source of servers besides the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A DNS name, in lower case and without a final dot.
+    Dns(String),
+    /// A pool of servers that have registered themselves in etcd.
+    Etcd(String),
+}
 
 /// The answers of sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +118,14 @@ pub(crate) fn retry(failures: u32, least: Duration) -> Duration {
     let doubled = least.saturating_mul(1 << failures.saturating_sub(1).min(5));
     let whole = doubled.min(RETRY_MAX.max(least));
     whole / 2 + whole.mul_f64(random() / 2.0)
+}
+
+/// Waits until `at`; if it is `None`, waits forever.
+async fn timer(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// A random number from 0 to below 1.
@@ -435,11 +475,7 @@ impl Sources {
 
     /// Watches an etcd cluster, and records the valid texts of its services.
     fn set_etcd(&mut self, cluster: Option<&Cluster>, in_force: &[(String, String)]) {
-        let stays = match (&self.etcd, cluster) {
-            (Some((now, _)), Some(cluster)) => now == cluster,
-            (None, None) => true,
-            _ => false,
-        };
+        let stays = self.etcd.as_ref().map(|(now, _)| now) == cluster;
         if !stays && let Some((_, task)) = self.etcd.take() {
             task.abort();
         }
@@ -457,14 +493,7 @@ impl Sources {
             }
         }
         if let Some(etcd) = &mut state.gathered.etcd {
-            for (name, text) in in_force {
-                if let Some(known) = etcd.services.get_mut(name)
-                    && known.good.as_deref() != Some(text)
-                {
-                    known.good = Some(text.clone());
-                    self.shared.keep.notify_one();
-                }
-            }
+            self.accept(&mut etcd.services, in_force);
         }
         if let (Some(cluster), None) = (cluster, &self.etcd) {
             let task = etcd::follow(cluster.clone(), Arc::clone(&self.shared));
@@ -492,19 +521,24 @@ impl Sources {
             }
         }
         if let Some(known) = &mut state.gathered.kubernetes {
-            for (key, text) in &made.in_force {
-                if let Some(known) = known.services.get_mut(key)
-                    && known.good.as_deref() != Some(text)
-                {
-                    known.good = Some(text.clone());
-                    self.shared.keep.notify_one();
-                }
-            }
+            self.accept(&mut known.services, &made.in_force);
         }
         state.refused_by_daemon = kubernetes::by_service(&made.refused);
         if let (Some(settings), None) = (settings, &self.kubernetes) {
             let task = kubernetes::follow(settings.clone(), Arc::clone(&self.shared));
             self.kubernetes = Some((settings.clone(), task));
+        }
+    }
+
+    /// Records the valid texts of services.
+    fn accept(&self, services: &mut BTreeMap<String, etcd::Text>, in_force: &[(String, String)]) {
+        for (key, text) in in_force {
+            if let Some(known) = services.get_mut(key)
+                && known.good.as_deref() != Some(text)
+            {
+                known.good = Some(text.clone());
+                self.shared.keep.notify_one();
+            }
         }
     }
 
@@ -554,51 +588,43 @@ impl Sources {
     /// Status of the sources, with times by the present wall clock.
     pub(crate) fn status(&self, now: Now) -> Vec<SourceStatus> {
         let state = self.shared.lock();
-        let status = state.dns.iter().map(|(name, standing)| SourceStatus {
-            kind: "dns".to_owned(),
-            name: name.clone(),
-            answered: standing.answered.map(|at| now.unix_of(at)),
-            known: state.gathered.dns.contains_key(name),
-            items: state.gathered.dns.get(name).map_or(0, Vec::len),
-            answers: standing.answers,
-            failures: standing.failures,
-            trouble: standing.trouble.clone(),
-            ..SourceStatus::default()
-        });
-        let mut all: Vec<SourceStatus> = status.collect();
-        if let Some((cluster, _)) = &self.etcd {
-            let (standing, known) = (&state.etcd, &state.gathered.etcd);
-            let revision = known.as_ref().map(|etcd| etcd.revision);
-            all.push(SourceStatus {
-                kind: "etcd".to_owned(),
-                name: cluster.prefix.clone(),
+        let gathered = &state.gathered;
+        let status =
+            |kind: &str, name: String, standing: &SourceState, items: Option<usize>| SourceStatus {
+                kind: kind.to_owned(),
+                name,
                 answered: standing.answered.map(|at| now.unix_of(at)),
-                known: known.is_some(),
-                items: known.as_ref().map_or(0, |etcd| {
-                    let servers = etcd.pools.values().map(BTreeMap::len);
-                    etcd.services.len() + servers.sum::<usize>()
-                }),
+                known: items.is_some(),
+                items: items.unwrap_or(0),
                 answers: standing.answers,
                 failures: standing.failures,
                 trouble: standing.trouble.clone(),
-                revision: revision.and_then(|revision| u64::try_from(revision).ok()),
                 ..SourceStatus::default()
+            };
+        let dns = state.dns.iter().map(|(name, standing)| {
+            let items = gathered.dns.get(name).map(Vec::len);
+            status("dns", name.clone(), standing, items)
+        });
+        let mut all: Vec<SourceStatus> = dns.collect();
+        if let Some((cluster, _)) = &self.etcd {
+            let known = gathered.etcd.as_ref();
+            let items = known.map(|etcd| {
+                let servers = etcd.pools.values().map(BTreeMap::len);
+                etcd.services.len() + servers.sum::<usize>()
+            });
+            let revision = known.and_then(|etcd| u64::try_from(etcd.revision).ok());
+            all.push(SourceStatus {
+                revision,
+                ..status("etcd", cluster.prefix.clone(), &state.etcd, items)
             });
         }
         if let Some((settings, _)) = &self.kubernetes {
-            let (standing, known) = (&state.kubernetes, &state.gathered.kubernetes);
+            let items = gathered.kubernetes.as_ref();
+            let items = items.map(|known| known.services.len());
             all.push(SourceStatus {
-                kind: "kubernetes".to_owned(),
-                name: settings.name(),
-                answered: standing.answered.map(|at| now.unix_of(at)),
-                known: known.is_some(),
-                items: known.as_ref().map_or(0, |known| known.services.len()),
-                answers: standing.answers,
-                failures: standing.failures,
-                trouble: standing.trouble.clone(),
                 refused: state.kubernetes_view.refused + state.refused_by_daemon.len(),
                 leader: state.kubernetes_view.leader.clone(),
-                ..SourceStatus::default()
+                ..status("kubernetes", settings.name(), &state.kubernetes, items)
             });
         }
         all

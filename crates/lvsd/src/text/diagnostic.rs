@@ -11,7 +11,7 @@ use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use lvs_process::log;
 
 use super::Files;
-use crate::words::counted;
+use lvs_api::words::counted;
 
 /// Maximum number of printed findings; the number of the others is printed.
 const SHOWN_MAX: usize = 20;

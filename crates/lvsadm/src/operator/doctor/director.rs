@@ -231,39 +231,20 @@ mod tests {
         let service = ServiceId::Tcp {
             address: (VIP, 80).into(),
         };
-        let server = |n: u8, health: &str, admin, reason: &str| ServerStatus {
-            checks: None,
-            check_not_made: None,
-            server: ([10, 0, 0, n], 80).into(),
-            configured: Some(1),
-            admin,
-            health: health.to_owned(),
-            since: None,
-            code: String::new(),
-            reason: reason.to_owned(),
-            fix: String::new(),
-            attempts: Default::default(),
-            weight: Some(0),
-            active: 0,
-            inactive: 0,
+        let server = |n: u8, health: &str, admin, reason: &str| -> ServerStatus {
+            let server = serde_json::json!({
+                "server": format!("10.0.0.{n}:80"), "configured": 1, "admin": admin,
+                "health": health, "since": null, "reason": reason, "weight": 0,
+                "active": 0, "inactive": 0,
+            });
+            serde_json::from_value(server).expect("a server")
         };
         let why = |servers: Vec<ServerStatus>| {
-            let status = ServiceStatus {
-                name: "web".to_owned(),
-                service,
-                proxied: false,
-                usable: 0,
-                quorum: false,
-                panic: false,
-                sorry: None,
-                sorry_server: None,
-                withdrawn: false,
-                conflict: false,
-                unheard: false,
-                refusals: Vec::new(),
-                drops: Vec::new(),
-                servers,
-            };
+            let status = serde_json::json!({
+                "name": "web", "service": service, "usable": 0, "quorum": false,
+                "panic": false, "servers": servers,
+            });
+            let status: ServiceStatus = serde_json::from_value(status).expect("a service");
             let director = Director(Status {
                 config: "/etc/lvsd/web.toml".to_owned(),
                 services: vec![status],

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use lvs_api::daemon::{DirectorStatus, Status, VrrpStatus};
+use lvs_api::daemon::{DirectorSeen, DirectorStatus, SourceStatus, Status, VrrpStatus};
 use lvs_core::api::{Info, PeerStanding, SyncCounts, TablesInfo, TablesState};
 
 use super::Out;
@@ -12,11 +12,10 @@ use crate::cluster::vrrp_states;
 
 /// Writes whether the director is in maintenance, and its VRRP state.
 pub(super) fn alone_or_not(out: &mut Out<'_>, director: &DirectorStatus) -> fmt::Result {
-    out.gauge(
-        "lvs_maintenance",
-        "Whether the director is in maintenance by `lvsd maintenance`",
-        u32::from(director.maintenance.is_some()),
-    )?;
+    metrics! { out;
+        gauge "lvs_maintenance" u32::from(director.maintenance.is_some()),
+            "Whether the director is in maintenance by `lvsd maintenance`";
+    }
     match &director.vrrp {
         Some(vrrp) => self::vrrp(out, vrrp),
         None => Ok(()),
@@ -24,53 +23,35 @@ pub(super) fn alone_or_not(out: &mut Out<'_>, director: &DirectorStatus) -> fmt:
 }
 
 fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
-    out.gauges(
-        "lvs_vrrp_state",
-        "1 for the last state of the director that keepalived has reported",
-        vrrp_states().map(|state| ([("state", state)], u32::from(state == vrrp.state))),
-    )?;
-    out.gauge(
-        "lvs_vrrp_active",
-        "Whether the dataplane owns the virtual addresses, or is about to take them over",
-        u32::from(vrrp.active),
-    )?;
-    out.gauge(
-        "lvs_vrrp_ready",
-        "Whether the dataplane has received the connections of its peers",
-        u32::from(vrrp.ready),
-    )?;
-    out.gauge(
-        "lvs_vrrp_track",
-        "The number that keepalived adds to the priority because of the track file",
-        i64::from(vrrp.track),
-    )?;
-    out.counter(
-        "lvs_vrrp_transitions",
-        "Changes of state that keepalived has reported",
-        vrrp.changes,
-    )?;
-    out.counter(
-        "lvs_vrrp_ignored_lines",
-        "Lines in keepalived's FIFO that were invalid or too long",
-        vrrp.ignored,
-    )?;
-    out.gauge(
-        "lvs_vrrp_troubles",
-        "Reasons why the track file cannot be written, or keepalived's FIFO cannot be read",
-        vrrp.trouble.len(),
-    )
+    let states = vrrp_states().map(|state| ([("state", state)], u32::from(state == vrrp.state)));
+    metrics! { out;
+        gauges "lvs_vrrp_state" states,
+            "1 for the last state of the director that keepalived has reported";
+        gauge "lvs_vrrp_active" u32::from(vrrp.active),
+            "Whether the dataplane owns the virtual addresses, or is about to take them over";
+        gauge "lvs_vrrp_ready" u32::from(vrrp.ready),
+            "Whether the dataplane has received the connections of its peers";
+        gauge "lvs_vrrp_track" i64::from(vrrp.track),
+            "The number that keepalived adds to the priority because of the track file";
+        counter "lvs_vrrp_transitions" vrrp.changes,
+            "Changes of state that keepalived has reported";
+        counter "lvs_vrrp_ignored_lines" vrrp.ignored,
+            "Lines in keepalived's FIFO that were invalid or too long";
+        gauge "lvs_vrrp_troubles" vrrp.trouble.len(),
+            "Reasons why the track file cannot be written, or keepalived's FIFO cannot be read";
+    }
+    Ok(())
 }
 
 /// Writes the dataplane's announcements to routers and the state of its peers.
 pub(super) fn dataplane(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     if !info.announced.is_empty() {
-        out.gauges(
-            "lvs_announced",
-            "Announcement of a virtual address to routers: 2 announced, 1 announced so that routers prefer other directors, 0 not announced",
-            info.announced
-                .iter()
-                .map(|vip| ([("address", vip.address.to_string())], vip.standing as u32)),
-        )?;
+        let announced = info.announced.iter();
+        metrics! { out;
+            gauges "lvs_announced"
+                announced.map(|vip| ([("address", vip.address.to_string())], vip.standing as u32)),
+                "Announcement of a virtual address to routers: 2 announced, 1 announced so that routers prefer other directors, 0 not announced";
+        }
     }
     if !info.peers.is_empty() {
         peers(out, &info.peers)?;
@@ -83,32 +64,22 @@ pub(super) fn dataplane(out: &mut Out<'_>, info: &Info) -> fmt::Result {
 
 /// Writes the counters of synchronisation daemons.
 pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Result {
-    let directions = [[("direction", "sent")], [("direction", "received")]];
-    out.counters(
-        "lvs_sync_messages",
-        "Synchronisation messages that were sent and received",
-        directions.into_iter().zip([counts.sent, counts.received]),
-    )?;
-    out.counters(
-        "lvs_sync_bytes",
-        "Bytes of synchronisation messages",
-        directions
-            .into_iter()
-            .zip([counts.sent_bytes, counts.received_bytes]),
-    )?;
-    out.counter(
-        "lvs_sync_taken",
-        "Connections of peers that were taken over or updated",
-        counts.taken,
-    )?;
-    out.counters(
-        "lvs_sync_lost",
-        "Synchronisation messages and connections that were lost or refused, by reason",
-        counts
-            .losses()
-            .into_iter()
-            .map(|(reason, count)| ([("reason", reason)], count)),
-    )
+    let directions = |counts: [u64; 2]| {
+        let directions = [[("direction", "sent")], [("direction", "received")]];
+        directions.into_iter().zip(counts)
+    };
+    let losses = counts.losses().into_iter();
+    metrics! { out;
+        counters "lvs_sync_messages" directions([counts.sent, counts.received]),
+            "Synchronisation messages that were sent and received";
+        counters "lvs_sync_bytes" directions([counts.sent_bytes, counts.received_bytes]),
+            "Bytes of synchronisation messages";
+        counter "lvs_sync_taken" counts.taken,
+            "Connections of peers that were taken over or updated";
+        counters "lvs_sync_lost" losses.map(|(reason, count)| ([("reason", reason)], count)),
+            "Synchronisation messages and connections that were lost or refused, by reason";
+    }
+    Ok(())
 }
 
 /// The label of another director.
@@ -120,21 +91,15 @@ fn label(peer: SocketAddr) -> [(&'static str, String); 1] {
 fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     let each =
         |value: fn(&PeerStanding) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
-    out.gauges(
-        "lvs_peer_in_step",
-        "Whether all replicated connections of a peer have arrived",
-        each(|one| u64::from(one.is_in_step())),
-    )?;
-    out.gauges(
-        "lvs_peer_out_of_step_seconds",
-        "Seconds since a peer was last in step, 0 while it is",
-        each(|one| one.seconds),
-    )?;
-    out.gauges(
-        "lvs_peer_missing",
-        "Lower bound of replicated connections of a peer that are missing on this director",
-        each(|one| one.missing),
-    )
+    metrics! { out;
+        gauges "lvs_peer_in_step" each(|one| u64::from(one.is_in_step())),
+            "Whether all replicated connections of a peer have arrived";
+        gauges "lvs_peer_out_of_step_seconds" each(|one| one.seconds),
+            "Seconds since a peer was last in step, 0 while it is";
+        gauges "lvs_peer_missing" each(|one| one.missing),
+            "Lower bound of replicated connections of a peer that are missing on this director";
+    }
+    Ok(())
 }
 
 /// Writes whether peers have the same services and servers as this director, so that all of them
@@ -142,24 +107,17 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
 fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     let each =
         |value: fn(&TablesInfo) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
-    out.gauges(
-        "lvs_peer_tables_compared",
-        "Whether a peer sends digests of its services and servers, so that they are compared with this director's",
-        each(|one| {
-            let unknown = matches!(one.state, TablesState::Unknown | TablesState::Older);
-            u64::from(!unknown)
-        }),
-    )?;
-    out.gauges(
-        "lvs_peer_tables_differ",
-        "Services that differ between a peer and this director, or that only one of them has",
-        each(|one| one.differ),
-    )?;
-    out.gauges(
-        "lvs_peer_tables_alarm",
-        "Whether services have differed for too long: the directors choose different servers for a client",
-        each(|one| u64::from(one.state == TablesState::Alarm)),
-    )
+    metrics! { out;
+        gauges "lvs_peer_tables_compared" each(|one| {
+                u64::from(!matches!(one.state, TablesState::Unknown | TablesState::Older))
+            }),
+            "Whether a peer sends digests of its services and servers, so that they are compared with this director's";
+        gauges "lvs_peer_tables_differ" each(|one| one.differ),
+            "Services that differ between a peer and this director, or that only one of them has";
+        gauges "lvs_peer_tables_alarm" each(|one| u64::from(one.state == TablesState::Alarm)),
+            "Whether services have differed for too long: the directors choose different servers for a client";
+    }
+    Ok(())
 }
 
 /// Writes the metrics of the sources of servers and services, apart from the file, and of the
@@ -168,60 +126,40 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     if status.sources.is_empty() {
         return Ok(());
     }
-    let now = unix_time();
-    let all = || {
+    let each = |value: fn(&SourceStatus) -> Option<u64>| {
         let sources = status.sources.iter();
-        sources.map(|source| {
-            (
-                [("kind", source.kind.as_str()), ("name", &source.name)],
-                source,
-            )
+        sources.filter_map(move |one| {
+            let labels = [("kind", one.kind.as_str()), ("name", &one.name)];
+            Some((labels, value(one)?))
         })
     };
-    out.gauges(
-        "lvs_source_up",
-        "Whether a source (a name in DNS, etcd or Kubernetes) answered the last query",
-        all().map(|(labels, source)| {
-            let up = source.trouble.is_none() && source.answered.is_some();
-            (labels, u32::from(up))
-        }),
-    )?;
-    out.gauges(
-        "lvs_source_age_seconds",
-        "Age of the last answer of a source; absent without one since lvsd started",
-        all().filter_map(|(labels, source)| Some((labels, now.saturating_sub(source.answered?)))),
-    )?;
-    out.gauges(
-        "lvs_source_items",
-        "Servers of a name in DNS, keys of services and servers in etcd, or services of Kubernetes",
-        all().map(|(labels, source)| (labels, source.items)),
-    )?;
-    out.counters(
-        "lvs_source_answers",
-        "Times that a source answered, or reported a change",
-        all().map(|(labels, source)| (labels, source.answers)),
-    )?;
-    out.counters(
-        "lvs_source_failures",
-        "Times that a source did not answer, or sent an unusable answer",
-        all().map(|(labels, source)| (labels, source.failures)),
-    )?;
-    let kubernetes = all().filter(|(_, source)| source.kind == "kubernetes");
-    let mut refused = kubernetes
-        .map(|(labels, source)| (labels, source.refused))
-        .peekable();
-    if refused.peek().is_some() {
-        out.gauges(
-            "lvs_source_refused",
-            "Objects of Kubernetes that were refused",
-            refused,
-        )?;
+    let now = unix_time();
+    let ages = each(|source| source.answered).map(|(labels, at)| (labels, now.saturating_sub(at)));
+    metrics! { out;
+        gauges "lvs_source_up"
+            each(|source| Some((source.trouble.is_none() && source.answered.is_some()).into())),
+            "Whether a source (a name in DNS, etcd or Kubernetes) answered the last query";
+        gauges "lvs_source_age_seconds" ages,
+            "Age of the last answer of a source; absent without one since lvsd started";
+        gauges "lvs_source_items" each(|source| Some(source.items as u64)),
+            "Servers of a name in DNS, keys of services and servers in etcd, or services of Kubernetes";
+        counters "lvs_source_answers" each(|source| Some(source.answers)),
+            "Times that a source answered, or reported a change";
+        counters "lvs_source_failures" each(|source| Some(source.failures)),
+            "Times that a source did not answer, or sent an unusable answer";
     }
-    out.gauge(
-        "lvs_left_out",
-        "Parts of source answers that lvsd does not use, as listed by `lvsd status`",
-        status.left_out.len(),
-    )?;
+    let refused =
+        |source: &SourceStatus| (source.kind == "kubernetes").then_some(source.refused as u64);
+    if each(refused).next().is_some() {
+        metrics! { out;
+            gauges "lvs_source_refused" each(refused),
+                "Objects of Kubernetes that were refused";
+        }
+    }
+    metrics! { out;
+        gauge "lvs_left_out" status.left_out.len(),
+            "Parts of source answers that lvsd does not use, as listed by `lvsd status`";
+    }
     if status.directors.is_empty() {
         return Ok(());
     }
@@ -229,27 +167,23 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
         let all = status.directors.iter();
         all.map(|director| ([("director", director.name.as_str())], director))
     };
-    out.gauges(
-        "lvs_director_revision",
-        "The etcd revision of the last change that a director has loaded",
-        all().map(|(label, director)| (label, director.revision)),
-    )?;
     let own = status.directors.iter().find(|director| director.own);
-    out.gauges(
-        "lvs_director_differs",
-        "Whether a director has loaded other services from etcd than this one",
-        all().map(|(label, director)| {
-            let differs = own.is_some_and(|own| own.digest != director.digest);
-            (label, u32::from(differs))
-        }),
-    )
+    let differs = |director: &DirectorSeen| own.is_some_and(|own| own.digest != director.digest);
+    metrics! { out;
+        gauges "lvs_director_revision" all().map(|(label, director)| (label, director.revision)),
+            "The etcd revision of the last change that a director has loaded";
+        gauges "lvs_director_differs"
+            all().map(|(label, director)| (label, u32::from(differs(director)))),
+            "Whether a director has loaded other services from etcd than this one";
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use lvs_api::daemon::{DirectorSeen, Maintenance, SourceStatus};
+    use lvs_api::daemon::Maintenance;
 
     use super::super::*;
     use super::*;

@@ -63,7 +63,7 @@ impl Checker<'_> {
                     format!(
                         "the quorum is {}, and the service has {}",
                         read.up,
-                        crate::words::counted(servers, "server")
+                        lvs_api::words::counted(servers, "server")
                     ),
                 )
                 .label("the quorum is never reached")

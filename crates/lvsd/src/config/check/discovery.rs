@@ -8,10 +8,11 @@ use lvs_core::api::ServiceId;
 use lvs_core::{Forwarding, ServerConfig, ServiceKey};
 use toml::Spanned;
 
+use super::cluster::TIMEOUT;
 use super::server::ServerDefaults;
 use super::{Checker, WEIGHT_MAX, port};
 use crate::config::Discovery;
-use crate::config::raw::{RawConfig, RawDiscover, RawDns, RawDuration, RawService};
+use crate::config::raw::{RawConfig, RawDiscover, RawDns, RawService};
 use crate::sources::dns::{NAMES_MAX, is_srv, name_of};
 use crate::sources::{Lookups, Source};
 use crate::text::Diagnostic;
@@ -53,39 +54,14 @@ impl Checker<'_> {
                 );
             }
         }
-        let mut time = |value: Option<&Spanned<RawDuration>>, key: &str, first, last, usual| {
-            let Some(value) = value else { return usual };
-            let time = value.get_ref().0;
-            if !(first..=last).contains(&time) {
-                self.report(
-                    Diagnostic::error(value.span(), format!("`{key}` is out of range"))
-                        .help(format!("write a time from \"{first:?}\" to \"{last:?}\"")),
-                );
-            }
-            time
-        };
         let second = Duration::from_secs(1);
-        let timeout = time(
-            raw.timeout.as_ref(),
-            "timeout",
-            Duration::from_millis(100),
-            second * 30,
-            usual.timeout,
-        );
-        let min = time(
-            raw.min_ttl.as_ref(),
-            "min_ttl",
-            second,
-            second * 3600,
-            usual.min,
-        );
-        let max = time(
-            raw.max_ttl.as_ref(),
-            "max_ttl",
-            second,
-            second * 86_400,
-            usual.max.max(min),
-        );
+        let mut time = |value: &Option<_>, key, range, usual| {
+            self.source_time(value.as_ref(), key, &range, usual)
+        };
+        let timeout = time(&raw.timeout, "timeout", TIMEOUT, usual.timeout);
+        let min = time(&raw.min_ttl, "min_ttl", second..=second * 3600, usual.min);
+        let longest = second..=second * 86_400;
+        let max = time(&raw.max_ttl, "max_ttl", longest, usual.max.max(min));
         if max < min {
             self.report(
                 Diagnostic::error(spanned.span(), "`max_ttl` is below `min_ttl`")

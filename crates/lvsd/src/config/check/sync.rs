@@ -232,6 +232,7 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
 
+    use crate::cases::cases;
     use crate::config::Config;
     use crate::config::facts::Facts;
 
@@ -258,33 +259,23 @@ mod tests {
         ] {
             here(&format!("addresses = {peer:?}\n{key}")).expect(peer);
         }
-        for (peers, listen, words) in [
-            ("\"0.0.0.0\"", "", "0.0.0.0 is not the address of a host"),
-            ("\"::\"", "", ":: is not the address of a host"),
-            ("\"224.0.0.1\"", "", "a unicast address"),
-            ("\"ff02::1\"", "", "a unicast address"),
-            ("\"255.255.255.255\"", "", "a unicast address"),
-            ("\"192.0.2.2:0\"", "", "port 0 is not valid"),
-            ("\"fe80::2\"", "", "[fe80::2%2]:8848"),
-            ("\"192.0.2.1\"", "", "this director's own"),
-            ("\"127.0.0.1\"", "", "this director's own"),
-            ("\"::1\"", "listen = \"[::]:8848\"", "this director's own"),
-            (
-                "\"192.0.2.7\"",
-                "listen = \"192.0.2.7:9\"",
-                "this director's own",
-            ),
-            (
-                "\"192.0.2.2\"",
-                "listen = \"224.0.0.1\"",
-                "a unicast address",
-            ),
-            (
-                "[\"192.0.2.2\", \"::ffff:192.0.2.2\"]",
-                "",
-                "192.0.2.2 is named twice",
-            ),
-        ] {
+        for [peers, listen, words] in cases(
+            r#"
+                "0.0.0.0" |  | 0.0.0.0 is not the address of a host
+                "::" |  | :: is not the address of a host
+                "224.0.0.1" |  | a unicast address
+                "ff02::1" |  | a unicast address
+                "255.255.255.255" |  | a unicast address
+                "192.0.2.2:0" |  | port 0 is not valid
+                "fe80::2" |  | [fe80::2%2]:8848
+                "192.0.2.1" |  | this director's own
+                "127.0.0.1" |  | this director's own
+                "::1" | listen = "[::]:8848" | this director's own
+                "192.0.2.7" | listen = "192.0.2.7:9" | this director's own
+                "192.0.2.2" | listen = "224.0.0.1" | a unicast address
+                ["192.0.2.2", "::ffff:192.0.2.2"] |  | 192.0.2.2 is named twice
+            "#,
+        ) {
             let message = here(&format!("addresses = {peers}\n{listen}\n{key}")).expect_err(peers);
             assert!(message.contains(words), "{peers}: {message}");
         }

@@ -304,6 +304,7 @@ impl Checker<'_> {
 
 #[cfg(test)]
 mod tests {
+    use crate::cases::cases;
     use crate::config::{Config, Vrrp};
 
     const SERVICE: &str = "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\n\
@@ -364,75 +365,29 @@ mod tests {
 
     #[test]
     fn vrrp_values_invalid_for_keepalived_are_refused() {
-        for (keys, words) in [
-            ("router_id = 1", "has no interface"),
-            ("interface = \"eth0\"", "has no router_id"),
-            ("interface = \"eth0\"\nrouter_id = 256", "out of range"),
-            (
-                "interface = \"eth0 }\"\nrouter_id = 1",
-                "not the name of an interface",
-            ),
-            (
-                "interface = \"a{b\"\nrouter_id = 1",
-                "not the name of an interface",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\nadvert = \"1ms\"",
-                "`advert` is out of range",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\nadvert = \"305ms\"",
-                "hundredths of a second",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\npeers = [\"0.0.0.0\"]",
-                "of another host",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\nhost_addresses = \"10.0.0.1 dev a{\"",
-                "not an address of a host",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\nhost_addresses = \"224.0.0.1\"",
-                "cannot be moved",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\npriority = 255",
-                "out of range",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\nfifo = \"x\"",
-                "not a path",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\nfifo = \"/x\\n}\"",
-                "not a path",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\nfifo = \"/x\"\ntrack_file = \"/x\"",
-                "the same file",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\nhost_addresses = \"10.0.0.1/33\"",
-                "not an address of a host",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\nhost_addresses = \"10.0.0.1 dev a b\"",
-                "not an address of a host",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\npeers = [\"10.0.0.1\", \"fd00::1\"]",
-                "not a valid group",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\npeers = [\"10.0.0.1\", \"10.0.0.1\"]",
-                "named twice",
-            ),
-            (
-                "interface = \"eth0\"\nrouter_id = 1\n[dataplane]\nown_vips = true",
-                "binds them to this director",
-            ),
-        ] {
+        for [keys, words] in cases(
+            r#"
+                router_id = 1 | has no interface
+                interface = "eth0" | has no router_id
+                interface = "eth0" ; router_id = 256 | out of range
+                interface = "eth0 }" ; router_id = 1 | not the name of an interface
+                interface = "a{b" ; router_id = 1 | not the name of an interface
+                interface = "eth0" ; router_id = 1 ; advert = "1ms" | `advert` is out of range
+                interface = "eth0" ; router_id = 1 ; advert = "305ms" | hundredths of a second
+                interface = "eth0" ; router_id = 1 ; peers = ["0.0.0.0"] | of another host
+                interface = "eth0" ; router_id = 1 ; host_addresses = "10.0.0.1 dev a{" | not an address of a host
+                interface = "eth0" ; router_id = 1 ; host_addresses = "224.0.0.1" | cannot be moved
+                interface = "eth0" ; router_id = 1 ; priority = 255 | out of range
+                interface = "eth0" ; router_id = 1 ; fifo = "x" | not a path
+                interface = "eth0" ; router_id = 1 ; fifo = "/x\n}" | not a path
+                interface = "eth0" ; router_id = 1 ; fifo = "/x" ; track_file = "/x" | the same file
+                interface = "eth0" ; router_id = 1 ; host_addresses = "10.0.0.1/33" | not an address of a host
+                interface = "eth0" ; router_id = 1 ; host_addresses = "10.0.0.1 dev a b" | not an address of a host
+                interface = "eth0" ; router_id = 1 ; peers = ["10.0.0.1", "fd00::1"] | not a valid group
+                interface = "eth0" ; router_id = 1 ; peers = ["10.0.0.1", "10.0.0.1"] | named twice
+                interface = "eth0" ; router_id = 1 ; [dataplane] ; own_vips = true | binds them to this director
+            "#,
+        ) {
             let text = format!("[vrrp]\n{keys}\n{SERVICE}");
             let report = Config::from_toml("x", &text).expect_err(keys).to_string();
             assert!(report.contains(words), "{keys}: {report}");

@@ -14,21 +14,17 @@ fn dataplane_icmp_options_become_arguments() {
             .join(" "),
         "--clamp-mss 1360 --echo 10 --icmp-limit 0 --interface eth0.100 --interface eth1"
     );
-    for (line, wanted) in [
-        ("echo = \"host\"", "`host` is not a valid value of `echo`"),
-        (
-            "hang_limit = \"1s\"",
-            "this time is too short or too long to detect a hang",
-        ),
-        ("clamp_mss = 535", "`535` is not a segment size"),
-        ("clamp_mss = \"Auto\"", "`Auto` is not a segment size"),
-        ("icmp_limit = -1", "is out of range"),
-        ("echo = -1", "`-1` is not a valid value of `echo`"),
-        (
-            "interface = \"eth0.100=10.0.0.1/24\"",
-            "the dataplane does not create `eth0.100`",
-        ),
-    ] {
+    for [line, wanted] in cases(
+        r#"
+            echo = "host" | `host` is not a valid value of `echo`
+            hang_limit = "1s" | this time is too short or too long to detect a hang
+            clamp_mss = 535 | `535` is not a segment size
+            clamp_mss = "Auto" | `Auto` is not a segment size
+            icmp_limit = -1 | is out of range
+            echo = -1 | `-1` is not a valid value of `echo`
+            interface = "eth0.100=10.0.0.1/24" | the dataplane does not create `eth0.100`
+        "#,
+    ) {
         let found = errors(&format!("[dataplane]\n{line}\n"));
         assert!(found.contains(wanted), "{line}: {found}");
     }
@@ -75,50 +71,17 @@ fn automatic_xdp_is_accepted_without_fast_path() {
 
 #[test]
 fn unsupported_dataplane_key_is_refused_with_its_position() {
-    for (line, place, title, help) in [
-        (
-            "backend = \"af_xdp\"",
-            "test.toml:2:11",
-            "unknown word `af_xdp`",
-            "one of: auto, af_packet, tun",
-        ),
-        (
-            "xdp = \"eth0\"\nfast_path = \"off\"",
-            "test.toml:2:7",
-            "xdp is a part of the kernel fast path, which is off",
-            "leave out fast_path, or xdp",
-        ),
-        (
-            "fast_path = \"on\"\nbackend = \"tun\"",
-            "test.toml:3:11",
-            "the kernel fast path excludes the backend `tun`",
-            "leave out backend, or write fast_path = \"off\"",
-        ),
-        (
-            "reverse_path = \"loose\"\nfast_path = \"on\"",
-            "test.toml:2:16",
-            "the kernel fast path excludes checks of the reverse path",
-            "leave out reverse_path, or write fast_path = \"off\"",
-        ),
-        (
-            "fast_path = \"on\"\nreverse_path = \"strict\"",
-            "test.toml:3:16",
-            "the kernel fast path excludes checks of the reverse path",
-            "leave out reverse_path, or write fast_path = \"off\"",
-        ),
-        (
-            "workers = 65",
-            "test.toml:2:11",
-            "number of workers 65 is out of range",
-            "write workers = 1",
-        ),
-        (
-            "when_full = \"grow\"",
-            "test.toml:2:13",
-            "unknown word `grow`",
-            "one of: drop, evict",
-        ),
-    ] {
+    for [line, place, title, help] in cases(
+        r#"
+            backend = "af_xdp" | test.toml:2:11 | unknown word `af_xdp` | one of: auto, af_packet, tun
+            xdp = "eth0" ; fast_path = "off" | test.toml:2:7 | xdp is a part of the kernel fast path, which is off | leave out fast_path, or xdp
+            fast_path = "on" ; backend = "tun" | test.toml:3:11 | the kernel fast path excludes the backend `tun` | leave out backend, or write fast_path = "off"
+            reverse_path = "loose" ; fast_path = "on" | test.toml:2:16 | the kernel fast path excludes checks of the reverse path | leave out reverse_path, or write fast_path = "off"
+            fast_path = "on" ; reverse_path = "strict" | test.toml:3:16 | the kernel fast path excludes checks of the reverse path | leave out reverse_path, or write fast_path = "off"
+            workers = 65 | test.toml:2:11 | number of workers 65 is out of range | write workers = 1
+            when_full = "grow" | test.toml:2:13 | unknown word `grow` | one of: drop, evict
+        "#,
+    ) {
         let message = errors(&format!("[dataplane]\n{line}\n"));
         for part in [place, title, help] {
             assert!(message.contains(part), "{part}: {message}");
@@ -144,23 +107,16 @@ fn synchronisation_requires_an_interface() {
     assert!(daemons.iter().all(|daemon| daemon.syncid == 5));
     let one = load("[sync.ipvs]\ninterface = \"eth2\"\nrole = \"backup\"\n").sync;
     assert_eq!(one.map(|daemons| daemons.len()), Some(1));
-    for (text, title) in [
-        ("role = \"both\"", "[sync.ipvs] has no interface"),
-        (
-            "interface = \"10.0.0.1/24\"",
-            "is not the name of an interface",
-        ),
-        (
-            "interface = \"eth2\"\ngroup = \"10.0.0.1\"",
-            "is not a multicast group",
-        ),
-        (
-            "interface = \"eth2\"\nsyncid = 256",
-            "syncid 256 is out of range",
-        ),
-        ("interface = \"eth2\"\nport = 0", "port 0 is out of range"),
-        ("interface = \"eth2\"\nrole = \"boss\"", "boss"),
-    ] {
+    for [text, title] in cases(
+        r#"
+            role = "both" | [sync.ipvs] has no interface
+            interface = "10.0.0.1/24" | is not the name of an interface
+            interface = "eth2" ; group = "10.0.0.1" | is not a multicast group
+            interface = "eth2" ; syncid = 256 | syncid 256 is out of range
+            interface = "eth2" ; port = 0 | port 0 is out of range
+            interface = "eth2" ; role = "boss" | boss
+        "#,
+    ) {
         let message = errors(&format!("[sync.ipvs]\n{text}\n"));
         assert!(message.contains(title), "{message}");
     }
@@ -193,34 +149,19 @@ fn peers_are_options_of_the_dataplane() {
         assert!(load(&workers(count)).dataplane.peers.is_some());
     }
     let key = "key_file = \"/key\"\n";
-    for (text, title) in [
-        (
-            "addresses = \"192.0.2.2\"\n".to_owned(),
-            "[sync.peers] has no key_file",
-        ),
-        (
-            format!("addresses = \"other\"\n{key}"),
-            "`other` is not an address",
-        ),
-        (format!("addresses = []\n{key}"), "0 peers are configured"),
-        (
-            format!("addresses = [\"192.0.2.2\", \"192.0.2.2:9\"]\n{key}"),
-            "192.0.2.2 is named twice",
-        ),
-        (
-            format!("addresses = \"192.0.2.2\"\nlisten = \"eth0\"\n{key}"),
-            "`eth0` is not an address",
-        ),
-        (
-            format!("addresses = \"192.0.2.2\"\nconnect_timeout = \"2h\"\n{key}"),
-            "`connect_timeout` is out of range",
-        ),
-        (
-            format!("addresses = \"192.0.2.2\"\nmismatch_alarm_after = \"0s\"\n{key}"),
-            "`mismatch_alarm_after` is out of range",
-        ),
-        (key.to_owned(), "`addresses` of [sync.peers] is missing"),
-    ] {
+    for [text, title] in cases(
+        r#"
+            addresses = "192.0.2.2" | [sync.peers] has no key_file
+            KEY ; addresses = "other" | `other` is not an address
+            KEY ; addresses = [] | 0 peers are configured
+            KEY ; addresses = ["192.0.2.2", "192.0.2.2:9"] | 192.0.2.2 is named twice
+            KEY ; addresses = "192.0.2.2" ; listen = "eth0" | `eth0` is not an address
+            KEY ; addresses = "192.0.2.2" ; connect_timeout = "2h" | `connect_timeout` is out of range
+            KEY ; addresses = "192.0.2.2" ; mismatch_alarm_after = "0s" | `mismatch_alarm_after` is out of range
+            KEY | `addresses` of [sync.peers] is missing
+        "#,
+    ) {
+        let text = text.replace("KEY", key);
         let message = errors(&format!("[sync.peers]\n{text}"));
         assert!(message.contains(title), "{title}: {message}");
     }
@@ -233,51 +174,21 @@ fn sysctls_have_the_ranges_of_the_dataplane() {
         message.contains("help: use a whole number from -20 to 19"),
         "{message}"
     );
-    for (line, place, title) in [
-        ("drop_entry = 4", "2:14", "`4` is not a value of drop_entry"),
-        (
-            "drop_entry = -1",
-            "2:14",
-            "`-1` is not a value of drop_entry",
-        ),
-        (
-            "sync_version = 2",
-            "2:16",
-            "`2` is not a value of sync_version",
-        ),
-        ("sync_ports = 3", "2:14", "`3` is not a value of sync_ports"),
-        ("est_nice = 20", "2:12", "`20` is not a value of est_nice"),
-        (
-            "lblc_expiration = -1",
-            "2:19",
-            "`-1` is not a value of lblc_expiration",
-        ),
-        (
-            "sync_threshold = \"50 3\"",
-            "2:18",
-            "`50 3` is not a value of sync_threshold",
-        ),
-        (
-            "sync_threshold = 3",
-            "2:18",
-            "`3` is not a value of sync_threshold",
-        ),
-        (
-            "conn_reuse_mode = \"on\"",
-            "2:19",
-            "`on` is not a value of conn_reuse_mode",
-        ),
-        (
-            "conn_reuse_mode = \"\"",
-            "2:19",
-            "`` is not a value of conn_reuse_mode",
-        ),
-        (
-            "est_cpulist = \"3-1\"",
-            "2:15",
-            "`3-1` is not a value of est_cpulist",
-        ),
-    ] {
+    for [line, place, title] in cases(
+        r#"
+            drop_entry = 4 | 2:14 | `4` is not a value of drop_entry
+            drop_entry = -1 | 2:14 | `-1` is not a value of drop_entry
+            sync_version = 2 | 2:16 | `2` is not a value of sync_version
+            sync_ports = 3 | 2:14 | `3` is not a value of sync_ports
+            est_nice = 20 | 2:12 | `20` is not a value of est_nice
+            lblc_expiration = -1 | 2:19 | `-1` is not a value of lblc_expiration
+            sync_threshold = "50 3" | 2:18 | `50 3` is not a value of sync_threshold
+            sync_threshold = 3 | 2:18 | `3` is not a value of sync_threshold
+            conn_reuse_mode = "on" | 2:19 | `on` is not a value of conn_reuse_mode
+            conn_reuse_mode = "" | 2:19 | `` is not a value of conn_reuse_mode
+            est_cpulist = "3-1" | 2:15 | `3-1` is not a value of est_cpulist
+        "#,
+    ) {
         let message = errors(&format!("[sysctl]\n{line}\n"));
         for part in [title, &format!("test.toml:{place}\n"), "help: "] {
             assert!(message.contains(part), "{line}: no {part:?} in\n{message}");
@@ -327,17 +238,13 @@ fn filters_are_networks_and_files_of_them() {
     assert_eq!(lists.allow, ["10.0.0.0/8".parse().unwrap()]);
     assert_eq!(lists.deny.len(), 3);
     assert_eq!(config.filter, None);
-    for (filter, reason) in [
-        ("{ deny = \"10.0.0.0/33\" }", "expected an address"),
-        (
-            "{ deny = \"::1\", allow = \"::1\" }",
-            "both allowed and denied",
-        ),
-        (
-            "{ deny_file = \"/nonexistent\" }",
-            "cannot read /nonexistent",
-        ),
-    ] {
+    for [filter, reason] in cases(
+        r#"
+            { deny = "10.0.0.0/33" } | expected an address
+            { deny = "::1", allow = "::1" } | both allowed and denied
+            { deny_file = "/nonexistent" } | cannot read /nonexistent
+        "#,
+    ) {
         let error = errors(&text(filter));
         assert!(error.contains(reason), "{filter}: {error}");
     }

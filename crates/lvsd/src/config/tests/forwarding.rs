@@ -53,58 +53,28 @@ fn services_with_many_ports_and_full_nat_exclude_some_settings() {
     let server = "\n[[service.server]]\naddress = \"10.0.0.11:80\"\n";
     let service =
         |text: &str| format!("[[service]]\naddress = \"192.0.2.10:80-90\"\n{text}{server}");
-    for (text, complaint) in [
-        (
-            service("forward = \"dr\""),
-            "only NAT can translate several ports to one port",
-        ),
-        (
-            format!(
-                "{}{}",
-                service("forward = \"nat\""),
-                service("name = \"b\"\nforward = \"nat\"").replace("80-90", "85-95")
-            ),
-            "two services match the same ports",
-        ),
-        (
-            service("forward = \"nat\"").replace("80-90", "90-80"),
-            "the end of the range is lower than its beginning",
-        ),
-        (
-            "[[service]]\nfwmark = 1275068417\nforward = \"nat\"\n".to_owned() + server,
-            "this mark is reserved for services of several ports",
-        ),
-        (
-            "[[mark]]\ndestination = \"192.0.2.10\"\nmark = 1275068417\n".to_owned(),
-            "this mark is reserved for services of several ports",
-        ),
-        (
-            service("forward = \"fullnat\""),
-            "full NAT needs an IPv4 local address",
-        ),
-        (
-            "[dataplane]\nlocal_addresses = [\"fd00::2\"]\n".to_owned()
-                + &service("forward = \"fullnat\""),
-            "full NAT needs an IPv4 local address",
-        ),
-        (
-            "[dataplane]\nlocal_addresses = \"10.0.0.2\"\n".to_owned()
-                + &service("protocol = \"udp\"\none_packet = true\nforward = \"fullnat\""),
-            "full NAT tracks connections",
-        ),
-        (
-            "[dataplane]\nhairpin = true\n".to_owned(),
-            "`hairpin` needs a local address",
-        ),
-        (
-            "[dataplane]\nlocal_addresses = [\"x\"]\n".to_owned(),
-            "`x` is not an address",
-        ),
-        (
-            "[dataplane]\nlocal_addresses = [\"10.0.0.2\", \"10.0.0.2\"]\n".to_owned(),
-            "named twice",
-        ),
-    ] {
+    for [text, complaint] in cases(
+        r#"
+            SERVICE ; forward = "dr" ; SERVER | only NAT can translate several ports to one port
+            SERVICE ; forward = "nat" ; SERVER ; OVERLAP ; forward = "nat" ; SERVER | two services match the same ports
+            [[service]] ; address = "192.0.2.10:90-80" ; forward = "nat" ; SERVER | the end of the range is lower than its beginning
+            [[service]] ; fwmark = 1275068417 ; forward = "nat" ; SERVER | this mark is reserved for services of several ports
+            [[mark]] ; destination = "192.0.2.10" ; mark = 1275068417 | this mark is reserved for services of several ports
+            SERVICE ; forward = "fullnat" ; SERVER | full NAT needs an IPv4 local address
+            [dataplane] ; local_addresses = ["fd00::2"] ; SERVICE ; forward = "fullnat" ; SERVER | full NAT needs an IPv4 local address
+            [dataplane] ; local_addresses = "10.0.0.2" ; SERVICE ; protocol = "udp" ; one_packet = true ; forward = "fullnat" ; SERVER | full NAT tracks connections
+            [dataplane] ; hairpin = true | `hairpin` needs a local address
+            [dataplane] ; local_addresses = ["x"] | `x` is not an address
+            [dataplane] ; local_addresses = ["10.0.0.2", "10.0.0.2"] | named twice
+        "#,
+    ) {
+        let text = text
+            .replace("SERVICE", "[[service]]\naddress = \"192.0.2.10:80-90\"")
+            .replace(
+                "OVERLAP",
+                "[[service]]\nname = \"b\"\naddress = \"192.0.2.10:85-95\"",
+            )
+            .replace("SERVER", server);
         let found = errors(&text);
         assert!(found.contains(complaint), "{text}\n{found}");
     }
@@ -169,81 +139,23 @@ fn tunnels_of_every_type_are_parsed() {
 
 #[test]
 fn unsuitable_tunnel_is_refused_with_its_position() {
-    for (words, place, title, help) in [
-        (
-            "\"vxlan\"",
-            "4:10",
-            "unknown word `vxlan`",
-            "one of: ipip, gre, gue",
-        ),
-        (
-            "\"GUE\"",
-            "4:10",
-            "unknown word `GUE`",
-            "did you mean \"gue\"?",
-        ),
-        (
-            "\"gue\"",
-            "4:10",
-            "`port` of the GUE tunnel is missing",
-            "{ type = \"gue\", port = 6080 }",
-        ),
-        (
-            "{ type = \"gue\" }",
-            "4:10",
-            "`port` of the GUE tunnel is missing",
-            "ip fou add port 6080 gue",
-        ),
-        (
-            "{ port = 6080 }",
-            "4:10",
-            "`type` of the tunnel is missing",
-            "add type =",
-        ),
-        (
-            "{ type = \"gue\", port = 0 }",
-            "4:33",
-            "port 0 is out of range",
-            "from 1 to 65535",
-        ),
-        (
-            "{ type = \"gre\", port = 6080 }",
-            "4:33",
-            "only a GUE tunnel has a port",
-            "set type = \"gue\"",
-        ),
-        (
-            "{ type = \"ipip\", checksum = \"full\" }",
-            "4:38",
-            "an IPIP tunnel has no checksum",
-            "remove `checksum`",
-        ),
-        (
-            "{ type = \"gre\", checksum = \"remote\" }",
-            "4:37",
-            "only a GUE tunnel has remote checksum offload",
-            "write checksum = \"full\"",
-        ),
-        (
-            "{ type = \"gre\", checksum = \"csum\" }",
-            "4:37",
-            "unknown checksum of a tunnel `csum`",
-            "write \"full\"",
-        ),
-        (
-            "{ type = \"gre\", checksum = \"ful\" }",
-            "4:37",
-            "unknown word `ful`",
-            "did you mean \"full\"?",
-        ),
-        (
-            "{ type = \"gre\", key = 5 }",
-            "4:26",
-            "unknown key `key`",
-            "type, port, checksum",
-        ),
-        ("5", "4:10", "value of a wrong type", ""),
-    ] {
+    for [words, place, title, help] in cases(
+        r#"
+            "vxlan" | 4:10 | unknown word `vxlan` | one of: ipip, gre, gue
+            "GUE" | 4:10 | unknown word `GUE` | did you mean "gue"?
+            "gue" | 4:10 | `port` of the GUE tunnel is missing | { type = "gue", port = 6080 }
+            { type = "gue" } | 4:10 | `port` of the GUE tunnel is missing | ip fou add port 6080 gue
+            { port = 6080 } | 4:10 | `type` of the tunnel is missing | add type =
+            { type = "gue", port = 0 } | 4:33 | port 0 is out of range | from 1 to 65535
+            { type = "gre", port = 6080 } | 4:33 | only a GUE tunnel has a port | set type = "gue"
+            { type = "ipip", checksum = "full" } | 4:38 | an IPIP tunnel has no checksum | remove `checksum`
+            { type = "gre", checksum = "remote" } | 4:37 | only a GUE tunnel has remote checksum offload | write checksum = "full"
+            { type = "gre", checksum = "csum" } | 4:37 | unknown checksum of a tunnel `csum` | write "full"
+            { type = "gre", checksum = "ful" } | 4:37 | unknown word `ful` | did you mean "full"?
+            { type = "gre", key = 5 } | 4:26 | unknown key `key` | type, port, checksum
+            5 | 4:10 | value of a wrong type |
+        "#,
+    ) {
         let message = errors(&tunnelled(
             &format!("forward = \"tun\"\ntunnel = {words}"),
             "",
@@ -253,15 +165,13 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
         }
         assert_eq!(message.matches("error: ").count(), 1, "{words}: {message}");
     }
-    for (service, server, place) in [
-        ("forward = \"nat\"\ntunnel = \"gre\"", "", "4:10"),
-        ("forward = \"dr\"", "tunnel = \"gre\"", "6:10"),
-        (
-            "forward = \"tun\"",
-            "forward = \"nat\"\ntunnel = \"gre\"",
-            "7:10",
-        ),
-    ] {
+    for [service, server, place] in cases(
+        r#"
+            forward = "nat" ; tunnel = "gre" |  | 4:10
+            forward = "dr" | tunnel = "gre" | 6:10
+            forward = "tun" | forward = "nat" ; tunnel = "gre" | 7:10
+        "#,
+    ) {
         let message = errors(&tunnelled(service, server));
         for part in [
             "error: `tunnel` is for servers with forward = \"tun\"",
@@ -303,52 +213,39 @@ fn proxied_service_requires_address_of_this_host() {
         assert!(alone.own_vips(|_| false).is_empty() && !alone.needs_dataplane());
     }
     let tcp = "address = \"127.0.0.1:8080\"";
-    let udp = |rest: &str| format!("address = \"127.0.0.1:53\"\nprotocol = \"udp\"\n{rest}");
-    for (text, words) in [
-        (
-            proxied(&format!("{tcp}\nvip = \"own\""), ""),
-            "must be an address of this host",
-        ),
-        (proxied("fwmark = 7", ""), "has no marks"),
-        (
-            proxied(&format!("{tcp}\nprotocol = \"sctp\""), ""),
-            "not SCTP",
-        ),
-        (
-            proxied("address = \"224.0.0.1:80\"", ""),
-            "no program can listen",
-        ),
-        (proxied(&udp("one_packet = true"), ""), "one-packet"),
-        (
-            proxied("address = \"0.0.0.0:53\"\nprotocol = \"udp\"", ""),
-            "to which the request was sent",
-        ),
-        (
-            proxied(&udp("proxy = { send = \"v1\" }"), ""),
-            "for TCP only",
-        ),
-        (
-            proxied(&format!("{tcp}\nproxy = {{ send = \"v3\" }}"), ""),
-            "unknown word",
-        ),
-        (
-            proxied(&format!("{tcp}\nproxy = {{ idle_timeout = \"1ms\" }}"), ""),
-            "out of range",
-        ),
-        (
-            proxied(tcp, "forward = \"nat\""),
-            "for all of its servers or for none",
-        ),
-        (
-            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\nproxy = {}\n".to_owned(),
-            "is for services with forward",
-        ),
-    ] {
-        let Err(report) = Config::from_toml("x", &text) else {
+    let udp = "address = \"127.0.0.1:53\"\nprotocol = \"udp\"";
+    let refused = |text: &str, words: &str| {
+        let Err(report) = Config::from_toml("x", text) else {
             panic!("taken: {text}");
         };
         assert!(report.to_string().contains(words), "{words}:\n{report}");
+    };
+    for [keys, words] in cases(
+        r#"
+            TCP ; vip = "own" | must be an address of this host
+            fwmark = 7 | has no marks
+            TCP ; protocol = "sctp" | not SCTP
+            address = "224.0.0.1:80" | no program can listen
+            UDP ; one_packet = true | one-packet
+            address = "0.0.0.0:53" ; protocol = "udp" | to which the request was sent
+            UDP ; proxy = { send = "v1" } | for TCP only
+            TCP ; proxy = { send = "v3" } | unknown word
+            TCP ; proxy = { idle_timeout = "1ms" } | out of range
+        "#,
+    ) {
+        refused(
+            &proxied(&keys.replace("TCP", tcp).replace("UDP", udp), ""),
+            words,
+        );
     }
+    refused(
+        &proxied(tcp, "forward = \"nat\""),
+        "for all of its servers or for none",
+    );
+    refused(
+        "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\nproxy = {}\n",
+        "is for services with forward",
+    );
 }
 
 /// A proxy that listens on all addresses and is its own server would use up its descriptors.
@@ -360,27 +257,17 @@ fn proxied_service_is_refused_as_its_own_server() {
              [[service.server]]\naddress = \"{server}\"\n"
         )
     };
-    for (listen, server, words) in [
-        (
-            "0.0.0.0:8080",
-            "127.0.0.1:8080",
-            "which listens on this address",
-        ),
-        (
-            "0.0.0.0:8080",
-            "127.9.9.9:8080",
-            "which listens on this address",
-        ),
-        ("[::]:8080", "[::1]:8080", "which listens on this address"),
-        ("127.0.0.1:8080", "127.0.0.1:8080", "would loop"),
-        ("0.0.0.0:8080", "0.0.0.0:8080", "cannot be the address"),
-        (
-            "[::]:8080",
-            "[::ffff:127.0.0.1]:8080",
-            "cannot be the address",
-        ),
-        ("0.0.0.0:8080", "localhost:8080", "names are not resolved"),
-    ] {
+    for [listen, server, words] in cases(
+        r#"
+            0.0.0.0:8080 | 127.0.0.1:8080 | which listens on this address
+            0.0.0.0:8080 | 127.9.9.9:8080 | which listens on this address
+            [::]:8080 | [::1]:8080 | which listens on this address
+            127.0.0.1:8080 | 127.0.0.1:8080 | would loop
+            0.0.0.0:8080 | 0.0.0.0:8080 | cannot be the address
+            [::]:8080 | [::ffff:127.0.0.1]:8080 | cannot be the address
+            0.0.0.0:8080 | localhost:8080 | names are not resolved
+        "#,
+    ) {
         let message = errors(&text(listen, server, ""));
         assert!(message.contains(words), "{listen} {server}: {message}");
     }

@@ -1,6 +1,7 @@
 //! Every example loads; an unknown key is refused in every table; errors have the expected format.
 
 use super::*;
+use crate::cases::cases;
 use crate::expand::{Expanded, expand};
 use crate::health::Probe;
 use crate::sources::Gathered;

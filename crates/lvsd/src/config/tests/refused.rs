@@ -5,146 +5,44 @@ use super::*;
 /// Errors of services and servers, with the titles of the findings.
 #[test]
 fn inconsistent_settings_are_refused() {
-    let cases = [
-        ("", "address = \"192.0.2.10:80\"", "would loop"),
-        (
-            "forward = \"dr\"",
-            "address = \"10.0.0.1:8080\"",
-            "direct routing cannot change the port",
-        ),
-        (
-            "forward = \"tun\"",
-            "address = \"10.0.0.1:8080\"",
-            "tunnelling cannot change the port",
-        ),
-        ("forward = \"dr\"", "address = \"192.0.2.10\"", "would loop"),
-        (
-            "",
-            "address = \"10.0.0.1:80\"\nweight = 2147483648",
-            "weight 2147483648 is out of range",
-        ),
-        (
-            "",
-            "address = \"10.0.0.1:80\"\nweight = -1",
-            "weight -1 is out of range",
-        ),
-        (
-            "",
-            "address = \"10.0.0.1:80\"\nmax_connections = 5\nresume_below = 6",
-            "`resume_below` (6) is above `max_connections` (5)",
-        ),
-        (
-            "",
-            "address = \"10.0.0.1:80\"\nresume_below = 6",
-            "`resume_below` (6) is above `max_connections` (0)",
-        ),
-        ("", "address = \"[2001:db8::1]:80\"", "different families"),
-        (
-            "",
-            "address = \"224.0.0.1:80\"",
-            "cannot be the address of a server",
-        ),
-        ("", "address = \"web1:80\"", "not an address and a port"),
-        ("", "weight = 1", "`address` of the server is missing"),
-        (
-            "",
-            "address = \"10.0.0.1:80\"\n[[service.server]]\naddress = \"10.0.0.1\"",
-            "exists twice",
-        ),
-        (
-            "one_packet = true",
-            "address = \"10.0.0.1:80\"",
-            "one-packet scheduling is for UDP",
-        ),
-        (
-            "scheduler_flags = [\"sh-port\"]",
-            "address = \"10.0.0.1:80\"",
-            "has no such flag",
-        ),
-        (
-            "check = { type = \"tcp\", timeout = \"0s\" }",
-            "address = \"10.0.0.1:80\"",
-            "`timeout` of a check cannot be 0",
-        ),
-        (
-            "check = { type = \"tcp\", fall = 0 }",
-            "address = \"10.0.0.1:80\"",
-            "`fall` is out of range",
-        ),
-        (
-            "check = { type = \"icmp\" }",
-            "address = \"10.0.0.1:80\"",
-            "unknown type of check `icmp`",
-        ),
-        (
-            "check = { }",
-            "address = \"10.0.0.1:80\"",
-            "`type` of the check is missing",
-        ),
-        (
-            "check = 5",
-            "address = \"10.0.0.1:80\"",
-            "value of a wrong type",
-        ),
-        (
-            "check = \"tcp\"",
-            "address = \"10.0.0.1:80\"",
-            "unknown check `tcp`",
-        ),
-        (
-            "persistence = { timeout = \"0s\" }",
-            "address = \"10.0.0.1:80\"",
-            "not a timeout for persistence",
-        ),
-        (
-            "persistence = { netmask = 33 }",
-            "address = \"10.0.0.1:80\"",
-            "not a mask",
-        ),
-        (
-            "fwmark = 3",
-            "address = \"10.0.0.1:80\"",
-            "an address or a mark, not both",
-        ),
-        (
-            "protocol = \"TCP\"",
-            "address = \"10.0.0.1:80\"",
-            "unknown word `TCP`",
-        ),
-        ("[mark]", "", "value of a wrong type"),
-        (
-            "[[mark]]\nmark = 3\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
-            "address = \"10.0.0.1:80\"",
-            "destination is missing",
-        ),
-        (
-            "[dataplane]\nbackend = \"xdp\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
-            "address = \"10.0.0.1:80\"",
-            "unknown word `xdp`",
-        ),
-        (
-            "[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"dr\"",
-            "address = \"10.0.0.1:80\"",
-            "direct routing needs frames",
-        ),
-        (
-            "vip = \"host\"\n[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
-            "address = \"10.0.0.1:80\"",
-            "not routed to a dataplane with the backend `tun`",
-        ),
-        (
-            "[sysctl]\nconn_reuse = 1\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
-            "address = \"10.0.0.1:80\"",
-            "unknown sysctl `conn_reuse`",
-        ),
-        (
-            "[dataplane]\nwrokers = 1\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
-            "address = \"10.0.0.1:80\"",
-            "unknown key `wrokers`",
-        ),
-        ("x = ", "address = \"10.0.0.1:80\"", "not valid TOML"),
-    ];
-    for (service, server, wanted) in cases {
+    let cases = cases(
+        r#"
+             | address = "192.0.2.10:80" | would loop
+            forward = "dr" | address = "10.0.0.1:8080" | direct routing cannot change the port
+            forward = "tun" | address = "10.0.0.1:8080" | tunnelling cannot change the port
+            forward = "dr" | address = "192.0.2.10" | would loop
+             | address = "10.0.0.1:80" ; weight = 2147483648 | weight 2147483648 is out of range
+             | address = "10.0.0.1:80" ; weight = -1 | weight -1 is out of range
+             | address = "10.0.0.1:80" ; max_connections = 5 ; resume_below = 6 | `resume_below` (6) is above `max_connections` (5)
+             | address = "10.0.0.1:80" ; resume_below = 6 | `resume_below` (6) is above `max_connections` (0)
+             | address = "[2001:db8::1]:80" | different families
+             | address = "224.0.0.1:80" | cannot be the address of a server
+             | address = "web1:80" | not an address and a port
+             | weight = 1 | `address` of the server is missing
+             | address = "10.0.0.1:80" ; [[service.server]] ; address = "10.0.0.1" | exists twice
+            one_packet = true | address = "10.0.0.1:80" | one-packet scheduling is for UDP
+            scheduler_flags = ["sh-port"] | address = "10.0.0.1:80" | has no such flag
+            check = { type = "tcp", timeout = "0s" } | address = "10.0.0.1:80" | `timeout` of a check cannot be 0
+            check = { type = "tcp", fall = 0 } | address = "10.0.0.1:80" | `fall` is out of range
+            check = { type = "icmp" } | address = "10.0.0.1:80" | unknown type of check `icmp`
+            check = { } | address = "10.0.0.1:80" | `type` of the check is missing
+            check = 5 | address = "10.0.0.1:80" | value of a wrong type
+            check = "tcp" | address = "10.0.0.1:80" | unknown check `tcp`
+            persistence = { timeout = "0s" } | address = "10.0.0.1:80" | not a timeout for persistence
+            persistence = { netmask = 33 } | address = "10.0.0.1:80" | not a mask
+            fwmark = 3 | address = "10.0.0.1:80" | an address or a mark, not both
+            protocol = "TCP" | address = "10.0.0.1:80" | unknown word `TCP`
+            [mark] |  | value of a wrong type
+            [[mark]] ; mark = 3 ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | destination is missing
+            [dataplane] ; backend = "xdp" ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | unknown word `xdp`
+            [dataplane] ; backend = "tun" ; [[service]] ; address = "192.0.2.9:80" ; forward = "dr" | address = "10.0.0.1:80" | direct routing needs frames
+            vip = "host" ; [dataplane] ; backend = "tun" ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | not routed to a dataplane with the backend `tun`
+            [sysctl] ; conn_reuse = 1 ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | unknown sysctl `conn_reuse`
+            [dataplane] ; wrokers = 1 ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | unknown key `wrokers`
+            x =  | address = "10.0.0.1:80" | not valid TOML
+        "#,
+    );
+    for [service, server, wanted] in cases {
         let forward = if service.contains("forward") {
             ""
         } else {
@@ -178,44 +76,18 @@ fn too_large_numbers_are_reported_as_out_of_range() {
             assert!(message.contains(&part), "{part}: {message}");
         }
     }
-    for (text, place, help) in [
-        (
-            "[sysctl]\nconn_reuse_mode = 99999999999999999999999",
-            "test.toml:2:19",
-            "whole number",
-        ),
-        (
-            "[dataplane]\nicmp_limit = 99999999999999999999999",
-            "test.toml:2:14",
-            "from 0 to 4294967295",
-        ),
-        (
-            "[[mark]]\nmark = 0x1_0000_0000",
-            "test.toml:2:8",
-            "from 1 to 4294967295",
-        ),
-        (
-            "[dataplane]\nmax_connections = 268435457",
-            "test.toml:2:19",
-            "from 1 to 268435456",
-        ),
-        (
-            "[dataplane]\nmax_ipv6 = 268435457",
-            "test.toml:2:12",
-            "from 1 to 268435456",
-        ),
-        (
-            "[dataplane]\nworkers = -99999999999999999999999",
-            "test.toml:2:11",
-            "write workers = 1",
-        ),
-        // 2^130 and more: the TOML reader has no type for such numbers.
-        (
-            "[dataplane]\nicmp_limit = 9999999999999999999999999999999999999999",
-            "test.toml:2:14",
-            "cannot exceed 4294967295",
-        ),
-    ] {
+    for [text, place, help] in cases(
+        r#"
+            [sysctl] ; conn_reuse_mode = 99999999999999999999999 | test.toml:2:19 | whole number
+            [dataplane] ; icmp_limit = 99999999999999999999999 | test.toml:2:14 | from 0 to 4294967295
+            [[mark]] ; mark = 0x1_0000_0000 | test.toml:2:8 | from 1 to 4294967295
+            [dataplane] ; max_connections = 268435457 | test.toml:2:19 | from 1 to 268435456
+            [dataplane] ; max_ipv6 = 268435457 | test.toml:2:12 | from 1 to 268435456
+            [dataplane] ; workers = -99999999999999999999999 | test.toml:2:11 | write workers = 1
+            // 2^130 and more: the TOML reader has no type for such numbers.
+            [dataplane] ; icmp_limit = 9999999999999999999999999999999999999999 | test.toml:2:14 | cannot exceed 4294967295
+        "#,
+    ) {
         let message = errors(text);
         assert!(
             message.contains(place) && message.contains(help),
@@ -238,85 +110,63 @@ fn settings_invalid_for_start_or_dataplane_are_refused() {
                 "[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"\n{more}[[service.server]]\naddress = \"10.0.0.2\"\n"
             )
     };
-    for (text, wanted) in [
-        (
-            "[lvsd]\nlog = \"inof\"\n".to_owned(),
-            "2:7 `inof` is not a log level",
-        ),
-        (
-            "[lvsd]\nlog = \"lvsd=deb\"\n".into(),
-            "2:7 `deb` is not a log level",
-        ),
-        ("[lvsd]\nlog = \"\"\n".into(), "2:7 `` is not a log level"),
-        (
-            "[lvsd]\nlog = \"l[d=debug\"\n".into(),
-            "2:7 `l[d` is not the name of a module",
-        ),
-        (
-            "[dataplane]\nmax_connections = 268435457\n".into(),
-            "2:19 number of connections 268435457 is out of range",
-        ),
-        (
-            "[dataplane]\ngroup = \"a\\nb\"\n".into(),
-            "2:9 the value contains the character U+000A",
-        ),
-        (
-            "[sysctl]\nsync_version = 2\n".into(),
-            "2:16 `2` is not a value of sync_version",
-        ),
-        (service("name = \"\""), "4:8 the name is empty"),
-        (
-            service("name = \"a\\nb\""),
-            "4:8 the name contains the character U+000A",
-        ),
-        (
-            service("name = \"a\\u001b[1m\""),
-            "4:8 the name contains the character U+001B",
-        ),
-        (
-            service("check = { type = \"tcp\", interval = \"1ms\" }"),
-            "4:36 `interval` of a check is out of range",
-        ),
-        (
-            service("check = { type = \"tcp\", interval = \"2h\", timeout = \"1h\" }"),
-            "4:52 `timeout` of a check is out of range",
-        ),
-        (
-            service("persistence = { netmask = \"255.0.255.0\" }"),
-            "4:27 not a mask for this family of addresses",
-        ),
-        (
-            server("192.0.2.9:80", ""),
-            "6:11 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80",
-        ),
-        (
-            server("192.0.2.9:8080", "vip = \"own\"\n"),
-            "6:11 the server 192.0.2.9:8080 is the service tcp 192.0.2.9:80",
-        ),
-        (
-            server("10.0.0.1:80", "").replacen("nat\"\n", "nat\"\nsorry = \"192.0.2.9:80\"\n", 1),
-            "4:9 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80",
-        ),
-        (
-            server("0.0.0.7:80", ""),
-            "6:11 0.0.0.7 cannot be the address of a server",
-        ),
-        (
-            server("240.0.0.1:80", ""),
-            "6:11 240.0.0.1 cannot be the address of a server",
-        ),
-        (
-            service("").replace("192.0.2.1", "127.0.0.1"),
-            "2:11 no client can reach the VIP 127.0.0.1",
-        ),
-    ] {
-        let reported = reported(&text);
+    let refused = |text: &str, wanted: &str| {
+        let reported = reported(text);
         assert!(
             reported.iter().any(|t| t == wanted),
             "{text}: {reported:#?}"
         );
-        errors(&text);
+        errors(text);
+    };
+    for [text, wanted] in cases(
+        r#"
+            [lvsd] ; log = "inof" | 2:7 `inof` is not a log level
+            [lvsd] ; log = "lvsd=deb" | 2:7 `deb` is not a log level
+            [lvsd] ; log = "" | 2:7 `` is not a log level
+            [lvsd] ; log = "l[d=debug" | 2:7 `l[d` is not the name of a module
+            [dataplane] ; max_connections = 268435457 | 2:19 number of connections 268435457 is out of range
+            [dataplane] ; group = "a\nb" | 2:9 the value contains the character U+000A
+            [sysctl] ; sync_version = 2 | 2:16 `2` is not a value of sync_version
+        "#,
+    ) {
+        refused(&format!("{text}\n"), wanted);
     }
+    for [keys, wanted] in cases(
+        r#"
+            name = "" | 4:8 the name is empty
+            name = "a\nb" | 4:8 the name contains the character U+000A
+            name = "a\u001b[1m" | 4:8 the name contains the character U+001B
+            check = { type = "tcp", interval = "1ms" } | 4:36 `interval` of a check is out of range
+            check = { type = "tcp", interval = "2h", timeout = "1h" } | 4:52 `timeout` of a check is out of range
+            persistence = { netmask = "255.0.255.0" } | 4:27 not a mask for this family of addresses
+        "#,
+    ) {
+        refused(&service(keys), wanted);
+    }
+    for [address, vip, wanted] in cases(
+        r#"
+            192.0.2.9:80 | | 6:11 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80
+            192.0.2.9:8080 | own | 6:11 the server 192.0.2.9:8080 is the service tcp 192.0.2.9:80
+            0.0.0.7:80 | | 6:11 0.0.0.7 cannot be the address of a server
+            240.0.0.1:80 | | 6:11 240.0.0.1 cannot be the address of a server
+        "#,
+    ) {
+        let vip = if vip.is_empty() {
+            ""
+        } else {
+            "vip = \"own\"\n"
+        };
+        refused(&server(address, vip), wanted);
+    }
+    let sorry = server("10.0.0.1:80", "");
+    refused(
+        &sorry.replacen("nat\"\n", "nat\"\nsorry = \"192.0.2.9:80\"\n", 1),
+        "4:9 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80",
+    );
+    refused(
+        &service("").replace("192.0.2.1", "127.0.0.1"),
+        "2:11 no client can reach the VIP 127.0.0.1",
+    );
     load("[dataplane]\nmax_connections = 268435456\nmax_ipv6 = 268435456\n");
     // A server on the director itself may listen on the VIP's other ports.
     load(&server("192.0.2.9:8080", "vip = \"host\"\n"));
@@ -393,48 +243,30 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
 
 #[test]
 fn renamed_key_is_refused_with_its_new_name() {
-    for (table, old, new) in [
-        ("[lvsd]", "adopt = true", "`manage_all_services`"),
-        ("[lvsd]", "drift = \"report\"", "`manual_changes`"),
-        ("[lvsd]", "max_remove = 20", "`max_removed_percent`"),
-        ("[[service]]", "alpha = true", "`start_down`"),
-        ("[defaults]", "omega = true", "`remove_on_exit`"),
-        ("[[service]]", "min_share = 30", "`panic_below`"),
-        (
-            "[[service]]\n[[service.server]]",
-            "upper = 9",
-            "`max_connections`",
-        ),
-        (
-            "[[service]]\n[[service.server]]",
-            "lower = 9",
-            "`resume_below`",
-        ),
-        (
-            "[[service]]",
-            "servers = [{ upper = 9 }]",
-            "`max_connections`",
-        ),
-        ("[[service]]", "servers = { dns = \"a.b\" }", "discover = {"),
-        ("[announce]", "drain = \"5s\"", "`withdraw_delay`"),
-        ("[announce]", "hold = \"10m\"", "`hold_without_lvsd`"),
-        ("[vrrp]", "address = \"10.0.0.254\"", "`host_addresses`"),
-        ("[sync]", "interface = \"eth0\"", "below [sync.ipvs]"),
-        (
-            "[sync]",
-            "peers = [\"192.0.2.2\"]",
-            "`addresses` below [sync.peers]",
-        ),
-        ("[sync]", "key_file = \"/key\"", "below [sync.peers]"),
-        (
-            "[sync]",
-            "wait = \"10s\"",
-            "`connect_timeout` below [sync.peers]",
-        ),
-        ("[sync.peers]", "wait = \"10s\"", "`connect_timeout`"),
-        ("[sync.peers]", "alarm = \"10s\"", "`mismatch_alarm_after`"),
-        ("[sync.peers]", "peers = \"192.0.2.2\"", "`addresses`"),
-    ] {
+    for [table, old, new] in cases(
+        r#"
+            [lvsd] | adopt = true | `manage_all_services`
+            [lvsd] | drift = "report" | `manual_changes`
+            [lvsd] | max_remove = 20 | `max_removed_percent`
+            [[service]] | alpha = true | `start_down`
+            [defaults] | omega = true | `remove_on_exit`
+            [[service]] | min_share = 30 | `panic_below`
+            [[service]] ; [[service.server]] | upper = 9 | `max_connections`
+            [[service]] ; [[service.server]] | lower = 9 | `resume_below`
+            [[service]] | servers = [{ upper = 9 }] | `max_connections`
+            [[service]] | servers = { dns = "a.b" } | discover = {
+            [announce] | drain = "5s" | `withdraw_delay`
+            [announce] | hold = "10m" | `hold_without_lvsd`
+            [vrrp] | address = "10.0.0.254" | `host_addresses`
+            [sync] | interface = "eth0" | below [sync.ipvs]
+            [sync] | peers = ["192.0.2.2"] | `addresses` below [sync.peers]
+            [sync] | key_file = "/key" | below [sync.peers]
+            [sync] | wait = "10s" | `connect_timeout` below [sync.peers]
+            [sync.peers] | wait = "10s" | `connect_timeout`
+            [sync.peers] | alarm = "10s" | `mismatch_alarm_after`
+            [sync.peers] | peers = "192.0.2.2" | `addresses`
+        "#,
+    ) {
         let found = errors(&format!("{table}\n{old}\n"));
         let help = found.lines().find(|line| line.contains("help: write"));
         assert!(

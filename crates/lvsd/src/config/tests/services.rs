@@ -259,29 +259,19 @@ fn defaults_apply_to_services_without_their_own_keys() {
 
 #[test]
 fn quorum_and_sorry_keys_are_checked() {
-    for (line, words) in [
-        ("quorum = 0", "quorum 0 is out of range"),
-        (
-            "quorum = { up = 1, down = 2 }",
-            "`down` (2) is above `up` (1)",
-        ),
-        ("quorum = { down = 2 }", "`up` of the quorum is missing"),
-        (
-            "quorum = 5",
-            "the quorum is 5, and the service has 1 server",
-        ),
-        (
-            "sorry = \"10.0.0.1\"",
-            "the sorry server is a server of the service",
-        ),
-        ("sorry = \"x\"", "is not an address and a port"),
-        ("panic_below = 101", "`panic_below` 101 is out of range"),
-        ("below_quorum = \"giveup\"", "did you mean \"give-up\"?"),
-        (
-            "vip = \"host\"\nbelow_quorum = \"give-up\"",
-            "cannot release an address",
-        ),
-    ] {
+    for [line, words] in cases(
+        r#"
+            quorum = 0 | quorum 0 is out of range
+            quorum = { up = 1, down = 2 } | `down` (2) is above `up` (1)
+            quorum = { down = 2 } | `up` of the quorum is missing
+            quorum = 5 | the quorum is 5, and the service has 1 server
+            sorry = "10.0.0.1" | the sorry server is a server of the service
+            sorry = "x" | is not an address and a port
+            panic_below = 101 | `panic_below` 101 is out of range
+            below_quorum = "giveup" | did you mean "give-up"?
+            vip = "host" ; below_quorum = "give-up" | cannot release an address
+        "#,
+    ) {
         let text = format!(
             "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{line}\n[[service.server]]\naddress = \"10.0.0.1\"\n"
         );
@@ -322,32 +312,16 @@ fn inline_servers_equal_server_tables() {
     assert_eq!(servers(&inline), servers(&tables));
     let both = format!("{inline}[[service.server]]\naddress = \"10.0.0.3\"\n");
     assert_eq!(servers(&both).len(), 3);
-    for (line, reported) in [
-        (
-            "servers = [\"10.0.0.1\", \"10.0.0.1:80\"]",
-            "server 10.0.0.1:80 exists twice",
-        ),
-        (
-            "servers = [\"10.0.0.1\", \"10.0.0.300\"]",
-            "300 in `10.0.0.300`",
-        ),
-        (
-            "servers = [\"10.0.0.1\", 7]",
-            "expected an address as a string, or a table",
-        ),
-        (
-            "servers = [{ adress = \"10.0.0.1\" }]",
-            "did you mean `address`?",
-        ),
-        (
-            "servers = [{ weight = 1 }]",
-            "`address` of the server is missing",
-        ),
-        (
-            "servers = \"10.0.0.1\"",
-            "write it in brackets: [\"10.0.0.1\"]",
-        ),
-    ] {
+    for [line, reported] in cases(
+        r#"
+            servers = ["10.0.0.1", "10.0.0.1:80"] | server 10.0.0.1:80 exists twice
+            servers = ["10.0.0.1", "10.0.0.300"] | 300 in `10.0.0.300`
+            servers = ["10.0.0.1", 7] | expected an address as a string, or a table
+            servers = [{ adress = "10.0.0.1" }] | did you mean `address`?
+            servers = [{ weight = 1 }] | `address` of the server is missing
+            servers = "10.0.0.1" | write it in brackets: ["10.0.0.1"]
+        "#,
+    ) {
         let message = errors(&format!("{service}{line}\n"));
         assert_eq!(message.matches("error: ").count(), 1, "{message}");
         assert!(message.contains(reported), "{line}: {message}");

@@ -99,67 +99,34 @@ fn invalid_cluster_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "\n").unwrap();
-    let empty = empty.display();
+    let empty = empty.display().to_string();
     let with = |keys: &str| format!("[cluster]\n{keys}\n{FILE}");
-    for (keys, words) in [
-        ("", "`etcd` is missing"),
-        ("etcd = \"10.0.0.5:2379\"", "is not a member of etcd"),
-        (
-            "etcd = \"https://10.0.0.5:2379/x\"",
-            "is not a member of etcd",
-        ),
-        ("etcd = \"https://a@10.0.0.5\"", "is not a member of etcd"),
-        ("etcd = []", "there are 0 members"),
-        (
-            "etcd = [\"http://10.0.0.5\", \"http://10.0.0.5:2379\"]",
-            "is named twice",
-        ),
-        (
-            &format!("etcd = \"http://e\"\ncert = \"{empty}\""),
-            "`key` is missing",
-        ),
-        (
-            &format!("etcd = \"http://e\"\nkey = \"{empty}\""),
-            "`cert` is missing",
-        ),
-        ("etcd = \"https://10.0.0.5:2379\"", "`ca` is missing"),
-        ("etcd = \"https://e\"\nca = \"/nowhere\"", "cannot read"),
-        (
-            &format!("etcd = \"https://e\"\nca = \"{empty}\""),
-            "no certificate",
-        ),
-        ("etcd = \"http://e\"\nprefix = \"lvs\"", "is not a prefix"),
-        (
-            "etcd = \"http://e\"\ndirector = \"a/b\"",
-            "is not the name of a director",
-        ),
-        (
-            "etcd = \"http://e\"\nlease = \"1s\"",
-            "`lease` is out of range",
-        ),
-        (
-            "etcd = \"http://e\"\nlease = \"2s500ms\"",
-            "whole number of seconds",
-        ),
-        (
-            "etcd = \"http://e\"\ntimeout = \"1ms\"",
-            "`timeout` is out of range",
-        ),
-        ("etcd = \"http://e\"\nagree = 2", "unknown key `agree`"),
-        (
-            "etcd = \"http://e\"\nuser = \"u\"",
-            "a user without a password",
-        ),
-        (
-            "etcd = \"http://e\"\npassword_file = \"/x\"",
-            "a password without a user",
-        ),
-        (
-            &format!("etcd = \"http://e\"\nuser = \"u\"\npassword_file = \"{empty}\""),
-            "contains no password",
-        ),
-    ] {
-        let report = Config::from_toml("test.toml", &with(keys)).expect_err(keys);
+    for [keys, words] in cases(
+        r#"
+             | `etcd` is missing
+            etcd = "10.0.0.5:2379" | is not a member of etcd
+            etcd = "https://10.0.0.5:2379/x" | is not a member of etcd
+            etcd = "https://a@10.0.0.5" | is not a member of etcd
+            etcd = [] | there are 0 members
+            etcd = ["http://10.0.0.5", "http://10.0.0.5:2379"] | is named twice
+            etcd = "http://e" ; cert = "EMPTY" | `key` is missing
+            etcd = "http://e" ; key = "EMPTY" | `cert` is missing
+            etcd = "https://10.0.0.5:2379" | `ca` is missing
+            etcd = "https://e" ; ca = "/nowhere" | cannot read
+            etcd = "https://e" ; ca = "EMPTY" | no certificate
+            etcd = "http://e" ; prefix = "lvs" | is not a prefix
+            etcd = "http://e" ; director = "a/b" | is not the name of a director
+            etcd = "http://e" ; lease = "1s" | `lease` is out of range
+            etcd = "http://e" ; lease = "2s500ms" | whole number of seconds
+            etcd = "http://e" ; timeout = "1ms" | `timeout` is out of range
+            etcd = "http://e" ; agree = 2 | unknown key `agree`
+            etcd = "http://e" ; user = "u" | a user without a password
+            etcd = "http://e" ; password_file = "/x" | a password without a user
+            etcd = "http://e" ; user = "u" ; password_file = "EMPTY" | contains no password
+        "#,
+    ) {
+        let keys = keys.replace("EMPTY", &empty);
+        let report = Config::from_toml("test.toml", &with(&keys)).expect_err(&keys);
         assert!(report.to_string().contains(words), "{keys}: {report}");
     }
     for (servers, words) in [
@@ -222,91 +189,40 @@ fn kubernetes_invalid_keys_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "\n").unwrap();
-    let empty = empty.display();
+    let empty = empty.display().to_string();
     let server = "server = \"http://10.0.0.5:6443\"\n";
-    for (keys, words) in [
-        (POOL, "`server` is missing"),
-        (server, "`[[kubernetes.pool]]` is missing"),
-        (
-            &format!("server = \"10.0.0.5\"\n{POOL}"),
-            "is not an API server",
-        ),
-        (
-            &format!("server = \"https://10.0.0.5/x\"\n{POOL}"),
-            "is not an API server",
-        ),
-        (
-            &format!("server = \"https://10.0.0.5\"\n{POOL}"),
-            "`ca` is missing",
-        ),
-        (
-            &format!("server = \"https://e\"\nca = \"{empty}\"\n{POOL}"),
-            "no certificate",
-        ),
-        (
-            &format!("{server}cert = \"{empty}\"\n{POOL}"),
-            "`key` is missing",
-        ),
-        (
-            &format!("{server}token_file = \"/nowhere\"\n{POOL}"),
-            "cannot read",
-        ),
-        (
-            &format!("{server}namespace = \"A/b\"\n{POOL}"),
-            "is not a namespace",
-        ),
-        (&format!("{server}class = \"\"\n{POOL}"), "is not a class"),
-        (
-            &format!("{server}lease = \"lvsd\"\n{POOL}"),
-            "is not a Lease",
-        ),
-        (
-            &format!("{server}director = \"a b\"\n{POOL}"),
-            "is not the name of a director",
-        ),
-        (
-            &format!("{server}timeout = \"1h\"\n{POOL}"),
-            "`timeout` is out of range",
-        ),
-        (
-            &format!("{server}kubeconfig = \"x\"\n{POOL}"),
-            "`server` cannot be used with `kubeconfig`",
-        ),
-        (
-            &format!("kubeconfig = \"/nowhere\"\n{POOL}"),
-            "cannot read \"/nowhere\"",
-        ),
-        (
-            &format!("{server}context = \"x\"\n{POOL}"),
-            "`context` without `kubeconfig`",
-        ),
-        (
-            &format!("{server}kubeconfigs = \"x\"\n{POOL}"),
-            "unknown key `kubeconfigs`",
-        ),
-        (&format!("{server}{POOL}{POOL}"), "two pools have this name"),
-        (
-            &format!("{server}{POOL}{}", POOL.replace("public", "other")),
-            "overlaps another range",
-        ),
-        (
-            &format!("{server}[[kubernetes.pool]]\n"),
-            "`name` is missing",
-        ),
-        (
-            &format!("{server}{}", POOL.replace("198.51.100.0/28", "x")),
-            "`x` is not an address",
-        ),
-        (
-            &format!("{server}{}", POOL.replace("[\"198.51.100.0/28\"]", "[]")),
-            "0 ranges are configured",
-        ),
-    ] {
+    for [keys, words] in cases(
+        r#"
+            POOL | `server` is missing
+            SERVER | `[[kubernetes.pool]]` is missing
+            server = "10.0.0.5" ; POOL | is not an API server
+            server = "https://10.0.0.5/x" ; POOL | is not an API server
+            server = "https://10.0.0.5" ; POOL | `ca` is missing
+            server = "https://e" ; ca = "EMPTY" ; POOL | no certificate
+            SERVER ; cert = "EMPTY" ; POOL | `key` is missing
+            SERVER ; token_file = "/nowhere" ; POOL | cannot read
+            SERVER ; namespace = "A/b" ; POOL | is not a namespace
+            SERVER ; class = "" ; POOL | is not a class
+            SERVER ; lease = "lvsd" ; POOL | is not a Lease
+            SERVER ; director = "a b" ; POOL | is not the name of a director
+            SERVER ; timeout = "1h" ; POOL | `timeout` is out of range
+            SERVER ; kubeconfig = "x" ; POOL | `server` cannot be used with `kubeconfig`
+            kubeconfig = "/nowhere" ; POOL | cannot read "/nowhere"
+            SERVER ; context = "x" ; POOL | `context` without `kubeconfig`
+            SERVER ; kubeconfigs = "x" ; POOL | unknown key `kubeconfigs`
+            SERVER ; POOL ; POOL | two pools have this name
+            SERVER ; POOL ; [[kubernetes.pool]] ; name = "other" ; addresses = ["198.51.100.0/28"] | overlaps another range
+            SERVER ; [[kubernetes.pool]] | `name` is missing
+            SERVER ; [[kubernetes.pool]] ; name = "public" ; addresses = ["x"] | `x` is not an address
+            SERVER ; [[kubernetes.pool]] ; name = "public" ; addresses = [] | 0 ranges are configured
+        "#,
+    ) {
         // A pod has an API server without any key.
         if words == "`server` is missing" && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
             continue;
         }
-        let text = format!("[kubernetes]\n{keys}");
+        let keys = keys.replace("POOL", POOL).replace("SERVER", server);
+        let text = format!("[kubernetes]\n{}", keys.replace("EMPTY", &empty));
         let report = Config::from_toml("test.toml", &text).expect_err(words);
         assert!(report.to_string().contains(words), "{keys}: {report}");
     }
@@ -372,19 +288,13 @@ fn kubernetes_kubeconfig_contains_server_and_token() {
     let settings = config.kubernetes.expect("the file has [kubernetes]");
     assert_eq!(settings.name(), "http://10.0.0.5:6443");
     assert!(settings.token.is_some() && !format!("{settings:?}").contains("s3cret"));
-    for (server, more, words) in [
-        (
-            "https://10.0.0.5:6443/k8s/clusters/c",
-            "",
-            "is not an API server",
-        ),
-        ("https://10.0.0.5:6443", "", "no `certificate-authority`"),
-        (
-            "https://10.0.0.5:6443",
-            ", certificate-authority-data: eA==",
-            "no certificate",
-        ),
-    ] {
+    for [server, more, words] in cases(
+        r#"
+            https://10.0.0.5:6443/k8s/clusters/c |  | is not an API server
+            https://10.0.0.5:6443 |  | no `certificate-authority`
+            https://10.0.0.5:6443 | , certificate-authority-data: eA== | no certificate
+        "#,
+    ) {
         write(server, more);
         let report = Config::from_toml("test.toml", &text).expect_err(words);
         assert!(report.to_string().contains(words), "{words}: {report}");

@@ -432,13 +432,9 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                     "keepalived ignores it: it applies only after a line that sets the scheduler {only}"
                 )));
             }
-            "hashed" | "flag-1" => flags.push("flag-1"),
-            "flag-2" => flags.push("flag-2"),
-            "flag-3" => flags.push("flag-3"),
-            "sh-port" => flags.push("sh-port"),
-            "sh-fallback" => flags.push("sh-fallback"),
-            "mh-port" => flags.push("mh-port"),
-            "mh-fallback" => flags.push("mh-fallback"),
+            "hashed" => flags.push("flag-1"),
+            name @ ("flag-1" | "flag-2" | "flag-3" | "sh-port" | "sh-fallback" | "mh-port"
+            | "mh-fallback") => flags.push(name),
             "quorum" => match value.parse::<u64>() {
                 Ok(number) if number > 0 => service.quorum_of(item).quorum = number,
                 _ => service.lose(item.lost("the quorum is 1, as with keepalived")),
@@ -551,7 +547,7 @@ fn on_check_failure(service: &mut Service, inhibit: bool) {
         if let Some(origin) = server.inhibit.take()
             && !all_inhibit
         {
-            server.lost.push(format!(
+            server.lose(format!(
                 "{origin}: set on_check_failure = \"quiesce\" for the service"
             ));
         }
@@ -607,13 +603,13 @@ fn real_server(
                     server.keys.insert("weight", weight.to_string());
                 }
                 _ if value.starts_with('-') => {
-                    server.lost.push(item.lost("not a weight: the result is 1"));
+                    server.lose(item.lost("not a weight: the result is 1"));
                 }
                 _ => {
                     let weight = leading(value).unwrap_or(1);
                     server.keys.insert("weight", weight.to_string());
                     let why = format!("not a weight: the result is {weight}, as with keepalived");
-                    server.lost.push(item.lost(&why));
+                    server.lose(item.lost(&why));
                 }
             },
             "inhibit_on_failure" if is_on(item) => {
@@ -621,9 +617,7 @@ fn real_server(
             }
             "inhibit_on_failure" => {
                 if server.inhibit.take().is_some() {
-                    server
-                        .lost
-                        .push(item.lost("the service's on_check_failure applies to all servers"));
+                    server.lose(item.lost("the service's on_check_failure applies to all servers"));
                 }
             }
             "uthreshold" | "lthreshold" => match value.parse::<u32>() {
@@ -634,16 +628,14 @@ fn real_server(
                     };
                     server.keys.insert(key, number.to_string());
                 }
-                Err(_) => server.lost.push(item.lost("not a number")),
+                Err(_) => server.lose(item.lost("not a number")),
             },
             "lb_kind" | "lvs_method" => match Method::parse(item, 1, &mut server.lost) {
                 Some(method) if method.forward == "fullnat" && service.local_group.is_none() => {
-                    server
-                        .lost
-                        .push(item.lost("full NAT needs local_addresses in [dataplane]"));
+                    server.lose(item.lost("full NAT needs local_addresses in [dataplane]"));
                 }
                 Some(method) => method.set(&mut server.keys, Some(&service.keys)),
-                None => server.lost.push(item.lost("the service's method is used")),
+                None => server.lose(item.lost("the service's method is used")),
             },
             name if checks::is_known(name) => {
                 let context = Context {
@@ -655,23 +647,19 @@ fn real_server(
                 add_check(&mut server, check, item);
             }
             "delay_loop" | "retry" | "delay_before_retry" | "connect_timeout" | "virtualhost" => {}
-            "warmup" => server.lost.push(item.lost(checks::WARMUP)),
+            "warmup" => server.lose(item.lost(checks::WARMUP)),
             "alpha" if !is_on(item) || outer.find("alpha").is_some_and(is_on) => {}
-            "alpha" => server
-                .lost
-                .push(item.lost("set `start_down` of the service")),
-            "notify_up" | "notify_down" => server
-                .lost
-                .push(item.lost("see `notify` in [lvsd], for all events of all services")),
+            "alpha" => server.lose(item.lost("set `start_down` of the service")),
+            "notify_up" | "notify_down" => {
+                server.lose(item.lost("see `notify` in [lvsd], for all events of all services"))
+            }
             "smtp_alert" if !is_on(item) => {}
             "smtp_alert" => {
-                server
-                    .lost
-                    .push(item.lost("lvsd sends no e-mail: use `notify` in [lvsd]"));
+                server.lose(item.lost("lvsd sends no e-mail: use `notify` in [lvsd]"));
             }
             name if name.ends_with("_CHECK") => {
                 let other = own.items().iter().any(|item| checks::is_known(item.name()));
-                server.lost.push(item.lost(match other {
+                server.lose(item.lost(match other {
                     false => "the server is not checked",
                     true => "the server is checked without it",
                 }));
@@ -680,10 +668,8 @@ fn real_server(
                 }
             }
             "" => {}
-            "nb_get_retry" => server
-                .lost
-                .push(item.lost("keepalived ignores it here, too")),
-            _ => server.lost.push(item.lost("lvsd has no equivalent")),
+            "nb_get_retry" => server.lose(item.lost("keepalived ignores it here, too")),
+            _ => server.lose(item.lost("lvsd has no equivalent")),
         }
     }
     let number = |key| {
@@ -696,9 +682,7 @@ fn real_server(
     if lower.unwrap_or(0_u32) > upper.unwrap_or(0) {
         server.keys.remove("resume_below");
         let at = own.at();
-        server
-            .lost
-            .push(format!("{at}: lthreshold: it is above uthreshold"));
+        server.lose(format!("{at}: lthreshold: it is above uthreshold"));
     }
     Ok(server)
 }
@@ -712,7 +696,7 @@ fn add_check(server: &mut Server, check: Check, item: &Item) {
         check
     };
     if let Some(kind) = other.get("type") {
-        server.lost.push(format!(
+        server.lose(format!(
             "{}: a second check, {}: lvsd has one check for each server",
             item.at(),
             kind.trim_matches('"')

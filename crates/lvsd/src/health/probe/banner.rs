@@ -62,6 +62,7 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     use super::*;
+    use crate::cases::cases;
     use crate::config::Config;
     use crate::health::Check;
     use crate::health::{Network, Prober};
@@ -114,34 +115,16 @@ mod tests {
 
     #[test]
     fn banner_probe_refuses_unknown_keys() {
-        for (text, place, wanted) in [
-            (
-                "{ type = \"banner\" }",
-                "4:9",
-                "`expect` of the check is missing",
-            ),
-            (
-                "{ type = \"banner\", expect = 220 }",
-                "4:37",
-                "expected a string, found the number",
-            ),
-            (
-                "{ type = \"banner\", expect = \"a\", port = 1 }",
-                "4:42",
-                "unknown key `port`",
-            ),
-            (
-                "{ type = \"banner\", expct = \"a\" }",
-                "4:28",
-                "did you mean `expect`?",
-            ),
-            ("{ type = \"baner\" }", "4:18", "did you mean \"banner\"?"),
-            (
-                "{ type = \"tcp\", expect = \"a\" }",
-                "4:25",
-                "keys: fall, fast_interval, interval, jitter, passive, port, rise, timeout, type, via",
-            ),
-        ] {
+        for [text, place, wanted] in cases(
+            r#"
+                { type = "banner" } | 4:9 | `expect` of the check is missing
+                { type = "banner", expect = 220 } | 4:37 | expected a string, found the number
+                { type = "banner", expect = "a", port = 1 } | 4:42 | unknown key `port`
+                { type = "banner", expct = "a" } | 4:28 | did you mean `expect`?
+                { type = "baner" } | 4:18 | did you mean "banner"?
+                { type = "tcp", expect = "a" } | 4:25 | keys: fall, fast_interval, interval, jitter, passive, port, rise, timeout, type, via
+            "#,
+        ) {
             let report = Config::from_toml("test.toml", &file(text)).expect_err(text);
             let output = report.to_string();
             assert!(output.contains(wanted), "{text}: {output}");

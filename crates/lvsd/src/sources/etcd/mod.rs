@@ -37,7 +37,7 @@ use self::client::{Error, Watching};
 pub(super) use self::keys::Model;
 use self::keys::{KEYS_MAX, hash};
 use self::message::{Bytes, Number, Range, Ranged, end_of};
-use super::{Shared, retry};
+use super::{Shared, retry, timer};
 
 /// Number of keys in a request.
 const PAGE: i64 = 500;
@@ -144,14 +144,6 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
             sleep(pause).await;
         }
     })
-}
-
-/// Waits until `at`; if it is `None`, waits forever.
-async fn timer(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// The changes that a probe has found, but that the watch has not reported. etcd before 3.4.31 and

@@ -445,6 +445,7 @@ impl Settings {
 mod tests {
     use super::super::tests::{model, settings};
     use super::*;
+    use crate::cases::cases;
 
     fn ips(texts: &[&str]) -> Vec<IpAddr> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -477,29 +478,16 @@ mod tests {
 
     #[test]
     fn range_parser_accepts_networks_ranges_and_addresses() {
-        for (text, first, last, outside) in [
-            ("192.0.2.0/24", "192.0.2.0", "192.0.2.255", "192.0.3.0"),
-            (
-                "192.0.2.9-192.0.2.11",
-                "192.0.2.9",
-                "192.0.2.11",
-                "192.0.2.12",
-            ),
-            ("192.0.2.9", "192.0.2.9", "192.0.2.9", "192.0.2.8"),
-            (
-                "2001:db8::/64",
-                "2001:db8::",
-                "2001:db8::ffff:ffff:ffff:ffff",
-                "2001:db8:0:1::",
-            ),
-            ("0.0.0.0/0", "0.0.0.0", "255.255.255.255", "::"),
-            (
-                "::/0",
-                "::",
-                "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
-                "1.1.1.1",
-            ),
-        ] {
+        for [text, first, last, outside] in cases(
+            r#"
+                192.0.2.0/24 | 192.0.2.0 | 192.0.2.255 | 192.0.3.0
+                192.0.2.9-192.0.2.11 | 192.0.2.9 | 192.0.2.11 | 192.0.2.12
+                192.0.2.9 | 192.0.2.9 | 192.0.2.9 | 192.0.2.8
+                2001:db8::/64 | 2001:db8:: | 2001:db8::ffff:ffff:ffff:ffff | 2001:db8:0:1::
+                0.0.0.0/0 | 0.0.0.0 | 255.255.255.255 | ::
+                ::/0 | :: | ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff | 1.1.1.1
+            "#,
+        ) {
             let range: Range = text.parse().expect(text);
             for ip in ips(&[first, last]) {
                 assert!(range.contains(ip), "{text}: {ip}");

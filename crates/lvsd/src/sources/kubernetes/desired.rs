@@ -557,6 +557,7 @@ mod tests {
     use super::super::addresses::assign;
     use super::super::tests::{model, node, settings, slice};
     use super::*;
+    use crate::cases::cases;
     use crate::config::Config;
 
     const WEB: &str = r#"{"metadata":{"namespace":"shop","name":"web"},
@@ -814,119 +815,85 @@ mod tests {
 
     #[test]
     fn desired_fields_and_annotations_become_keys() {
-        for (service, line) in [
-            (annotated("scheduler", "mh"), "scheduler = \"mh\""),
-            (annotated("forward", "fullnat"), "forward = \"fullnat\""),
-            (tunnelled(), "forward = \"tun\""),
-            (annotated("check", "none"), "check = \"none\""),
-            (annotated("check", "tcp"), "check = { type = \"tcp\" }"),
-            (
-                annotated("check", "http:/ready?full=1"),
-                "check = { type = \"http\", path = \"/ready?full=1\" }",
-            ),
-            (
-                annotated("limits", "rate=100, connections = 5"),
-                "limits = { connections = 5, rate = 100 }",
-            ),
-            (
-                with_spec(r#""sessionAffinity":"ClientIP""#),
-                "persistence = { timeout = \"10800s\" }",
-            ),
-            (
-                with_spec(
-                    r#""sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":{"timeoutSeconds":60}}"#,
-                ),
-                "persistence = { timeout = \"60s\" }",
-            ),
-            (
-                with_spec(r#""loadBalancerSourceRanges":["198.51.100.0/24"," 2001:db8::/32"]"#),
-                "filter = { allow = [\"198.51.100.0/24\", \"2001:db8::/32\"] }",
-            ),
-            (WEB.replace("\"TCP\"", "\"UDP\""), "check = \"none\""),
-            (WEB.replace("\"TCP\"", "\"SCTP\""), "protocol = \"sctp\""),
-            (
-                with_spec(r#""externalTrafficPolicy":"Local","healthCheckNodePort":31000"#)
-                    .replace("\"TCP\"", "\"UDP\""),
-                "check = { type = \"http\", port = 31000, path = \"/healthz\" }",
-            ),
-        ] {
-            let text = text(&service);
+        let has = |service: &str, line: &str| {
+            let text = text(service);
             assert!(text.lines().any(|one| one == line), "{line}: {text}");
+        };
+        for [name, value, line] in cases(
+            r#"
+                scheduler | mh | scheduler = "mh"
+                forward | fullnat | forward = "fullnat"
+                check | none | check = "none"
+                check | tcp | check = { type = "tcp" }
+                check | http:/ready?full=1 | check = { type = "http", path = "/ready?full=1" }
+                limits | rate=100, connections = 5 | limits = { connections = 5, rate = 100 }
+            "#,
+        ) {
+            has(&annotated(name, value), line);
         }
+        for [spec, line] in cases(
+            r#"
+                "sessionAffinity":"ClientIP" | persistence = { timeout = "10800s" }
+                "sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":{"timeoutSeconds":60}} | persistence = { timeout = "60s" }
+                "loadBalancerSourceRanges":["198.51.100.0/24"," 2001:db8::/32"] | filter = { allow = ["198.51.100.0/24", "2001:db8::/32"] }
+            "#,
+        ) {
+            has(&with_spec(spec), line);
+        }
+        has(&tunnelled(), "forward = \"tun\"");
+        has(&WEB.replace("\"TCP\"", "\"UDP\""), "check = \"none\"");
+        has(&WEB.replace("\"TCP\"", "\"SCTP\""), "protocol = \"sctp\"");
+        let local = with_spec(r#""externalTrafficPolicy":"Local","healthCheckNodePort":31000"#);
+        has(
+            &local.replace("\"TCP\"", "\"UDP\""),
+            "check = { type = \"http\", port = 31000, path = \"/healthz\" }",
+        );
     }
 
     #[test]
     fn desired_invalid_service_is_refused_with_a_reason() {
-        for (service, words) in [
-            (annotated("scheduler", "nonsense"), "`nonsense` is none of "),
-            (
-                annotated("forward", "dr"),
-                "`dr` is none of nat, fullnat, proxy, tun",
-            ),
-            (
-                annotated("forward", "tun"),
-                "`tun` does not reach node ports; set annotation lvsd/servers to `endpoints`",
-            ),
-            (
-                annotated("servers", "pods"),
-                "`pods` is none of nodes, endpoints",
-            ),
-            (
-                annotated("chek", "tcp"),
-                "lvsd/chek is unknown; there are lvsd/address, ",
-            ),
-            (annotated("check", "healthz"), "needs nodes as servers"),
-            (
-                annotated("check", "http:ready"),
-                "`http:ready` is none of none, tcp, healthz, http:/PATH",
-            ),
-            (annotated("check", "http:/a b"), "`http:/a b` is none of"),
-            (
-                annotated("check", "http:/").replace("\"TCP\"", "\"UDP\""),
-                "checks TCP ports",
-            ),
-            (
-                annotated("limits", "connection=5"),
-                "lvsd/limits: `connection` is none of connections, rate, ",
-            ),
-            (
-                annotated("limits", "rate=fast"),
-                "`rate=fast` is not NAME=NUMBER",
-            ),
-            (
-                annotated("weights", "n1=1001"),
-                "lvsd/weights: 1001 is more than 1000",
-            ),
-            (annotated("weights", "n1=1,n1=2"), "it contains `n1` twice"),
-            (annotated("zones", "east"), "lvsd/zones: `east` is not"),
-            (annotated("zones", ""), "lvsd/zones: `` is not NAME=NUMBER"),
-            (
-                annotated("check", "tcp").replace("\"TCP\"", "\"UDP\""),
-                "checks TCP ports",
-            ),
-            (
-                with_spec(r#""loadBalancerSourceRanges":["x\n"]"#),
-                "is not a network",
-            ),
-            (
-                with_spec(&format!(
-                    r#""loadBalancerSourceRanges":[{}]"#,
-                    vec![r#""10.0.0.0/8""#; RANGES_MAX + 1].join(",")
-                )),
-                "has 1025 networks, and the maximum is 1024",
-            ),
-            (
-                WEB.replace("\"TCP\"", "\"QUIC\""),
-                "protocol quic is unknown",
-            ),
-            (
-                WEB.replace(",\"nodePort\":30080", ""),
-                "port 80 has no nodePort",
-            ),
-        ] {
-            let why = refusal(&service);
+        let refused = |service: &str, words: &str| {
+            let why = refusal(service);
             assert!(why.contains(words), "{words}: {why}");
+        };
+        for [name, value, words] in cases(
+            r#"
+                scheduler | nonsense | `nonsense` is none of
+                forward | dr | `dr` is none of nat, fullnat, proxy, tun
+                forward | tun | `tun` does not reach node ports; set annotation lvsd/servers to `endpoints`
+                servers | pods | `pods` is none of nodes, endpoints
+                chek | tcp | lvsd/chek is unknown; there are lvsd/address,
+                check | healthz | needs nodes as servers
+                check | http:ready | `http:ready` is none of none, tcp, healthz, http:/PATH
+                check | http:/a b | `http:/a b` is none of
+                limits | connection=5 | lvsd/limits: `connection` is none of connections, rate,
+                limits | rate=fast | `rate=fast` is not NAME=NUMBER
+                weights | n1=1001 | lvsd/weights: 1001 is more than 1000
+                weights | n1=1,n1=2 | it contains `n1` twice
+                zones | east | lvsd/zones: `east` is not
+                zones | | lvsd/zones: `` is not NAME=NUMBER
+            "#,
+        ) {
+            refused(&annotated(name, value), words);
         }
+        for check in ["http:/", "tcp"] {
+            let udp = annotated("check", check).replace("\"TCP\"", "\"UDP\"");
+            refused(&udp, "checks TCP ports");
+        }
+        let ranges = |ranges: &str| with_spec(&format!(r#""loadBalancerSourceRanges":[{ranges}]"#));
+        refused(&ranges(r#""x\n""#), "is not a network");
+        refused(
+            &ranges(&vec![r#""10.0.0.0/8""#; RANGES_MAX + 1].join(",")),
+            "has 1025 networks, and the maximum is 1024",
+        );
+        refused(
+            &WEB.replace("\"TCP\"", "\"QUIC\""),
+            "protocol quic is unknown",
+        );
+        refused(
+            &WEB.replace(",\"nodePort\":30080", ""),
+            "port 80 has no nodePort",
+        );
     }
 
     #[test]

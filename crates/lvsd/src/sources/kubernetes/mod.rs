@@ -44,7 +44,7 @@ use self::model::{Kind, Model};
 use self::objects::{Lease, List, Named, Service, Status, WatchEvent};
 use super::etcd::Text;
 use super::http::{self, Endpoint, Lines, plain};
-use super::{Shared, retry};
+use super::{Shared, retry, timer};
 use crate::health::probe::Tls;
 
 /// Maximum number of objects in one page of a list.
@@ -176,14 +176,6 @@ pub(super) fn follow(settings: Settings, shared: Arc<Shared>) -> JoinHandle<()> 
             sleep(retry(failures, Duration::from_secs(1))).await;
         }
     })
-}
-
-/// Waits until `at`; if it is `None`, waits forever.
-async fn timer(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// The time since 1970.
