@@ -396,7 +396,7 @@ async fn invalid_request_is_refused_with_a_fix() {
         ("/v1/admin", "{}", 400, "missing field"),
         ("/v1/admin", "not JSON", 400, "openapi"),
         ("/v1/reload", "{\"froce\":true}", 400, "froce"),
-        ("/v1/overview", "", 405, "GET only"),
+        ("/v1/overview", "", 405, "only GET"),
     ] {
         let (got, body) = post(&api, path, token, body).await;
         assert!(got == code && body.contains(words), "{path}: {got} {body}");
