@@ -15,7 +15,7 @@
 
 mod run;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -380,7 +380,7 @@ fn ignored(executable: &Path) -> Result<BTreeMap<String, String>> {
     Ok(reasons)
 }
 
-/// Prints the omitted tests by reason, and the command that runs them.
+/// Prints the omitted tests by reason, with their number and modules, and the command that runs them.
 fn report(omitted: &[Omitted]) {
     let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for test in omitted {
@@ -391,11 +391,16 @@ fn report(omitted: &[Omitted]) {
     }
     println!("\nnot run (make test-rest runs all but those by hand):");
     for (reason, titles) in reasons {
-        println!("  {reason}: {} tests", titles.len());
-        for title in titles {
-            println!("    {title}");
-        }
+        let modules: BTreeSet<&str> = titles.iter().map(|title| module(title)).collect();
+        let modules: Vec<&str> = modules.into_iter().collect();
+        println!("  {reason}: {} in {}", titles.len(), modules.join(", "));
     }
+}
+
+/// The module of a test: `ftp` for the end-to-end test `lvs-testbed e2e::ftp::name`.
+fn module(title: &str) -> &str {
+    let title = title.split_once("e2e::").map_or(title, |(_, title)| title);
+    title.split("::").next().unwrap_or(title)
 }
 
 /// Whether standard output is a terminal, on which progress overwrites its own line.
