@@ -651,7 +651,7 @@ fn real_server(
             "alpha" if !is_on(item) || outer.find("alpha").is_some_and(is_on) => {}
             "alpha" => server.lose(item.lost("set `start_down` of the service")),
             "notify_up" | "notify_down" => {
-                server.lose(item.lost("see `notify` in [lvsd], for all events of all services"))
+                server.lose(item.lost("see `notify` in [lvsd], for all events of all services"));
             }
             "smtp_alert" if !is_on(item) => {}
             "smtp_alert" => {
