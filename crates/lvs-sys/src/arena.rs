@@ -41,13 +41,14 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Maps memory for `slots` slots of `slot_len` bytes, a multiple of 4, all zero.
+    /// Maps memory for `slots` slots of `slot_len` bytes, rounded up to a multiple of 4, all zero.
     ///
     /// # Errors
     /// Errors of `mmap`; `InvalidInput` for no slots, or more slots than fit into the address space.
     pub fn new(slots: usize, slot_len: usize) -> io::Result<Arc<Self>> {
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        Self::map(slots, slot_len + HEAD, HEAD, anonymous, -1)
+        let slot_len = HEAD + slot_len.next_multiple_of(4);
+        Self::map(slots, slot_len, HEAD, anonymous, -1)
     }
 
     /// Maps the ring of a packet socket. The first `head` bytes of each slot begin with the word
