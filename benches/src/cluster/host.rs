@@ -264,7 +264,7 @@ impl Host {
         Ok(())
     }
 
-    /// Starts httperf on the host at `start` on this program's clock, for `limit` at most.
+    /// Starts httperf on the host at `start` on the local clock, for `limit` at most.
     pub(super) fn run(&mut self, start: i128, limit: Duration, words: &[String]) -> Result<()> {
         let words: Vec<_> = words.iter().map(|word| quote(word)).collect();
         let (start, limit) = (start + self.ahead, limit.as_secs_f64().ceil());
@@ -383,7 +383,7 @@ impl Drop for Host {
     }
 }
 
-/// Returns the time of this program's clock in nanoseconds.
+/// Returns the time of the local clock, in nanoseconds since 1970.
 pub(super) fn now() -> i128 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| i128::try_from(since.as_nanos()).unwrap_or(0))

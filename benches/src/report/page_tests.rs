@@ -52,7 +52,7 @@ const LOOK: &str = "
         };
     })";
 
-/// Three rounds of each peer of each experiment: rising lines, and bars.
+/// A report with made-up values of three rounds of each peer of each experiment.
 fn sample() -> Document {
     let mut document = Document {
         schema: SCHEMA,

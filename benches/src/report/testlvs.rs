@@ -175,7 +175,7 @@ impl Experiment for Testlvs {
         }
         let mut servers = serve(bed)?;
         let bar = NAMES.iter().position(|name| *name == turn.peer.name);
-        let bar = number(bar.context("a peer that is not shown")?);
+        let bar = number(bar.context("the plot has no bar for this peer")?);
         let mut values = Vec::new();
         let mut add = |plot: &str, x: f64, y: f64| values.push(Value::new(plot, x, y));
         let first = Snapshot::take();

@@ -166,8 +166,9 @@ fn open(address: &Address) -> Result<UnixStream, Error> {
     Ok(stream)
 }
 
-/// Connects to the default path, or else to a dataplane that has only the abstract name. A foreign
-/// process with that name is ignored, so that no user can prevent the start of a dataplane.
+/// Connects to the default path, or else to a dataplane that listens only at the abstract name. An
+/// untrusted process that listens at that name is ignored, so that no local user can prevent the
+/// start of a dataplane.
 fn open_usual(address: &Address) -> Result<UnixStream, Error> {
     match open(address) {
         Err(absent @ (Error::Absent { .. } | Error::Stale { .. })) => {

@@ -103,7 +103,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
             "This host was short of memory, or drop_packet is 3. Add memory, or set drop_packet = 0 and amemthresh in [sysctl] in the file of lvsd."
         }
         "backup_only" => {
-            "A backup daemon runs, and backup_only is 1. If this director must forward: set role = \"master\" in [sync.ipvs] in the file of lvsd, or backup_only = 0 in [sysctl] there."
+            "A backup daemon is running, and backup_only is 1. If this director must forward: set role = \"master\" in [sync.ipvs] in the file of lvsd, or backup_only = 0 in [sysctl] there."
         }
         "tunneled" => {
             "ignore_tunneled is 1. To balance packets that arrive through a tunnel as well, set ignore_tunneled = 0 in [sysctl] in the file of lvsd."

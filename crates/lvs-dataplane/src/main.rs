@@ -494,7 +494,7 @@ fn clean_up() -> anyhow::Result<()> {
     let address = Address::from_env();
     anyhow::ensure!(
         Client::connect(&address).is_err(),
-        "a dataplane runs at {address}: stop it, which removes its state"
+        "a dataplane is running at {address}: stop it, which removes its state"
     );
     let look = "cannot search for the state of a killed dataplane";
     let held = StateKeeper::clean_up(&address.to_string()).context(look)?;

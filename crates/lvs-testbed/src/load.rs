@@ -499,7 +499,8 @@ fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStr
     Ok(stream)
 }
 
-/// The longest pause of a request that ended in each second of the run: its start and its end.
+/// The longest pause between two reads of an answer, for each second of the run in which such a
+/// pause ended: its start and its end.
 type Pauses = Vec<(Instant, Instant)>;
 
 fn request(

@@ -52,7 +52,7 @@ impl Reader {
                 "{kind} of {name} occurs twice"
             );
             if self.family.0 != name {
-                ensure!(self.families.insert(name.to_owned()), "{name} comes twice");
+                ensure!(self.families.insert(name.to_owned()), "{name} occurs twice");
                 self.family = (name.to_owned(), String::new());
             }
             if kind == "TYPE" {
@@ -85,7 +85,7 @@ impl Reader {
         let key = format!("{name}{{{}}}", labels.join(","));
         ensure!(
             self.samples.insert(key.clone(), number).is_none(),
-            "{key} comes twice"
+            "{key} occurs twice"
         );
         Ok(())
     }

@@ -508,7 +508,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     let code = refuse(&error);
     let address = address(arguments, &Config::default());
     let (kept, why) = match arguments.command {
-        None => (last_good::recall(&address), "the dataplane runs"),
+        None => (last_good::recall(&address), "the dataplane is running"),
         // The previous dataplane was not stopped: it has crashed.
         Some(Command::Dataplane) => (last_good::kept(&address), "the last dataplane has crashed"),
         Some(_) => return Err(code),
@@ -555,7 +555,7 @@ fn gathered(arguments: &Arguments) -> Gathered {
 
 /// The error if another process has lvsd's lock and cannot be identified.
 const UNKNOWN_PROCESS: &str =
-    "an lvsd runs, but its process id is unknown; `pgrep -x lvsd` lists the processes";
+    "an lvsd is running, but its process id is unknown; `pgrep -x lvsd` lists the processes";
 
 /// Stops the running daemon and, with `all`, the dataplane.
 fn stop(arguments: &Arguments, all: bool) -> ExitCode {
@@ -566,13 +566,15 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
             end_politely(pid, signal, STOP_LIMIT)
         }
         Err(LockError::Held(None)) => Err(UNKNOWN_PROCESS.to_owned()),
-        Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
+        Err(LockError::Io(error)) => Err(format!(
+            "cannot determine whether an lvsd is running: {error}"
+        )),
         Ok(_only) if all => {
             last_good::forget(&address);
             stop_dataplane(&address, arguments.log_format)
         }
         Ok(_only) => {
-            log::say(Level::INFO, format_args!("lvsd: no lvsd runs"));
+            log::say(Level::INFO, format_args!("lvsd: no lvsd is running"));
             Ok(())
         }
     };
@@ -622,8 +624,10 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
         // The daemon reads its file, and logs the errors of the file.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
         Err(LockError::Held(None)) => Err(UNKNOWN_PROCESS.to_owned()),
-        Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
-        Ok(_only) => Err("no lvsd runs; start it with `systemctl start lvsd`".to_owned()),
+        Err(LockError::Io(error)) => Err(format!(
+            "cannot determine whether an lvsd is running: {error}"
+        )),
+        Ok(_only) => Err("no lvsd is running; start it with `systemctl start lvsd`".to_owned()),
     };
     result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
 }

@@ -78,7 +78,8 @@ impl Pulses {
     }
 }
 
-/// The first of event loop, checks and daemon's loop whose last beat is too long ago.
+/// The name of the first loop whose pulse is older than its limit. The arguments are the ages of
+/// the pulses.
 fn first_stopped(
     [event_loop, checks, turns]: [Duration; 3],
     limit: Duration,

@@ -46,7 +46,7 @@ impl Control {
         }
     }
 
-    /// Increases whenever the shards' copies become out of date.
+    /// A number that changes whenever the shards' copies become out of date.
     pub fn generation(&self) -> u32 {
         self.shared.generation.load(Ordering::Acquire)
     }

@@ -133,8 +133,9 @@ impl Shard {
         Some(passed)
     }
 
-    /// Whether the fast path is permitted: no observer needs the packets, and only the connections
-    /// decide about them.
+    /// Whether the fast path is permitted: the shard's copies are up to date, there are IPv4
+    /// services, and no feature requires the slow path. Full NAT, connections to remove, replication
+    /// to peers, a sync master and `backup_only` require it.
     #[inline]
     fn lets_pass(&self) -> bool {
         let settings = &self.settings;

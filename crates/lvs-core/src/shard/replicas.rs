@@ -324,7 +324,8 @@ pub(super) mod tests {
     use crate::sync::bulk::{self, Differences, Pass, Ranges};
     use crate::*;
 
-    /// A director with its shard, which receives from another director as its peer 3.
+    /// A director with one shard, which receives the connections of another director. The other
+    /// director is its peer [`PEER`].
     pub(in crate::shard) struct Side {
         pub(in crate::shard) control: Control,
         pub(in crate::shard) shard: Shard,

@@ -458,7 +458,7 @@ fn deleted_service_closes_connections_like_down_servers() {
 }
 
 #[test]
-fn server_down_is_silent_by_default() {
+fn packets_to_removed_server_are_dropped_silently_by_default() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
     let now = Instant::from_secs(1);

@@ -57,7 +57,7 @@ pub(crate) fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8) -> PacketMeta<'st
     packet(src, dst, Transport::Tcp(TcpFlags(flags)))
 }
 
-/// Returns the forwarding of a packet; panics if the director did not forward it.
+/// Returns how the packet is forwarded. Panics if the verdict is another one.
 #[track_caller]
 pub(crate) fn forwarded(verdict: Verdict) -> Forward {
     let Verdict::Forward(forward) = verdict else {

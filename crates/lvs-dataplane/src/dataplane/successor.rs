@@ -217,7 +217,7 @@ fn known(call: Value) -> Option<Call> {
     known
         .inspect_err(|error| {
             warn!(
-                "a part of the state of the previous dataplane is unknown to this version: {error}"
+                "a part of the state of the previous dataplane is unknown to this version, and is not restored: {error}"
             );
         })
         .ok()

@@ -53,8 +53,8 @@ pub(super) struct Routes<'a> {
 }
 
 impl Routes<'_> {
-    /// Whether the kernel's route to `addr` uses the device. If the host itself has the address,
-    /// its local table contains another route.
+    /// Whether the kernel's route to `addr` uses the device. The result is also true if the host
+    /// itself has the address: the look-up then finds the route in the local table instead.
     fn has(&self, addr: IpAddr) -> bool {
         let hit = self.state.lookup(addr);
         self.state.is_local(addr) || hit.is_some_and(|hit| hit.oif == self.device)
@@ -162,11 +162,11 @@ impl Announced {
         match limit {
             Standing::Announced => info!("lvsd again renews the list of addresses to announce"),
             Standing::Leaving => warn!(
-                "the list of addresses to announce was not renewed for {ago} s (does lvsd run?): other directors are preferred now; {} s after the last renewal, no address is announced",
+                "the list of addresses to announce was not renewed for {ago} s (is lvsd running?): other directors are preferred now; {} s after the last renewal, no address is announced",
                 self.hold.as_secs()
             ),
             Standing::Withdrawn => error!(
-                "the list of addresses to announce was not renewed for {ago} s: no address is announced now"
+                "the list of addresses to announce was not renewed for {ago} s (is lvsd running?): no address is announced now"
             ),
         }
     }

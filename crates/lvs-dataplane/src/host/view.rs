@@ -45,8 +45,8 @@ pub(crate) struct View {
     pub(crate) pmtu_disc: bool,
     /// Value of the sysctl `ignore_tunneled`.
     pub(crate) ignore_tunneled: bool,
-    /// Increases when the control half has changed, so that each worker must apply the changes to
-    /// its shard.
+    /// Generation of the control half. It increases when the control half has changed, so that each
+    /// worker must apply the changes to its shard.
     pub(crate) config: u64,
     /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,

@@ -35,7 +35,7 @@ pub enum TunError {
     },
     /// A device of this name already exists.
     #[error(
-        "the device {name} already exists: another dataplane runs in this network namespace, or a killed one has left it (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
+        "the device {name} already exists: another dataplane is running in this network namespace, or a killed one has left it (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
     )]
     Exists {
         /// The device.

@@ -123,7 +123,7 @@ impl Daemons {
         let director = director.ok_or_else(|| {
             Failure::new(
                 FailureCode::Internal,
-                "the dataplane does not run yet, or is stopping",
+                "the dataplane is not running yet, or is stopping",
             )
         })?;
         let sockets = Sockets::open(daemon, ports, sock_size)?;

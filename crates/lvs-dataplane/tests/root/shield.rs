@@ -345,7 +345,7 @@ fn full_set_of_local_clients_has_room_again_when_clients_leave() {
 }
 
 #[test]
-fn all_packets_to_own_vip_are_hidden_except_frames_of_other_hosts() {
+fn frames_to_own_vip_are_hidden_unless_tagged_or_for_another_station() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
@@ -363,9 +363,9 @@ fn all_packets_to_own_vip_are_hidden_except_frames_of_other_hosts() {
     shield.update(&spec).unwrap();
     assert_echo(&net.client, "10.1.0.9:7", 100, false);
     assert_echo(&net.client, "10.1.0.1:7", 100, true);
-    // Frames for a VLAN device or a macvlan of the shielded one are not the shielded one's: neither
-    // a tagged frame nor one for another station is hidden. (They are counted, as this kernel
-    // may have neither device.)
+    // Frames for a VLAN device or a macvlan of the shielded interface do not belong to the shielded
+    // interface: neither a tagged frame nor a frame for another station is hidden. (The test counts
+    // frames, because this kernel may have neither device.)
     let mac = |host: &Host, name: &'static str| {
         host.run(|| {
             let (_, state) = Netlink::open().unwrap();
@@ -407,7 +407,7 @@ fn all_packets_to_own_vip_are_hidden_except_frames_of_other_hosts() {
     assert_eq!(refused, 0);
     let end = Instant::now() + PATIENCE;
     while hidden() == before {
-        assert!(Instant::now() < end, "the plain frame is hidden");
+        assert!(Instant::now() < end, "the plain frame was not hidden");
     }
     assert_eq!(hidden(), before + 1);
 }

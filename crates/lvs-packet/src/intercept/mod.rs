@@ -80,15 +80,15 @@ fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
     }
 }
 
-/// A connection from the director's own host to a service, with the addresses of its real server's
-/// answers.
+/// A connection from this host to a service, identified by the source and the destination of the
+/// real server's replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalClient {
     /// The IP protocol.
     pub protocol: Protocol,
     /// The real server, the source of the replies.
     pub server: SocketAddr,
-    /// The client's address and port on the director.
+    /// The client's address and port on this host.
     pub local: SocketAddr,
 }
 
@@ -121,7 +121,7 @@ fn may_be_icmp(packet: &Packet) -> bool {
     packet.is_icmp() || packet.is_ipv6() && ipv6::EXTENSIONS.contains(&packet.protocol.0)
 }
 
-/// The packets that the director receives and the host's own stack does not.
+/// The packets that the dataplane receives, and that are hidden from the host's own network stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Intercept {
     /// Endpoints of the services. The interception includes fragments and ICMP errors to their
@@ -135,7 +135,7 @@ pub struct Intercept {
     /// The addresses among `own_vips` for which the dataplane does not answer ARP and NDP: routers
     /// have a route to them.
     pub quiet_vips: HashSet<IpAddr>,
-    /// Real servers whose replies the director translates: packets from these addresses and ports
+    /// Real servers whose replies the dataplane translates: packets from these addresses and ports
     /// are intercepted, except those to the host itself. Their fragments are intercepted, too, and
     /// ICMP errors of any sender about packets to the servers. Every forwarded ICMP fragment is
     /// intercepted, because only the reassembled error shows the packet that it is about.
@@ -223,13 +223,13 @@ impl Intercept {
         }
     }
 
-    /// Intercepts the replies of a server to which the director translates packets (NAT, full NAT).
+    /// Intercepts the replies of a server with NAT or full NAT.
     pub fn add_server(&mut self, key: ServiceKey, server: SocketAddr, helped: &[u16]) {
         let endpoints = answers(key, server, helped);
         self.nat_servers.extend(endpoints.flat_map(with_followers));
     }
 
-    /// Makes the host route the replies of a server on this host through the director.
+    /// Adds a server on this host, whose replies the host must route into the dataplane.
     pub fn add_local_node(&mut self, key: ServiceKey, server: SocketAddr, helped: &[u16]) {
         self.local_nodes.extend(answers(key, server, helped));
     }

@@ -461,7 +461,7 @@ impl Lab {
                 self.wait_track(0, 0)?;
                 ensure!(
                     self.is_active(1),
-                    "a restarted director does not take over without need"
+                    "the restarted director took over from an active one"
                 );
                 vec![first, self.outage(|lab| lab.maintenance(1, "on"), 0)?]
             }
@@ -472,7 +472,7 @@ impl Lab {
                 self.wait_track(0, 0)?;
                 ensure!(
                     self.is_active(1),
-                    "a director whose servers are up again does not take over without need"
+                    "the director whose servers are up again took over from an active one"
                 );
                 vec![outage]
             }

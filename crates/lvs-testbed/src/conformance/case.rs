@@ -274,7 +274,7 @@ pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
         }
         Some(expression) => expression
             .as_str()
-            .context("`ports` must be a text")?
+            .context("`ports` must be a string")?
             .split([',', '{', '}'])
             .map(str::trim)
             .filter(|range| !range.is_empty())

@@ -298,7 +298,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     ensure!(status.success(), "{}", lvsd.log());
     ensure!(
         fs::read_dir(proc.join("net"))?.next().is_none() && !proc.join("sys").exists(),
-        "files of a stopped lvsd are removed"
+        "files of the stopped lvsd remain"
     );
     load(&site, 30)?;
     let mut lvsd = start(&site)?;

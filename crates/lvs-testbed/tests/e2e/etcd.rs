@@ -294,7 +294,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     wait_usable(&site, &[2], &lvsd)?;
     ctl(&site, 1, &format!("lease revoke {lease}"))?;
     wait_status(&site, "the report of the empty pool", |status| {
-        status.contains("/lvs/servers/web/ is empty")
+        status.contains("/lvs/servers/web/: it is empty")
     })?;
     wait_usable(&site, &[2], &lvsd)?;
     lvsd.stop_ok(Signal::SIGINT)?;
@@ -794,7 +794,10 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
         &service(&site, "quorum = 3\n"),
     )?;
     let revision = compact()?;
-    ensure!(usable(&site) == [1, 2], "the dataplane keeps running");
+    ensure!(
+        usable(&site) == [1, 2],
+        "the dataplane does not serve any more"
+    );
     // Delayed events of etcd arrive first; with small buffers they would need half a minute.
     buffers("4096 131072 6291456", "4096 16384 4194304")?;
     lvsd.signal(Signal::SIGCONT)?;

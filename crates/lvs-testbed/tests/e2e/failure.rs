@@ -23,7 +23,7 @@ fn stopped_dataplane_restores_host() -> Result<()> {
             common::ok(site.client.load(&load)?, 20)?;
             ensure!(
                 common::host_state(&site)? != before,
-                "the shield exists while the dataplane runs"
+                "a running dataplane has no shield"
             );
             let mut dataplane = site.dataplane.take().context("started above")?;
             let status = dataplane.stop(signal)?;
@@ -294,7 +294,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
     };
     ensure!(
         known(ours),
-        "the router has a neighbour entry for the director"
+        "the router has no neighbour entry for the director"
     );
     let monitor = router.spawn("ip", &["monitor", "neigh"])?;
     // The program listens when it reports an event.
@@ -319,7 +319,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
     output.with_context(|| monitor.log())?;
     ensure!(
         known(ours),
-        "the router has a neighbour entry for the director again"
+        "the router's neighbour entry is not the director's any more"
     );
     Ok(())
 }

@@ -508,7 +508,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
         let answer = site.client.run("curl", &["-sS", "-m", "1", &url]);
         ensure!(
             answer.is_err(),
-            "an answer arrived although no dataplane runs: {answer:?}"
+            "an answer arrived although no dataplane is running: {answer:?}"
         );
         site.start_dataplane(&ON)?;
         ensure!(
@@ -684,7 +684,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
             site.start_dataplane(&ON)?;
             ensure!(
                 !site.lvsadm("-L -n")?.contains(":80"),
-                "the successor starts without state"
+                "the successor took over state"
             );
             site.add_service(80, "rr")?;
             continue;
@@ -694,7 +694,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
         common::says(&site, "it had another --max-connections")?;
         ensure!(
             !site.lvsadm("-L -n")?.contains(":80"),
-            "the successor starts without state"
+            "the successor took over state"
         );
     }
     Ok(())
@@ -716,7 +716,7 @@ fn successor_starts_daemons_when_interface_is_created() -> Result<()> {
     let daemons = site.lvsadm("-L --daemon")?;
     ensure!(
         daemons.is_empty(),
-        "the daemon of the removed interface is gone: {daemons}"
+        "the daemon of the removed interface still exists: {daemons}"
     );
     director.sh(make)?;
     soon("the daemon to run", || {

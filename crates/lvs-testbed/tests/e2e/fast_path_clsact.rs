@@ -218,13 +218,13 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
             start(&mut site)?;
             ensure!(
                 !site.lvsadm("-L -n")?.contains(":80"),
-                "the successor starts without state"
+                "the successor took over state"
             );
             continue;
         }
         // A dataplane that forwards all packets itself removes them, too.
         site.start_dataplane(&["--fast-path", "off"])?;
-        ensure!(filters(&site.director)? == 0, "no filter remains");
+        ensure!(filters(&site.director)? == 0, "a filter remains");
     }
     Ok(())
 }

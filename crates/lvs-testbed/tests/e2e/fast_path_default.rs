@@ -137,7 +137,7 @@ fn fast_path_continues_connections_of_state_keeper() -> Result<()> {
     says(&site, BY_ITSELF)?;
     ensure!(
         site.lvsadm("-L -n")?.contains(":80"),
-        "the successor took over the state"
+        "the successor did not take over the state"
     );
     download(&site)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();

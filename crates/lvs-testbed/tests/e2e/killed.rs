@@ -133,7 +133,7 @@ fn downloads(
     let pause = by_second[open..].iter().max().copied().unwrap_or(0);
     let pause = Duration::from_millis(pause).saturating_sub(SLICE);
     println!(
-        "{label}: {} downloads, opened in {opening:.1?}; longest pause from then on, beyond the server's {SLICE:?}: {pause:?}; second by second, in ms: {by_second:?}",
+        "{label}: {} downloads, opened in {opening:.1?}; longest pause after that, minus the server's sending interval of {SLICE:?}: {pause:?}; longest pause in each second, in ms: {by_second:?}",
         report.ok,
     );
     Ok(pause)
@@ -190,7 +190,7 @@ fn compared(label: &str, how: (Forward, By)) -> Result<()> {
     let quiet = downloads(&format!("{label}q"), how, MANY, End::None)?;
     let killed = downloads(&format!("{label}k"), how, MANY, End::Killed)?;
     println!(
-        "{how:?}: longest pause beyond the server's with a kill {killed:?}, without {quiet:?}",
+        "{how:?}: longest pause, minus the server's sending interval: {killed:?} with a killed dataplane, {quiet:?} without",
     );
     Ok(())
 }
@@ -298,7 +298,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     start(&mut site, by, None)?;
     ensure!(
         !site.lvsadm("-L -n")?.contains(":80"),
-        "the successor starts without state"
+        "the successor took over state"
     );
     kill(&mut site, Signal::SIGTERM)?;
     soon("its end", gone)?;

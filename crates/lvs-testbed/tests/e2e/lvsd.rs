@@ -129,7 +129,7 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
         steady.wait_for_more(50)?;
         ensure!(
             usable(&site) == 3,
-            "the dataplane keeps running without lvsd"
+            "the dataplane does not serve without lvsd"
         );
         lvsd = start(&site, &[])?;
         soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
@@ -301,7 +301,7 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
     wait_usable(&site, 3, &lvsd)?;
     site.director.run(&program, &["stop", "--config", &path])?;
     ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
-    ensure!(usable(&site) == 3, "the dataplane keeps running");
+    ensure!(usable(&site) == 3, "the dataplane does not serve any more");
     site.director
         .run(&program, &["stop", "--all", "--config", &path])?;
     common::wait_for_host_state(&site, &before)

@@ -216,7 +216,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         output.contains("routers prefer other directors"),
         "{output}"
     );
-    ensure!(output.contains("does lvsd run?"), "{output}");
+    ensure!(output.contains("is lvsd running?"), "{output}");
     soon("the maintenance to end", || !has_route(&site, "proto 7"))?;
     announce(&site, &both("announced"), 600)?;
     routed(&site, "203.0.113.10 proto 77")?;

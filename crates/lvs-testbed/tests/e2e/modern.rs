@@ -177,7 +177,7 @@ fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
     });
     ensure!(
         slow.iter_mut().any(Proc::is_running),
-        "one download continues"
+        "no download continues"
     );
     let logs: Vec<String> = clients.iter().map(Proc::log).collect();
     let lvsd = daemon.running()?.log();
@@ -187,7 +187,7 @@ fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
         .filter_map(|c| c.is_running().then_some(()));
     ensure!(
         running.count() == 2,
-        "the downloads from the other server continue: {logs:?}"
+        "a download from the other server has ended: {logs:?}"
     );
     ensure!(established(&site.servers[0]) == 3);
     // lvsd logs the resets after the dataplane has sent them; both ends may receive them earlier.
@@ -292,7 +292,10 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     let running = clients
         .iter_mut()
         .filter_map(|c| c.is_running().then_some(()));
-    ensure!(running.count() == 2, "a drained server's clients go on");
+    ensure!(
+        running.count() == 2,
+        "a download from the drained server has ended"
+    );
     Ok(())
 }
 
@@ -391,7 +394,7 @@ fn datagrams_after_removal_of_server_use_another_server() -> Result<()> {
     };
     let first = ask()?;
     for _ in 0..3 {
-        ensure!(ask()? == first, "the connection stays on its server");
+        ensure!(ask()? == first, "the connection moved to another server");
     }
     let gone = usize::from(first.contains("rs2"));
     daemon.reload(&[1 - gone])?;

@@ -146,7 +146,7 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     );
     ensure!(
         site.lvsadm("mark list")? == before,
-        "asking counts no packet"
+        "the question changed the counters of the mark rules"
     );
     Ok(())
 }

@@ -239,7 +239,7 @@ const NO_FILTER: &str = "nft delete table inet f";
 
 #[test]
 #[ignore = "long"]
-fn nat_faults_are_reported_until_repaired() -> Result<()> {
+fn faults_of_nat_services_are_reported_until_repaired() -> Result<()> {
     let site = site("pagenat", Forward::Nat, Topology::OneArm, 2)?;
     let dir = certificates(&site)?;
     let mode = format!("{dir}/mode");
@@ -364,7 +364,7 @@ fn nat_faults_are_reported_until_repaired() -> Result<()> {
 /// Direct routing with two arms: replies for the director arrive on another interface than the one
 /// on which packets to the VIP leave.
 #[test]
-fn direct_routing_faults_are_reported_until_repaired() -> Result<()> {
+fn faults_of_direct_routing_services_are_reported_until_repaired() -> Result<()> {
     let site = site("pagedr", Forward::Dr, Topology::TwoArm, 2)?;
     let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
     let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;

@@ -172,7 +172,7 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
         println!("{printed}");
         ensure!(
             of_peer(&site, &first, "borrowed") == Some(CLIENTS),
-            "the director is ready and has all connections: {printed}"
+            "the director does not have all connections: {printed}"
         );
         hand_over(&site, &second, &first)?;
         wait(

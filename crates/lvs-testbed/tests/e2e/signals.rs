@@ -22,7 +22,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Sends all of these signals to a process, one after another.
+/// Sends all [`SIGNALS`] to a process, one after another.
 fn shower(site: &Site, pid: u32) -> Result<()> {
     site.director
         .sh(&format!(

@@ -164,7 +164,7 @@ fn downloads_continue_from_kernel_to_dataplane_and_back() -> Result<()> {
         })?;
         ensure!(
             kernel.established()? == DOWNLOADS,
-            "the kernel has the connections"
+            "the kernel does not have all connections"
         );
         // The first director fails: its kernel stops sending at once.
         site.fail_over()?;
@@ -182,7 +182,7 @@ fn downloads_continue_from_kernel_to_dataplane_and_back() -> Result<()> {
             LONG,
             || kernel.established().is_ok_and(|count| count == DOWNLOADS),
         )?;
-        ensure!(ours()? == DOWNLOADS, "no connection has ended");
+        ensure!(ours()? == DOWNLOADS, "a connection has ended");
         dataplane.kill();
         standby.sh(&addresses("del", ["eth0", "eth1"]))?;
         standby.sh("ip link set eth0 down; ip link set eth1 down")?;

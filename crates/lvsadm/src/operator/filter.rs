@@ -257,7 +257,7 @@ fn restore(run: &mut Invocation<'_>) -> Outcome {
     }
 }
 
-/// A filter of a file.
+/// A filter that `filter restore` has read from its input.
 struct Wanted {
     /// The number of the first line with this filter, from 1.
     line: usize,

@@ -17,7 +17,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let target = target(run, words)?;
     let mut daemon = daemon(run)?.ok_or_else(|| {
         Trouble::Dataplane(
-            "maintenance needs lvsd, and no lvsd runs: start it, or use lvsadm drain".to_owned(),
+            "maintenance needs lvsd, and no lvsd is running: start it, or use lvsadm drain"
+                .to_owned(),
         )
     })?;
     let spec = spec(target, AdminState::Maintenance, words)?;
@@ -67,7 +68,9 @@ pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         return print_done(run, &done, "ready");
     }
     let mut daemon = daemon(run)?.ok_or_else(|| {
-        Trouble::Dataplane("no lvsd runs; name a service, and the server with its port".to_owned())
+        Trouble::Dataplane(
+            "no lvsd is running; name a service, and the server with its port".to_owned(),
+        )
     })?;
     let done = ask(&mut daemon, spec(target, AdminState::Ready, words)?)?;
     print_done(run, &done, "ready")

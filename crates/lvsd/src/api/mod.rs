@@ -160,7 +160,9 @@ impl Api {
                 *seen = Some((Instant::now(), Arc::clone(&snapshot)));
                 Ok(snapshot)
             }
-            Ok(None) => Err("lvsd is stopping; repeat the request when it runs again".to_owned()),
+            Ok(None) => {
+                Err("lvsd is stopping; repeat the request when it is running again".to_owned())
+            }
             Err(_) => Err(format!(
                 "lvsd has not answered within {PATIENCE:?}: the log of lvsd names the cause"
             )),

@@ -103,7 +103,7 @@ struct Message {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
-    /// The name that is recorded for a change of this client, unless the change contains a name.
+    /// The name that is recorded for a change by this client, unless the change contains a name.
     who: String,
     /// Whether the client may make changes.
     may_change: bool,

@@ -13,7 +13,7 @@ use crate::events::unix_ms;
 pub(super) fn connect(dataplane: &Address) -> Result<Client, String> {
     starting::connect_daemon(dataplane)?.ok_or_else(|| {
         format!(
-            "no lvsd runs for the dataplane at {dataplane}; start it with `systemctl start lvsd`"
+            "no lvsd is running for the dataplane at {dataplane}; start it with `systemctl start lvsd`"
         )
     })
 }

@@ -646,7 +646,7 @@ impl Building {
                         let command = self.negotiation.command.as_deref().unwrap_or_default();
                         if command.contains(char::is_whitespace) {
                             let why = format!(
-                                "checkcommand={command}: ldirectord runs the whole line as the name of a program, and uses no server; lvsd runs the program with its arguments"
+                                "checkcommand={command}: ldirectord uses the whole line as the name of a program, so that no server passes its check; lvsd runs the program with its arguments"
                             );
                             lose(&mut self.service, &why);
                         }

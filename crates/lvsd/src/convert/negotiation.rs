@@ -230,7 +230,7 @@ impl Negotiation {
         let command = self.command.as_deref().unwrap_or("/bin/true");
         if command.contains(['"', '\'']) {
             return Err(format!(
-                "checkcommand: ldirectord runs {command} with its quotes as the name of a program"
+                "checkcommand: ldirectord uses {command}, quotes included, as the name of a program"
             ));
         }
         let mut command: Vec<String> = command.split_whitespace().map(str::to_owned).collect();

@@ -58,7 +58,7 @@ impl Signals {
         );
         tokio::time::sleep(STOP_LIMIT).await;
         Err(format!(
-            "stopping, but {dataplane} does not answer; it still runs: {UNSTICK}"
+            "stopping, but {dataplane} does not answer; it is still running: {UNSTICK}"
         ))
     }
 }

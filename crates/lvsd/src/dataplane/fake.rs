@@ -143,7 +143,7 @@ pub(crate) struct World(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     dataplane: Option<FakeDataplane>,
-    /// Increases with each dataplane: a connection to an earlier dataplane is invalid.
+    /// Number of the present dataplane: a connection to an earlier dataplane is invalid.
     epoch: u32,
     starts: u32,
     foreign: bool,

@@ -522,7 +522,7 @@ impl Link {
         }
         if self.starts.attach {
             self.complain(format!(
-                "no dataplane runs, and lvsd does not start one because of --attach: {absent}; start it with `systemctl start lvs-dataplane`"
+                "no dataplane is running, and lvsd does not start one because of --attach: {absent}; start it with `systemctl start lvs-dataplane`"
             ));
             return Err(Step::Waiting(POLL));
         }

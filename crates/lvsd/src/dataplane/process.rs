@@ -188,7 +188,7 @@ impl Host for Machine {
         let text = serde_json::to_vec(given).unwrap_or_default();
         if let Err(error) = replace(&path, &text, 0o666) {
             tracing::warn!(
-                "cannot store in {} the settings that lvsd has made in the dataplane: {error}; settings that are removed from the file while no lvsd runs will stay",
+                "cannot store in {} the settings that lvsd has made in the dataplane: {error}; settings that are removed from the file while no lvsd is running will stay",
                 path.display()
             );
         }

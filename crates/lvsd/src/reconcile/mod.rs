@@ -195,7 +195,7 @@ pub struct Plan {
     pub held: Vec<(ServiceId, SocketAddr)>,
     /// Services that no source contains, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,
-    /// Number of changes at the start of the list that concern servers whose health has changed.
+    /// Number of changes at the start of the list that set only a weight or concern failed servers.
     pub urgent: usize,
 }
 

@@ -16,9 +16,11 @@ pub(super) struct OneService<'a> {
     desired: &'a DesiredService,
     overdue: &'a HashSet<(ServiceId, SocketAddr)>,
     plan: &'a mut Plan,
-    /// Changes of health, which precede all others.
+    /// Changes that set only a weight, and changes of failed servers, of all services: they precede
+    /// all other changes.
     urgent: &'a mut Vec<Call>,
-    /// The changes that remove failed servers; the service's other changes precede them.
+    /// The changes that remove failed servers or set their weight to 0; the service's other urgent
+    /// changes precede them.
     failed: Vec<Call>,
     /// Changes that stop new connections to working servers; they follow the changes that add
     /// servers.
@@ -138,7 +140,7 @@ impl<'a> OneService<'a> {
     }
 
     /// Adds the changes for a desired server. Changes that add a server come before changes that
-    /// remove one, so that the service always has a server that is up.
+    /// stop new connections to a working one, so that the service always has a server that is up.
     fn wanted(&mut self, server: &DesiredServer, now: Option<ServerConfig>) {
         let spec = |config| ServerSpec {
             service: self.desired.id,

@@ -259,7 +259,9 @@ impl Shared {
         let refused = model.refused.iter();
         let refused = refused.map(|(key, why)| format!("etcd key {prefix}{key}: {why}"));
         let emptied = emptied.iter().map(|pool| {
-            format!("{prefix}servers/{pool}/ is empty: its last servers are still used")
+            format!(
+                "etcd pool {prefix}servers/{pool}/: it is empty; its last servers are still used"
+            )
         });
         let mut left_out: Vec<String> = refused.chain(emptied).collect();
         left_out.sort_unstable();

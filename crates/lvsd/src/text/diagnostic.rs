@@ -209,8 +209,8 @@ pub(crate) struct Findings {
     kept: Vec<Diagnostic>,
     /// Numbers of all errors and warnings.
     counts: [usize; 2],
-    /// Hashes of position and title. A finding about all addresses of a service, or about all
-    /// services, is reported once for each of them, and counted once.
+    /// Hashes of position and title. `push` is called with a finding about all addresses of a
+    /// service, or about all services, once for each of them, but stores and counts it only once.
     seen: HashSet<u64>,
     /// Number of reported errors, including repeated ones.
     reported: usize,

@@ -71,7 +71,7 @@ fn reload_names_the_file_of_the_daemon() {
     };
     let (code, reported) = run(&["reload"]);
     assert_eq!(code, Some(1), "{reported}");
-    assert!(reported.contains("no lvsd runs"), "{reported}");
+    assert!(reported.contains("no lvsd is running"), "{reported}");
 
     let mut daemon = lvsd(&["--config", "own.toml"])
         .current_dir(directory.path())

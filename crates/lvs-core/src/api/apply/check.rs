@@ -181,7 +181,7 @@ fn change_marks<'a>(
         return Err(Failure::new(
             FailureCode::Full,
             format!(
-                "the list already contains the maximum of {} mark rules",
+                "the list would contain {count} mark rules, and the maximum is {}",
                 mark::RULES_MAX
             ),
         ));

@@ -116,7 +116,7 @@ fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
             Err(error) => {
                 let text = error.to_string();
                 if last_text != text {
-                    warn!("cannot listen at {listen}: {text}: does another program have the port?");
+                    warn!("cannot listen at {listen}: {text}: is another program using the port?");
                 }
                 last_text = text;
             }

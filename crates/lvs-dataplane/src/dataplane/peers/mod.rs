@@ -219,7 +219,7 @@ impl Peers {
             Err(error) if is_missing(&error) => None,
             Err(error) => {
                 return Err(format!(
-                    "cannot listen at {listen}: {error}: does another program have the port?"
+                    "cannot listen at {listen}: {error}: is another program using the port?"
                 ));
             }
         };

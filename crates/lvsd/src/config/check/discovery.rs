@@ -76,8 +76,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns the source of discovered servers of a service with their settings, and reports
-    /// errors in it.
+    /// Reads the table `discover` of a service: the source of its discovered servers, and the
+    /// settings of these servers. Reports errors in the table.
     pub(super) fn discovery(
         &mut self,
         service: &RawService,

@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn http_answer_before_request_is_an_answer() {
+    async fn http_answer_before_request_is_accepted() {
         // Like xinetd, a shell loop around nc, and a program with a fixed answer, the server closes
         // the connection.
         let reset = |stream: tokio::net::TcpStream| {

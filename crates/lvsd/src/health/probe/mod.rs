@@ -244,7 +244,7 @@ impl Asked<'_> {
             let listener = self.via.filter(|via| !via.method.translates());
             let listener = listener.map_or(target, |via| via.virt);
             let fix = format!(
-                "on {ip}: does a program listen on {listener} (ss -ltn), or does a filter reject connections with a reset (nft list ruleset)?"
+                "on {ip}: is a program listening on {listener} (ss -ltn), or does a filter reject connections with a reset (nft list ruleset)?"
             );
             return ProbeError::Server(reason.with_fix(fix));
         }

@@ -1,4 +1,4 @@
-//! The meaning of the keys under the prefix (pure).
+//! Parses the keys under the prefix, without I/O.
 //!
 //! ```text
 //! services/NAME     a service, in the syntax of a file of conf.d

@@ -1,7 +1,8 @@
-//! The addresses of Services (pure): ranges of pools, and the assignment of addresses to Services.
+//! The assignment of addresses from pools to Services, without I/O.
 //!
-//! `status.loadBalancer.ingress` is the only record. An address in it stays assigned as long as the
-//! Service exists. A Service without an address gets the first free address of a pool.
+//! `status.loadBalancer.ingress` is the only record. A Service keeps the address in it until the
+//! Service is deleted or requests another address or pool. A Service without an address gets an
+//! address that it may share, or else the first free address of a pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -176,7 +176,9 @@ impl<'a> Options<'a> {
                 known if ANNOTATIONS.contains(&known) => {}
                 _ => {
                     let all = ANNOTATIONS.map(|key| format!("{PREFIX}{key}")).join(", ");
-                    return Err(format!("annotation {name} is unknown; there are {all}"));
+                    return Err(format!(
+                        "annotation {name} is unknown; the known ones are {all}"
+                    ));
                 }
             }
         }
@@ -862,7 +864,7 @@ mod tests {
                 forward | dr | `dr` is none of nat, fullnat, proxy, tun
                 forward | tun | `tun` does not reach node ports; set annotation lvsd/servers to `endpoints`
                 servers | pods | `pods` is none of nodes, endpoints
-                chek | tcp | lvsd/chek is unknown; there are lvsd/address,
+                chek | tcp | lvsd/chek is unknown; the known ones are lvsd/address,
                 check | healthz | needs nodes as servers
                 check | http:ready | `http:ready` is none of none, tcp, healthz, http:/PATH
                 check | http:/a b | `http:/a b` is none of
