@@ -108,11 +108,13 @@ fn super_packets_are_forwarded_whole_with_correct_checksums() {
 }
 
 #[test]
+#[ignore = "long"]
 fn super_packets_without_ring_are_forwarded_whole_with_correct_checksums() {
     aggregates_pass(open_without_ring);
 }
 
 #[test]
+#[ignore = "long"]
 fn super_packets_of_two_queues_are_forwarded_whole_with_correct_checksums() {
     aggregates_pass(open_two_queues);
 }

@@ -130,6 +130,7 @@ fn macros_can_be_the_bounds_of_a_sequence() {
 }
 
 #[test]
+#[ignore = "long"]
 fn groups_of_a_file_share_one_limit_of_addresses() {
     let group = "virtual_server_group g {\n 2001:db8::1-ffff 80\n fwmark 7\n}\n";
     let server = "virtual_server group g {\n protocol TCP\n real_server 2001:db8:1::1 80 {\n }\n}\n\
@@ -150,6 +151,7 @@ fn groups_of_a_file_share_one_limit_of_addresses() {
 }
 
 #[test]
+#[ignore = "long"]
 fn macros_above_limits_are_refused() {
     let server = "virtual_server 192.0.2.1 80 {\n real_server 10.0.0.1 80 {\n }\n}\n";
     let lost = |macros: &str| {
