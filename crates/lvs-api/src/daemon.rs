@@ -573,6 +573,10 @@ pub struct ServerStatus {
     /// absent if there were no connections.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
+    /// Microseconds from the SYN of a client to the server's SYN-ACK, as a moving average of the
+    /// dataplane; absent without a measurement, and with direct routing and tunnels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<u64>,
     /// Set after three consecutive checks that lvsd's host could not perform, until it performs
     /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -313,6 +313,7 @@ pub(crate) mod tests {
             reason: reason.to_owned(),
             fix: String::new(),
             attempts: Default::default(),
+            latency_us: None,
             checks: None,
             check_not_made: None,
             weight: Some(i32::from(n == 1)),

@@ -819,6 +819,9 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
             "clients opened {opened} connections in 5 minutes, {unanswered} without an answer"
         ));
     }
+    if let Some(latency) = server.latency_us.filter(|_| look.details) {
+        notes.push(format!("answers new connections in {}", millis(latency)));
+    }
     notes
 }
 
@@ -864,6 +867,7 @@ mod tests {
             reason: reason.to_owned(),
             fix: String::new(),
             attempts: Default::default(),
+            latency_us: None,
             checks: None,
             check_not_made: (n == 1).then(|| CheckNotMade {
                 seconds: 62,
@@ -1009,6 +1013,7 @@ mod tests {
             down_seconds: 200,
         });
         server.attempts.last_5_minutes.opened = 20;
+        server.latency_us = Some(1_234);
         snapshot.status.services.push(api);
         snapshot.status
     }
@@ -1216,6 +1221,7 @@ mod tests {
             "15 of 20 connections of clients got no answer in the last minute; went down 7 times in 24 h, last 5s ago, for 1m38s in total",
             "; checks take 1.2 ms (5 minutes: p50 1.2 ms, p99 700 ms)",
             "clients opened 20 connections in 5 minutes, 0 without an answer",
+            "answers new connections in 1.2 ms",
             "fix: on 10.0.0.1: is this director its default gateway",
         ] {
             assert!(words.contains(printed), "{printed}: {words}");

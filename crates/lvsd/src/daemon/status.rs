@@ -189,6 +189,7 @@ impl<P: Prober> Daemon<P> {
                     reason: reason.text,
                     fix: reason.fix,
                     attempts: seen.map(|seen| seen.attempts).unwrap_or_default(),
+                    latency_us: seen.and_then(|seen| seen.latency_us),
                     checks: known.as_ref().and_then(|known| known.record),
                     check_not_made: known.and_then(|known| known.not_made).map(|not_made| {
                         CheckNotMade {
@@ -221,6 +222,7 @@ impl<P: Prober> Daemon<P> {
                 reason: String::new(),
                 fix: String::new(),
                 attempts: seen.attempts,
+                latency_us: seen.latency_us,
                 checks: None,
                 check_not_made: None,
                 weight: Some(seen.weight),
@@ -397,6 +399,7 @@ mod tests {
             inactive: 0,
             unanswered: None,
             attempts: Default::default(),
+            latency_us: None,
         };
         let servers = [(1, 1, 5), (2, 1, 6), (2, 2, 7)]
             .map(|(of, n, weight)| ((service(of), server(n)), seen(weight)));

@@ -245,6 +245,8 @@ pub struct ObservedServer {
     pub unanswered: Option<u32>,
     /// Connections of clients to the server, and those without an answer.
     pub attempts: RecentAttempts,
+    /// Microseconds until the server answers a new connection; `None` without a measurement.
+    pub latency_us: Option<u64>,
 }
 
 /// The result of a request to stop the dataplane.
@@ -699,6 +701,7 @@ impl Link {
                         inactive: server.inactive,
                         unanswered: server.unanswered,
                         attempts: server.attempts,
+                        latency_us: server.latency_us,
                     };
                     found.servers.insert(key, seen);
                 }
@@ -716,6 +719,7 @@ impl Link {
                         inactive: 0,
                         unanswered: None,
                         attempts: RecentAttempts::default(),
+                        latency_us: None,
                     };
                     found.servers.insert((spec.service, spec.server), seen);
                 }

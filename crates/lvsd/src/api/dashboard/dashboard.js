@@ -525,6 +525,7 @@
         notes.push(`checks take ${ms(checks.last_us)}, p50 ${ms(checks.p50_us)}, p99 ${ms(checks.p99_us)}`);
         if (checks.falls_in_day) notes.push(`went down ${plural(checks.falls_in_day, "time")} in 24 h, for ${lasted(checks.down_seconds_in_day)}`);
       }
+      if (server.latency_us != null) notes.push(`answers new connections in ${ms(server.latency_us)}`);
       if (server.check_not_made) notes.push("not checked: " + server.check_not_made.reason);
       if (server.configured === null) notes.push(s.sorry_server === server.server ? "sorry server" : "not in the file");
       if (server.weight === null) notes.push("the dataplane does not have it");
