@@ -126,9 +126,7 @@ impl<P: Prober> Inputs<P> {
     fn inform_checks(&mut self, found: &Found) {
         let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
         let serving = serving.map(|((_, server), _)| *server).collect();
-        let mut interfaces = found.seen.info.interfaces.iter();
         self.checks.take_serving(Serving {
-            routed: interfaces.any(|interface| interface.backend == "tun"),
             servers: serving,
             vips: (!self.config.dataplane.own_vips).then(|| found.vips.clone()),
         });

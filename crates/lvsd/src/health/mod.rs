@@ -58,9 +58,6 @@ pub struct Serving {
     pub servers: HashSet<SocketAddr>,
     /// Virtual addresses for which the dataplane answers; `None` for all.
     pub vips: Option<BTreeSet<IpAddr>>,
-    /// Whether the host routes packets to the dataplane (`--backend tun`), which does not forward
-    /// packets of the host itself.
-    pub routed: bool,
 }
 
 /// Checks a second that go through the VIP without `via`. At this rate, they use a fifth of a
@@ -742,9 +739,8 @@ impl<P: Prober> Runner<P> {
 
     /// Whether the check goes through the service if it has the choice.
     fn leads(&self) -> bool {
-        let serves = |serving: &Option<Arc<Serving>>| serving.as_ref().is_some_and(|s| !s.routed);
-        let may = !self.timing.exceeds.load(Relaxed) && serves(&self.serving.borrow());
-        self.check.needs_vip() || (may && self.has_vip())
+        let may = !self.timing.exceeds.load(Relaxed);
+        self.check.needs_vip() || (may && self.serving.borrow().is_some() && self.has_vip())
     }
 
     /// Whether the result of a check counts: a through-VIP check needs the VIP.
