@@ -69,11 +69,6 @@ impl Check {
         self.via.is_some_and(|via| !via.by_default)
     }
 
-    /// Whether the check goes through a service if that is possible.
-    pub(super) fn goes_by_default(&self) -> bool {
-        self.via.is_some_and(|via| via.by_default)
-    }
-
     /// The same check of the server's own address.
     pub(super) fn of_own_address(&self) -> Self {
         Self {

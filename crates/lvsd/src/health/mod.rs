@@ -22,7 +22,7 @@ mod state;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -59,10 +59,6 @@ pub struct Serving {
     /// Virtual addresses for which the dataplane answers; `None` for all.
     pub vips: Option<BTreeSet<IpAddr>>,
 }
-
-/// Checks a second that go through the VIP without `via`. At this rate, they use a fifth of a
-/// processor more than checks of the servers' own addresses.
-const BY_DEFAULT_MAX: f64 = 500.0;
 
 /// Longest time that the first failed check of a server waits for an answer of the dataplane.
 const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
@@ -120,8 +116,6 @@ pub struct Change {
 /// Counts of checks by kind and result, with their durations and delays.
 #[derive(Debug, Default)]
 struct Timing {
-    /// Whether more checks than [`BY_DEFAULT_MAX`] would go through the VIP without `via`.
-    exceeds: AtomicBool,
     counters: Arc<Counters>,
     /// The longest delay from the due time of a check to its start since the last call of
     /// [`Checks::lag`], in microseconds.
@@ -281,16 +275,6 @@ impl<P: Prober> Checks<P> {
                 task.keys.push(key);
             }
             self.questions.insert(key, question);
-        }
-        let by_default = self.tasks.keys().filter(|check| check.goes_by_default());
-        let rate: f64 = by_default
-            .map(|check| check.interval.as_secs_f64().recip())
-            .sum();
-        let exceeds = rate > BY_DEFAULT_MAX;
-        if self.timing.exceeds.swap(exceeds, Relaxed) != exceeds && exceeds {
-            tracing::warn!(
-                "checks use the servers' own addresses: {rate:.0} checks a second would go through the VIP, and at most {BY_DEFAULT_MAX} may; use longer intervals, or via = \"service\" for some services"
-            );
         }
     }
 
@@ -739,8 +723,7 @@ impl<P: Prober> Runner<P> {
 
     /// Whether the check goes through the service if it has the choice.
     fn leads(&self) -> bool {
-        let may = !self.timing.exceeds.load(Relaxed);
-        self.check.needs_vip() || (may && self.serving.borrow().is_some() && self.has_vip())
+        self.check.needs_vip() || (self.serving.borrow().is_some() && self.has_vip())
     }
 
     /// Whether the result of a check counts: a through-VIP check needs the VIP.

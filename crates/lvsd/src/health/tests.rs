@@ -118,29 +118,6 @@ async fn check_without_via_goes_through_the_service_while_the_vip_is_here() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn checks_without_via_use_own_addresses_above_a_rate() {
-    let paths = Paths::default();
-    let (mut checks, _reports) = Checks::new(paths.clone(), None);
-    checks.take_serving(Serving::default());
-    for (services, through) in [(5, true), (6, false), (5, true)] {
-        let services = (1..=services).map(|n| {
-            format!(
-                "[[service]]\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\n\
-                 check = {{ type = \"tcp\", interval = \"10ms\" }}\nservers = [\"10.0.0.1:80\"]\n"
-            )
-        });
-        let text = services.collect::<String>();
-        let (config, _) = Config::from_toml("test.toml", &text).unwrap_or_else(|r| panic!("{r}"));
-        checks.set(checks_of(&config.services));
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        paths.0.lock().unwrap().clear();
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let asked = paths.0.lock().unwrap().clone();
-        assert!(!asked.is_empty() && asked.iter().all(|via| *via == through));
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn services_with_the_same_check_share_one_probe() {
     let well = Well::default();
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
