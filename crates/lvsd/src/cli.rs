@@ -854,7 +854,7 @@ fn run(
         let pins = Pins::start(address.clone()).map_err(|error| {
             tracing::warn!("through-VIP checks disabled: cannot start their thread: {error}; restart lvsd");
         });
-        let network = Network::new(pins.ok());
+        let network = Network { pins: pins.ok() };
         let events = Events::default();
         let (sender, requests) = requests::channel();
         let api = Arc::new(Api::new(sender, &events, Arc::clone(&counters)));

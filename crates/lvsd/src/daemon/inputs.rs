@@ -21,7 +21,7 @@ use crate::dataplane::Found;
 use crate::dataplane::control::LastAnswer;
 use crate::decide::ServerView;
 use crate::expand::Expanded;
-use crate::health::{Check, Checks, Code, Key, Prober, Reason, Serving};
+use crate::health::{Checks, Code, Key, Prober, Reason, Serving};
 use crate::reconcile::Health;
 use crate::sources::Sources;
 use lvs_api::words::counted;
@@ -194,7 +194,7 @@ impl<P: Prober> Inputs<P> {
     /// Whether every server of unknown health is checked through the VIP of the service.
     fn waits_for_its_vip(&self, service: &Service) -> bool {
         service.servers.iter().all(|server| {
-            let by_vip = server.check.as_ref().is_some_and(Check::needs_vip);
+            let by_vip = server.check.as_ref().is_some_and(|c| c.via.is_some());
             by_vip || self.health(&(service.id, server.address)) != Health::Unknown
         })
     }

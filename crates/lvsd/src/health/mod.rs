@@ -540,7 +540,7 @@ impl<P: Prober> Runner<P> {
         let mut due = Instant::now();
         let mut prompt = None;
         loop {
-            if self.check.needs_vip() && self.serving.wait_for(Option::is_some).await.is_err() {
+            if self.check.via.is_some() && self.serving.wait_for(Option::is_some).await.is_err() {
                 return;
             }
             let begun = Instant::now();
@@ -629,8 +629,7 @@ impl<P: Prober> Runner<P> {
         self.timing.longest_lag_us.fetch_max(waited_us, Relaxed);
         self.timing.counters.waited(waited);
         let begun = Instant::now();
-        let own = (!self.leads()).then(|| self.check.of_own_address());
-        let result = self.prober.probe(own.as_ref().unwrap_or(&self.check)).await;
+        let result = self.prober.probe(&self.check).await;
         let took = begun.elapsed();
         let outcome = match &result {
             Ok(_) => CheckOutcome::Good,
@@ -721,19 +720,9 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Whether the check goes through the service if it has the choice.
-    fn leads(&self) -> bool {
-        self.check.needs_vip() || (self.serving.borrow().is_some() && self.has_vip())
-    }
-
-    /// Whether the result of a check counts: a through-VIP check needs the VIP.
-    fn has_way(&self) -> bool {
-        !self.check.needs_vip() || self.has_vip()
-    }
-
     /// Whether the dataplane answers for the virtual address of a through-VIP check; true for other
     /// checks.
-    fn has_vip(&self) -> bool {
+    fn has_way(&self) -> bool {
         let serving = self.serving.borrow();
         let vips = serving.as_ref().and_then(|serving| serving.vips.as_ref());
         match (self.check.via, vips) {

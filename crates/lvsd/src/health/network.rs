@@ -3,8 +3,7 @@
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lvs_api::{guidance, reverse_path::strict_interfaces};
 use lvs_core::api::Forwarder;
@@ -23,9 +22,7 @@ pub trait Prober: Send + Sync + 'static {
 #[derive(Clone, Debug, Default)]
 pub struct Network {
     /// The connection to the dataplane, for checks through a service.
-    pins: Option<Pins>,
-    /// Whether a reverse-path filter of this host is strict, and the time of the reading.
-    strict: Arc<Mutex<Option<(Instant, bool)>>>,
+    pub pins: Option<Pins>,
 }
 
 /// The result of a check of the server's own address, which is made when a check through a service
@@ -117,47 +114,6 @@ impl OwnAddress {
 
 impl Prober for Network {
     async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
-        let Some(via) = check.via.filter(|via| via.by_default) else {
-            return self.attempt(check).await;
-        };
-        // A strict filter of this director drops the replies to checks, and no packet of clients.
-        let dropped = !via.method.translates() && via.virt.is_ipv4() && self.is_strict();
-        let failed = match dropped {
-            true => None,
-            false => Some(self.attempt(check).await),
-        };
-        match failed {
-            // This host has the VIP, or no route to it, or no dataplane that has the server.
-            None | Some(Err(ProbeError::Local(_))) => self.attempt(&check.of_own_address()).await,
-            Some(result) => result,
-        }
-    }
-}
-
-impl Network {
-    /// A prober with a connection to the dataplane.
-    pub fn new(pins: Option<Pins>) -> Self {
-        Self {
-            pins,
-            ..Self::default()
-        }
-    }
-
-    /// Whether an interface has a strict reverse-path filter, read at most once a second.
-    fn is_strict(&self) -> bool {
-        let mut strict = self.strict.lock().unwrap_or_else(PoisonError::into_inner);
-        match *strict {
-            Some((read, is)) if read.elapsed() < Duration::from_secs(1) => is,
-            _ => {
-                let is = !strict_interfaces().is_empty();
-                *strict = Some((Instant::now(), is));
-                is
-            }
-        }
-    }
-
-    /// Makes a check by its path.
-    async fn attempt(&self, check: &Check) -> Result<Advice, ProbeError> {
         let accepted = AtomicBool::new(false);
         let asked = Asked {
             server: check.server,
@@ -211,9 +167,7 @@ impl Network {
         };
         let vip = via.virt.ip();
         let fix = guidance::for_unanswered(check.server, via.method, Some(vip));
-        // A dataplane that hangs is no fault of a server.
-        let forwarder = self.forwarder(check, began).await;
-        if let Some(forwarder) = forwarder.map_err(ProbeError::Local)? {
+        if let Some(forwarder) = self.forwarder(check, began).await {
             let (mac, interface) = (forwarder.mac, forwarder.interface);
             let router = match forwarder.address {
                 Some(address) => format!("{address} ({mac})"),
@@ -267,20 +221,19 @@ async fn check_own_address(check: &Check, own: &mut OwnAddress) {
 impl Network {
     /// Returns the host that forwarded the server's reply to a through-VIP check that started at
     /// `began`, and that received no answer itself.
-    async fn forwarder(&self, check: &Check, began: Instant) -> Result<Option<Forwarder>, String> {
-        let Some(pins) = &self.pins else {
-            return Ok(None);
+    async fn forwarder(&self, check: &Check, began: Instant) -> Option<Forwarder> {
+        let (Some(pins), Some(_)) = (&self.pins, check.via) else {
+            return None;
         };
-        let answer = pins.forwarder(check.server.ip(), began);
-        let answer = tokio::time::timeout(check.timeout, answer).await;
-        answer.unwrap_or_else(|_| Err("the dataplane does not answer".to_owned()))
+        let server = check.server.ip();
+        let answer = pins.forwarder(server, began);
+        tokio::time::timeout(check.timeout, answer).await.ok()?
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::health::Via;
 
     const SILENT: &str = "10.0.0.1:80 did not answer within 1s";
 
@@ -314,34 +267,5 @@ mod tests {
         assert_eq!(unanswered(failed(Code::NextHop)).code, Code::NextHop);
         let reason = unanswered(failed(Code::Refused));
         assert_eq!((reason.code, &*reason.fix), (Code::ClientPath, "path"));
-    }
-
-    /// The VIP is an address of this host, which would connect to it without the dataplane.
-    #[tokio::test]
-    async fn check_by_default_uses_own_address_if_the_path_of_clients_cannot_be_used() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");
-        let server = listener.local_addr().expect("an address");
-        let text = format!(
-            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
-             check = {{ type = \"tcp\" }}\nservers = [\"10.0.0.1:{}\"]\n",
-            server.port()
-        );
-        let (config, _) = crate::config::Config::from_toml("test.toml", &text).expect("valid");
-        let server_of_file = &config.services[0].servers[0];
-        let check = server_of_file.check.clone().expect("a check");
-        let mut check = check.of(server).expect("it fits");
-        check.via = check.via.map(|via| Via {
-            virt: server,
-            ..via
-        });
-        let network = Network::new(None);
-        let good = network.probe(&check).await;
-        good.expect("the own address answers");
-        check.via = check.via.map(|via| Via {
-            by_default: false,
-            ..via
-        });
-        let refused = network.probe(&check).await;
-        assert!(matches!(refused, Err(ProbeError::Local(_))), "{refused:?}");
     }
 }

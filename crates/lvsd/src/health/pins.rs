@@ -20,14 +20,10 @@ const WAITING: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct Pins(mpsc::Sender<Request>);
 
-/// The answer of the dataplane, `None` if it refused the request, or the reason why it did not
-/// answer.
-type Answer = Result<Option<Value>, String>;
-
 #[derive(Debug)]
 struct Request {
     call: Call,
-    reply: oneshot::Sender<Answer>,
+    reply: oneshot::Sender<Result<Value, String>>,
 }
 
 impl Pins {
@@ -59,29 +55,19 @@ impl Pins {
             server,
             client,
         };
-        match self.ask(call).await? {
-            Some(_) => Ok(()),
-            None => Err("the dataplane does not have the server yet".to_owned()),
-        }
+        self.ask(call).await.map(|_| ())
     }
 
     /// Queries the host that forwarded the latest reply of `server` to a check; `None` if no reply
     /// arrived after `began`.
-    ///
-    /// # Errors
-    /// The dataplane does not answer, for this reason.
-    pub(super) async fn forwarder(
-        &self,
-        server: IpAddr,
-        began: Instant,
-    ) -> Result<Option<Forwarder>, String> {
-        let answer = self.ask(Call::ServerReturnPath { server }).await?;
-        let path = answer.and_then(|answer| serde_json::from_value::<ReturnPath>(answer).ok());
-        let forwarder = path.and_then(|path| path.forwarder);
-        Ok(forwarder.filter(|last| Duration::from_millis(last.age_ms) <= began.elapsed()))
+    pub(super) async fn forwarder(&self, server: IpAddr, began: Instant) -> Option<Forwarder> {
+        let answer = self.ask(Call::ServerReturnPath { server }).await.ok()?;
+        let path: ReturnPath = serde_json::from_value(answer).ok()?;
+        path.forwarder
+            .filter(|last| Duration::from_millis(last.age_ms) <= began.elapsed())
     }
 
-    async fn ask(&self, call: Call) -> Answer {
+    async fn ask(&self, call: Call) -> Result<Value, String> {
         let (reply, answer) = oneshot::channel();
         let gone = || "lvsd is exiting".to_owned();
         let request = Request { call, reply };
@@ -102,11 +88,12 @@ fn serve(address: &Address, mut requests: mpsc::Receiver<Request>) {
             // Another dataplane may have started in the meantime.
             answer = ask(address, &mut client, &call);
         }
-        let answer = match answer {
-            Ok(answer) => Ok(Some(answer)),
-            Err(None) => Ok(None),
-            Err(Some(error)) => Err(error.to_string()),
-        };
+        let answer = answer.map_err(|error| {
+            error.map_or_else(
+                || "the dataplane does not have the server yet".to_owned(),
+                |error| error.to_string(),
+            )
+        });
         let _ = reply.send(answer);
     }
 }

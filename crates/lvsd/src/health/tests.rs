@@ -24,7 +24,7 @@ fn config(services: &[(u8, &str)]) -> Config {
     let mut text = String::new();
     for (n, check) in services {
         text.push_str(&format!(
-            "[[service]]\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\ncheck = {{ {check}, via = \"server\" }}\n\
+            "[[service]]\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\ncheck = {{ {check} }}\n\
              [[service.server]]\naddress = \"10.0.0.1:80\"\n"
         ));
     }
@@ -70,51 +70,6 @@ async fn check_state_is_kept_only_for_identical_check() {
     let third = config(&[(1, "type = \"banner\", expect = \"220\"")]);
     checks.set(checks_of(&third.services));
     assert_eq!(health(&checks, &third), [Unknown]);
-}
-
-/// A prober that records whether each check goes through the service.
-#[derive(Clone, Default)]
-struct Paths(Arc<Mutex<Vec<bool>>>);
-
-impl Prober for Paths {
-    async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
-        self.0.lock().unwrap().push(check.via.is_some());
-        Ok(Advice::NONE)
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn check_without_via_goes_through_the_service_while_the_vip_is_here() {
-    let paths = Paths::default();
-    let (mut checks, _reports) = Checks::new(paths.clone(), None);
-    let text = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
-        check = { type = \"tcp\", interval = \"1s\", jitter = 0 }\nservers = [\"10.0.0.1:80\"]\n";
-    let (config, _) = Config::from_toml("test.toml", text).unwrap_or_else(|r| panic!("{r}"));
-    checks.set(checks_of(&config.services));
-    let vips = |vips: &[&str]| Serving {
-        vips: Some(vips.iter().map(|vip| vip.parse().unwrap()).collect()),
-        ..Serving::default()
-    };
-    // Without a dataplane, on a standby director, on the active one, and on a standby one again.
-    for (serving, through) in [
-        (None, false),
-        (Some(vips(&[])), false),
-        (Some(vips(&["192.0.2.1"])), true),
-        (Some(Serving::default()), true),
-        (Some(vips(&["192.0.2.2"])), false),
-    ] {
-        if let Some(serving) = serving {
-            checks.take_serving(serving);
-        }
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        paths.0.lock().unwrap().clear();
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        let asked = paths.0.lock().unwrap().clone();
-        assert!(
-            asked.len() >= 2 && asked.iter().all(|via| *via == through),
-            "{asked:?}"
-        );
-    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -37,18 +37,9 @@ pub(super) struct CheckPlan {
     timeout: Duration,
     rise: u32,
     fall: u32,
-    via: PlannedVia,
+    /// Position of `via`, if the check goes through the service.
+    via: Option<Range<usize>>,
     passive: Option<(Passive, Range<usize>)>,
-}
-
-/// The path of a check from the file.
-enum PlannedVia {
-    /// The server's own address.
-    Server,
-    /// Through the service; the position of `via`.
-    Service(Range<usize>),
-    /// Through the service, if that is possible.
-    Default,
 }
 
 impl Checker<'_> {
@@ -77,7 +68,7 @@ impl Checker<'_> {
         let jitter = self.number(table.jitter.as_ref(), "`jitter`", 0..=50);
         let passive = self.passive(table.passive.as_ref());
         let words = [("server", false), ("service", true)];
-        let via = self.word(table.via.as_ref(), &words);
+        let via = self.word(table.via.as_ref(), &words).unwrap_or(false);
         if self.findings.reported() > before {
             return None;
         }
@@ -92,14 +83,7 @@ impl Checker<'_> {
             timeout: duration_or(table.timeout.as_ref(), DEFAULT_TIMEOUT),
             rise: count_or(table.rise.as_ref(), kind.rise),
             fall: count_or(table.fall.as_ref(), kind.fall),
-            via: match (via, &table.via) {
-                (Some(true), Some(at)) => PlannedVia::Service(at.span()),
-                // A port of the check need not be the port of the service.
-                (None, _) if table.own.iter().all(|(key, _)| key.get_ref() != "port") => {
-                    PlannedVia::Default
-                }
-                _ => PlannedVia::Server,
-            },
+            via: table.via.as_ref().filter(|_| via).map(Spanned::span),
             passive: passive.zip(table.passive.as_ref().map(Spanned::span)),
         })
     }
@@ -111,17 +95,9 @@ impl Checker<'_> {
         service: &ServiceId,
         (method, vip): (Forwarding, Option<&Spanned<String>>),
     ) -> Option<Check> {
-        let via = match (&plan.via, via(plan, service, (method, vip))) {
-            (PlannedVia::Server, _) | (PlannedVia::Default, Err(_)) => None,
-            (PlannedVia::Default, Ok(via)) => Some(Via {
-                by_default: true,
-                ..via
-            }),
-            (PlannedVia::Service(_), Ok(via)) => Some(via),
-            (PlannedVia::Service(at), Err((title, help))) => {
-                self.once(Diagnostic::error(at.clone(), title).help(help));
-                return None;
-            }
+        let via = match &plan.via {
+            Some(at) => Some(self.via(plan, service, at, (method, vip))?),
+            None => None,
         };
         if let Some((passive, at)) = &plan.passive {
             self.fits_passive(*passive, service, method, at)?;
@@ -138,6 +114,47 @@ impl Checker<'_> {
             fall: plan.fall,
             passive: plan.passive.as_ref().map(|(passive, _)| *passive),
         })
+    }
+
+    /// Checks `via`: the check goes through this service, whose VIP has the owner `vip`.
+    fn via(
+        &mut self,
+        plan: &CheckPlan,
+        service: &ServiceId,
+        at: &Range<usize>,
+        (method, vip): (Forwarding, Option<&Spanned<String>>),
+    ) -> Option<Via> {
+        let (title, help) = match (service.endpoint(), plan.probe.via()) {
+            (_, None) => (
+                "a check of this type cannot be a through-VIP check",
+                "remove `via`, which is for tcp, http, https, smtp, dns and udp",
+            ),
+            (None, _) => (
+                "a service with a mark or several ports has no single address and port for a check",
+                "remove `via`, or use one port for the service",
+            ),
+            (Some((protocol, _)), Some(wanted)) if protocol != wanted => (
+                "a check of this type does not use the service's protocol",
+                "remove `via`, or use another type of check",
+            ),
+            (Some((_, virt)), _) if virt.port() == 0 => (
+                "a service of all ports has no port for a check",
+                "remove `via`, or use one port for the service",
+            ),
+            _ if vip.is_some_and(|vip| vip.get_ref() == "host") => (
+                "the host connects to its own address without the dataplane",
+                "remove `via`; or remove `vip = \"host\"`, and the address from the host, so that the dataplane owns the address",
+            ),
+            (Some((_, virt)), _) => {
+                return Some(Via {
+                    service: *service,
+                    virt,
+                    method,
+                });
+            }
+        };
+        self.once(Diagnostic::error(at.clone(), title).help(help));
+        None
     }
 
     /// Checks `passive` of a health check.
@@ -296,43 +313,6 @@ impl Checker<'_> {
                 .help("the next check is then delayed; set `timeout` to at most `interval`"),
             );
         }
-    }
-}
-
-/// The path through a service whose VIP has the owner `vip`, or the reason why a check cannot use
-/// it, and the fix.
-fn via(
-    plan: &CheckPlan,
-    service: &ServiceId,
-    (method, vip): (Forwarding, Option<&Spanned<String>>),
-) -> Result<Via, (&'static str, &'static str)> {
-    match (service.endpoint(), plan.probe.via()) {
-        (_, None) => Err((
-            "a check of this type cannot be a through-VIP check",
-            "remove `via`, which is for tcp, http, https, smtp, dns and udp",
-        )),
-        (None, _) => Err((
-            "a service with a mark or several ports has no single address and port for a check",
-            "remove `via`, or use one port for the service",
-        )),
-        (Some((protocol, _)), Some(wanted)) if protocol != wanted => Err((
-            "a check of this type does not use the service's protocol",
-            "remove `via`, or use another type of check",
-        )),
-        (Some((_, virt)), _) if virt.port() == 0 => Err((
-            "a service of all ports has no port for a check",
-            "remove `via`, or use one port for the service",
-        )),
-        _ if vip.is_some_and(|vip| vip.get_ref() == "host") => Err((
-            "the host connects to its own address without the dataplane",
-            "remove `via`; or remove `vip = \"host\"`, and the address from the host, so that the dataplane owns the address",
-        )),
-        (Some((_, virt)), _) => Ok(Via {
-            service: *service,
-            virt,
-            method,
-            by_default: false,
-        }),
     }
 }
 

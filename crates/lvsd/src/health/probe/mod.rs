@@ -128,9 +128,6 @@ pub struct Via {
     pub virt: SocketAddr,
     /// The method by which the dataplane forwards to the server.
     pub method: Forwarding,
-    /// Whether the file leaves the path to lvsd: while this path cannot be used, the server's own
-    /// address is checked.
-    pub by_default: bool,
 }
 
 /// The server that is probed, and the path to it.
