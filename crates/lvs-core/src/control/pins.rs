@@ -184,6 +184,9 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
+        // Only clients attempt to connect.
+        let attempts = |id| control.server_attempts(crate::ServerId(id)).unwrap();
+        assert_eq!([0, 1].map(|id| attempts(id).total.opened), [2, 0]);
     }
 
     #[test]

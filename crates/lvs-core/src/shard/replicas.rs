@@ -169,7 +169,8 @@ impl Shard {
         }
     }
 
-    /// Whether a connection should be replicated; connections that a flood opens should not.
+    /// Whether a connection should be replicated; connections that a flood opens should not, nor
+    /// those of this director's own health checks.
     pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
@@ -178,7 +179,12 @@ impl Shard {
             Protocol::SCTP => (8..=11).contains(&slot.state().0),
             _ => slot.in_packets() >= self.settings.sysctls.sync_threshold.0,
         };
-        let unfit = flag::NO_CPORT | flag::ONE_PACKET | flag::TEMPLATE | flag::DYING | flag::GONE;
+        let unfit = flag::NO_CPORT
+            | flag::ONE_PACKET
+            | flag::TEMPLATE
+            | flag::DYING
+            | flag::GONE
+            | flag::PROBE;
         // The local port of full NAT belongs to this director.
         settled
             && !slot.has(unfit)
@@ -492,6 +498,20 @@ pub(super) mod tests {
         let results = one.tell(&mut two, at(30));
         assert_eq!((results.ended, two.shard.len()), (1, 49));
         assert_eq!(two.missing(&one), 0);
+    }
+
+    #[test]
+    fn connection_of_health_check_is_not_replicated() {
+        let (mut one, mut two) = sides();
+        let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+        let server = "10.0.0.1:80".parse().unwrap();
+        let check = Side::tuple(1).src;
+        one.control.pin(&service, server, check, at(1)).unwrap();
+        one.open(1, at(1));
+        assert!(!one.shard.has_changes());
+        one.open(2, at(1));
+        assert_eq!(one.tell(&mut two, at(1)), taken(1));
+        assert_eq!((one.shard.len(), two.shard.len()), (2, 1));
     }
 
     #[test]

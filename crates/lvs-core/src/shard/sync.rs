@@ -76,8 +76,9 @@ impl Shard {
             return;
         };
         let slot = self.table.get(index);
-        if slot.method() == crate::Forwarding::FullNat {
-            // The local port belongs to this director: no other director could use the connection.
+        if slot.method() == crate::Forwarding::FullNat || slot.has(flag::PROBE) {
+            // The local port, or the health check, belongs to this director: no other director could
+            // use the connection.
             return;
         }
         let subject = Subject {

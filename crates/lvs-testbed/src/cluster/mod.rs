@@ -377,10 +377,15 @@ fn blamed(director: &Host) -> Result<Vec<String>> {
     let reported: Value = serde_json::from_str(&reported)?;
     let services = reported["services"].as_array().into_iter().flatten();
     let servers = services.flat_map(|service| service["servers"].as_array().into_iter().flatten());
-    let faulty = servers.filter(|server| server["code"] != "");
-    Ok(faulty
-        .map(|server| format!("{}: {server}", director.name()))
-        .collect())
+    let faults = servers.filter_map(|server| {
+        let code = server["code"].as_str().filter(|code| !code.is_empty())?;
+        let (address, reason) = (&server["server"], &server["reason"]);
+        Some(format!(
+            "{}: {code} of {address}: {reason}",
+            director.name()
+        ))
+    });
+    Ok(faults.collect())
 }
 
 /// Returns the process id of the dataplane that a director's `lvsd` has started.
