@@ -114,12 +114,51 @@ impl Control {
 mod tests {
     use super::*;
     use crate::{
-        Family, Forwarding, Hook, Options, PacketMeta, ServerConfig, ServiceConfig, TcpFlags,
-        Verdict,
+        Family, Forwarding, Hook, Options, PacketMeta, Protocol, ServerConfig, ServiceConfig,
+        TcpFlags, Transport, Tuple, Verdict,
     };
 
     fn address(text: &str) -> SocketAddr {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn connection_of_ended_health_check_leaves_the_table_early() {
+        let mut control = Control::new(Options::default());
+        let mut shard = control.shard(0).unwrap();
+        let (vip, server) = (address("198.51.100.1:80"), address("10.0.0.1:80"));
+        let (check, client) = (address("192.0.2.1:1000"), address("192.0.2.9:1000"));
+        let config = ServerConfig::new(1, Forwarding::Nat);
+        for key in [ServiceKey::tcp(vip), ServiceKey::udp(vip)] {
+            control
+                .add_service(key, ServiceConfig::new(Family::V4, "rr"), None)
+                .unwrap();
+            control
+                .add_server(&key, server, &config, Instant::ZERO)
+                .unwrap();
+            control.pin(&key, server, check, Instant::ZERO).unwrap();
+        }
+        let mut send = |shard: &mut crate::Shard, meta: PacketMeta<'_>| {
+            if let Err(pending) = shard.handle_packet(&meta, Instant::ZERO) {
+                let _forwarded = control.admit(shard, &meta, pending, Instant::ZERO);
+            }
+        };
+        for source in [check, client] {
+            for flags in [TcpFlags::SYN, TcpFlags::ACK, TcpFlags::RST] {
+                send(&mut shard, PacketMeta::tcp(Hook::Local, source, vip, flags));
+            }
+            let tuple = Tuple::new(Protocol::UDP, source, vip);
+            let datagram = PacketMeta::new(Hook::Local, tuple, Transport::Udp(&[]), 28);
+            send(&mut shard, datagram);
+        }
+        let mut left = |seconds| {
+            control.advance_with(&mut shard, Instant::from_secs(seconds));
+            shard.len()
+        };
+        assert_eq!(
+            [0, 1, 9, 10, 29, 30, 299, 300].map(&mut left),
+            [4, 3, 3, 2, 2, 1, 1, 0]
+        );
     }
 
     #[test]

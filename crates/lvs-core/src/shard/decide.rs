@@ -31,6 +31,13 @@ pub(super) enum Sender {
     Server,
 }
 
+/// Longest time in seconds for which a connection of a health check that has ended stays in the
+/// table. Until then, it counts as a connection of its server.
+const PROBE_CLOSED: u32 = 1;
+/// Longest time in seconds for which a UDP connection of a health check stays in the table without
+/// packets. Until then, a check with the same source port would reach the same server.
+const PROBE_UDP: u32 = 30;
+
 impl Shard {
     /// The decision about a packet, in the order of the hooks (`ip_vs_out_hook`, `ip_vs_in_hook`).
     pub(crate) fn decide(
@@ -429,7 +436,14 @@ impl Shard {
             Transport::Short { .. } if protocol == Protocol::UDP => State::NONE,
             Transport::Short { .. } | Transport::Other => return,
         };
-        slot.set_timeout(self.settings.timeouts.of(protocol, next));
+        let mut timeout = self.settings.timeouts.of(protocol, next);
+        if slot.has(flag::PROBE) && !next.is_active(protocol) {
+            timeout = timeout.min(match protocol {
+                Protocol::UDP => PROBE_UDP,
+                _ => PROBE_CLOSED,
+            });
+        }
+        slot.set_timeout(timeout);
         let changed = next != slot.state();
         if changed {
             slot.set_state(next);
