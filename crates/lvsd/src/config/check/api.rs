@@ -15,6 +15,8 @@ use crate::token::{Named, Role, Token};
 const TOKENS_MAX: usize = 16;
 /// Maximum number of characters of a token's name.
 const NAME_MAX: usize = 32;
+/// The fix for a token with a missing key.
+const EXAMPLE: &str = "write name = \"oncall\", file = \"/etc/lvsd/oncall.token\" and role = \"drain\" (or \"read\", \"admin\")";
 
 impl Checker<'_> {
     pub(super) fn api(&mut self, raw: &RawApi) -> Api {
@@ -55,26 +57,13 @@ impl Checker<'_> {
         let (mut tokens, mut secrets) = (Vec::<Named>::new(), Vec::new());
         for spanned in all.iter().take(TOKENS_MAX) {
             let (span, raw) = (spanned.span(), spanned.get_ref());
-            for (missing, key, help) in [
-                (
-                    raw.name.is_none(),
-                    "`name`",
-                    "add name = \"oncall\", which appears in events and the log",
-                ),
-                (
-                    raw.file.is_none(),
-                    "`file`",
-                    "add file = \"/etc/lvsd/oncall.token\", a file with one line of 16 to 256 characters",
-                ),
-                (
-                    raw.role.is_none(),
-                    "`role`",
-                    "add role = \"read\", \"drain\" (servers) or \"admin\" (all changes)",
-                ),
-            ] {
-                if missing {
-                    self.missing(&span, key, help);
-                }
+            let keys = [
+                ("`name`", &raw.name),
+                ("`file`", &raw.file),
+                ("`role`", &raw.role),
+            ];
+            for (key, _) in keys.iter().filter(|(_, value)| value.is_none()) {
+                self.missing(&span, key, EXAMPLE);
             }
             let role = self.word(raw.role.as_ref(), &Role::WORDS);
             let file = self.absolute(raw.file.as_ref(), "`file`");
