@@ -49,20 +49,28 @@ pub struct Named {
     pub role: Role,
 }
 
-/// Reads all tokens. A token whose file cannot be read is the one of that name in `before`; the
-/// second value has the errors.
+/// Reads all tokens, which must differ. A token whose file is unusable is the one of that name in
+/// `before`; the second value has the errors.
 pub(crate) fn read_all(
     all: Vec<Named>,
     before: &[(Named, Token)],
 ) -> (Vec<(Named, Token)>, Vec<String>) {
-    let (mut tokens, mut errors) = (Vec::new(), Vec::new());
+    let (mut tokens, mut errors) = (Vec::<(Named, Token)>::new(), Vec::new());
     for named in all {
-        match Token::read(&named.file) {
+        let token = Token::read(&named.file);
+        let same = tokens.iter().find(|(_, other)| token.as_ref() == Ok(other));
+        let same = same.map(|(other, _)| {
+            format!(
+                "it is also the token of `{}`; make one for each name",
+                other.name
+            )
+        });
+        match same.map_or(token, Err) {
             Ok(token) => tokens.push((named, token)),
             Err(why) => {
                 let old = before.iter().find(|(old, _)| old.name == named.name);
                 let state = match old {
-                    Some(_) => "its last content stays valid",
+                    Some(_) => "its previous content stays valid",
                     None => "nobody can use it",
                 };
                 errors.push(format!("token `{}`: {why}; until then {state}", named.name));

@@ -490,10 +490,12 @@ async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
 
     write("a", "third-0123456789");
     std::fs::remove_file(directory.path().join("b")).expect("removed");
+    write("d", "third-0123456789");
     load(vec![
         named("a", Role::Admin),
         named("b", Role::Drain),
         named("c", Role::Admin),
+        named("d", Role::Read),
     ]);
     assert_eq!(reload("first-0123456789").await.0, 401);
     assert_eq!(reload("third-0123456789").await.0, 409);
@@ -507,6 +509,7 @@ async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
         "token `b`: cannot read",
         "stays valid",
         "token `c`: cannot read",
+        "token `d`: it is also the token of `a`",
         "nobody can use it",
     ] {
         assert!(text.contains(words), "{words}: {text}");
