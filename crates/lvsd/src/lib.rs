@@ -24,7 +24,7 @@
 //! watchdog        the service manager's watchdog
 //! last_good       the last valid configuration, for a start with an invalid file
 //! verdict         the state of services and director, as a word and a line (pure)
-//! token           the token for changes over TCP
+//! token           the tokens for changes over TCP
 //! host_addresses  the addresses of the host
 //! clock           deadlines that a step of the wall clock does not move
 //! text/           findings with their place in a text, and keys of tables

@@ -282,6 +282,8 @@ mod tests {
             ("RawCluster", "[cluster]"),
             ("RawKubernetes", "[kubernetes]"),
             ("RawPool", "[[kubernetes.pool]]"),
+            ("RawApi", "[api]"),
+            ("RawApiToken", "[[api.token]]"),
             ("RawAnnounce", "[announce]"),
         ] {
             // The parser of the configuration lists the keys that it accepts.

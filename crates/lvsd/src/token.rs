@@ -1,15 +1,94 @@
-//! The token that allows changes over TCP.
+//! The tokens that allow changes over TCP.
 
 use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lvs_api::files::open_without_waiting;
+use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 /// Permitted lengths of a token, in characters.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
+
+/// The rights of a client; each role includes the ones before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Reads, as clients without a token do.
+    Read,
+    /// Sets the administrative state of servers.
+    Drain,
+    /// Makes all changes.
+    Admin,
+}
+
+impl Role {
+    /// The words of the file.
+    pub const WORDS: [(&str, Self); 3] = [
+        ("read", Self::Read),
+        ("drain", Self::Drain),
+        ("admin", Self::Admin),
+    ];
+
+    /// The word of the file.
+    pub fn word(self) -> &'static str {
+        Self::WORDS[self as usize].0
+    }
+}
+
+/// `[[api.token]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The name of the client.
+    pub name: String,
+    /// The file with the token.
+    pub file: PathBuf,
+    /// The rights of the client.
+    pub role: Role,
+}
+
+/// Reads all tokens, which must differ. A token whose file is unusable is the one of that name in
+/// `before`; the second value has the errors.
+pub(crate) fn read_all(
+    all: Vec<Named>,
+    before: &[(Named, Token)],
+) -> (Vec<(Named, Token)>, Vec<String>) {
+    let (mut tokens, mut errors) = (Vec::<(Named, Token)>::new(), Vec::new());
+    for named in all {
+        let token = Token::read(&named.file);
+        let same = tokens.iter().find(|(_, other)| token.as_ref() == Ok(other));
+        let same = same.map(|(other, _)| {
+            format!(
+                "it is also the token of `{}`; make one for each name",
+                other.name
+            )
+        });
+        match same.map_or(token, Err) {
+            Ok(token) => tokens.push((named, token)),
+            Err(why) => {
+                let old = before.iter().find(|(old, _)| old.name == named.name);
+                let state = match old {
+                    Some(_) => "its previous content stays valid",
+                    None => "nobody can use it",
+                };
+                errors.push(format!("token `{}`: {why}; until then {state}", named.name));
+                tokens.extend(old.map(|(_, token)| (named, token.clone())));
+            }
+        }
+    }
+    (tokens, errors)
+}
+
+/// The owner of the token `words`. All tokens are compared, so that the time of the answer does not
+/// depend on which of them is given.
+pub(crate) fn owner<'a>(all: &'a [(Named, Token)], words: &[u8]) -> Option<&'a Named> {
+    all.iter().fold(None, |found, (named, token)| {
+        let is = token.is(words);
+        found.or(is.then_some(named))
+    })
+}
 
 /// A token, which is never printed.
 #[derive(Clone, PartialEq, Eq)]

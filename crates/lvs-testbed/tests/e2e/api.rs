@@ -31,12 +31,13 @@ fn configure(site: &Site) -> Result<PathBuf> {
     fs::write(&token, TOKEN)?;
     fs::set_permissions(&token, fs::Permissions::from_mode(0o600))?;
     let mut text = format!(
-        "[api]\nlisten = \"127.0.0.1:9560\"\ntoken_file = \"{}\"\nprocfs = \"{}\"\n\
+        "[api]\nlisten = \"127.0.0.1:9560\"\nprocfs = \"{}\"\n\
+         [[api.token]]\nname = \"oncall\"\nfile = \"{}\"\nrole = \"admin\"\n\
          [dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\
          [defaults]\nforward = \"nat\"\ncheck = {{ type = \"tcp\", interval = \"200ms\", timeout = \"5s\" }}\n\
          [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\n",
-        token.display(),
         dir.join("proc").display(),
+        token.display(),
         site.service(80)
     );
     for index in 0..3 {
@@ -457,6 +458,11 @@ fn api_agrees_with_commands() -> Result<()> {
         &body("ready"),
     )?;
     ensure!(done.ends_with(" 200") && admin()? == "ready", "{done}");
+    let events = get(&site, 9560, "v1/events")?;
+    ensure!(
+        events.contains("token oncall (ann) has returned"),
+        "{events}"
+    );
     let done = post(&["-H", &header, "http://127.0.0.1:9560/v1/reload"], "")?;
     ensure!(
         done.ends_with(" 200") && done.contains("no change"),

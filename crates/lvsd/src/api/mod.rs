@@ -48,7 +48,7 @@ use crate::counters::Counters;
 use crate::events::{Events, unix_ms};
 use crate::requests::{Answer, ChangeRequest, Request, request_change};
 use crate::snapshot::Snapshot;
-use crate::token::Token;
+use crate::token::{self, Named, Token};
 use history::History;
 use pages::{Own, Pages};
 pub(crate) use peer::{FULL, Peer};
@@ -81,7 +81,7 @@ pub struct Api {
     own: Own,
     /// Start time of this daemon in milliseconds since 1970; event numbers count from this start.
     started_ms: u64,
-    token: Mutex<Result<Option<Token>, String>>,
+    tokens: Mutex<Vec<(Named, Token)>>,
     past: Mutex<VecDeque<Arc<Event>>>,
     history: Mutex<History>,
     counters: Arc<Counters>,
@@ -103,7 +103,7 @@ impl Api {
             pages: Pages::default(),
             own: Own::default(),
             started_ms: unix_ms(),
-            token: Mutex::new(Ok(None)),
+            tokens: Mutex::default(),
             past: Mutex::default(),
             history: Mutex::default(),
             counters,
@@ -176,8 +176,8 @@ impl Api {
         answer
     }
 
-    fn token(&self) -> MutexGuard<'_, Result<Option<Token>, String>> {
-        lock(&self.token)
+    fn tokens(&self) -> MutexGuard<'_, Vec<(Named, Token)>> {
+        lock(&self.tokens)
     }
 
     /// Logs that `source` has sent a wrong token: at the first wrong token, and then once a minute
@@ -215,14 +215,14 @@ impl Api {
         lock(&self.history)
     }
 
-    /// Reads the token again.
-    fn read_token(&self) {
-        let path = self.config().token_file;
-        let token = path.as_deref().map(Token::read).transpose();
-        if let Err(why) = &token {
-            tracing::error!("{why}; until then the configuration cannot be changed over TCP");
+    /// Reads all tokens again.
+    fn read_tokens(&self) {
+        let before = self.tokens().clone();
+        let (tokens, errors) = token::read_all(self.config().tokens, &before);
+        for why in errors {
+            tracing::error!("{why}");
         }
-        *self.token() = token;
+        *self.tokens() = tokens;
     }
 }
 
@@ -304,7 +304,7 @@ async fn run(
                     break;
                 }
                 let config = settings.borrow_and_update().clone();
-                api.read_token();
+                api.read_tokens();
                 listening.retain(|(address, task)| {
                     let stays = config.listen.contains(address);
                     if !stays {

@@ -18,6 +18,7 @@ use super::{Api, Holder, host, metrics, overview};
 use crate::clock::Now;
 use crate::requests::ChangeRequest;
 use crate::snapshot::Snapshot;
+use crate::token::{self, Named, Role};
 
 /// Maximum length of the body of a request in bytes.
 const BODY_MAX: usize = 16 << 10;
@@ -99,15 +100,25 @@ struct Message {
     message: String,
 }
 
+/// The name of a client for events and the log, and its rights.
+struct Actor {
+    who: String,
+    role: Role,
+    /// Whether the client has a token, so that a request cannot contain another name.
+    by_token: bool,
+}
+
 /// The rights of a client.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
     /// The name that is recorded for a change by this client, unless the change contains a name.
     who: String,
-    /// Whether the client may make changes.
+    /// The role of the client.
+    role: Role,
+    /// Whether the client may change servers.
     may_change: bool,
-    /// Whether a token would permit changes.
+    /// Whether another token would permit changes.
     needs_token: bool,
     /// The reason why the client may not make changes, and the fix; empty if it may.
     #[serde(skip_serializing_if = "String::is_empty", default)]
@@ -224,9 +235,13 @@ async fn route(
         ));
     }
     if changes {
-        let who = authorize(api, head, peer).await?;
+        let actor = identify(api, head, peer).await?;
+        actor.permits(match path {
+            "/v1/admin" => Role::Drain,
+            _ => Role::Admin,
+        })?;
         let body = read(body).await?;
-        return change(api, path, &body, who).await;
+        return change(api, path, &body, actor).await;
     }
     if api.config().dashboard
         && let Some((_, kind, content)) = ASSETS.iter().find(|(known, ..)| *known == path)
@@ -374,10 +389,43 @@ fn no_service(name: &str) -> Refusal {
     )
 }
 
-/// Returns the name of a client that may make changes.
-async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refusal> {
+impl Actor {
+    /// Checks that the client has a role.
+    fn permits(&self, needed: Role) -> Result<(), Refusal> {
+        if self.role >= needed {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            StatusCode::FORBIDDEN,
+            format!(
+                "{} has the role {}, this change needs the role {}: use another token, or change the role in [[api.token]]",
+                self.who,
+                self.role.word(),
+                needed.word()
+            ),
+        ))
+    }
+
+    /// The name of the client with the operator's name in a request, if it has one. A name does not
+    /// hide the token.
+    fn sign(&self, operator: Option<String>) -> Option<String> {
+        operator.map(|operator| match self.by_token {
+            true => format!("{} ({operator})", self.who),
+            false => operator,
+        })
+    }
+}
+
+/// Returns a client that has a token, or that the Unix socket permits to make changes.
+async fn identify(api: &Api, head: &Parts, peer: &Peer) -> Result<Actor, Refusal> {
     let address = match peer {
-        Peer::Local { denied: None, who } => return Ok(who.clone()),
+        Peer::Local { denied: None, who } => {
+            return Ok(Actor {
+                who: who.clone(),
+                role: Role::Admin,
+                by_token: false,
+            });
+        }
         Peer::Local {
             denied: Some(why), ..
         } => return Err(Refusal::new(StatusCode::FORBIDDEN, why.clone())),
@@ -388,52 +436,62 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
         let (scheme, token) = value.as_bytes().split_at_checked(7)?;
         scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
     });
-    let verdict = {
-        let token = api.token();
-        match (&*token, given) {
-            (Ok(Some(token)), Some(given)) => Ok(token.is(given)),
-            (Ok(Some(_)), None) => Err(Refusal::new(
+    let found = {
+        let tokens = api.tokens();
+        match given {
+            _ if tokens.is_empty() => Err(Refusal::new(
+                StatusCode::FORBIDDEN,
+                match api.config().tokens.is_empty() {
+                    true => {
+                        "this lvsd accepts no changes over TCP: use its Unix socket (lvsadm, lvsd reload, curl --unix-socket), or add [[api.token]] to its file"
+                    }
+                    false => "no token of lvsd can be used; see its log for the reason and the fix",
+                },
+            )),
+            None => Err(Refusal::new(
                 StatusCode::UNAUTHORIZED,
-                "changes over TCP need the token of token_file: send the header `Authorization: Bearer TOKEN`",
+                "changes over TCP need a token of [[api.token]]: send the header `Authorization: Bearer TOKEN`",
             )),
-            (Ok(None), _) => Err(Refusal::new(
-                StatusCode::FORBIDDEN,
-                "this lvsd accepts no changes over TCP: use its Unix socket (lvsadm, lvsd reload, curl --unix-socket), or set token_file in [api]",
-            )),
-            (Err(_), _) => Err(Refusal::new(
-                StatusCode::FORBIDDEN,
-                "the token of lvsd cannot be used; see its log for the reason and the fix",
-            )),
+            Some(given) => Ok(token::owner(&tokens, given).cloned()),
         }
     };
-    if verdict? {
-        return Ok(format!("API {address}"));
+    if let Some(Named { name, role, .. }) = found? {
+        return Ok(Actor {
+            who: format!("token {name}"),
+            role,
+            by_token: true,
+        });
     }
     api.log_wrong_token(address);
     // A client that guesses tokens is delayed, and occupies one of few slots in the meantime.
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(
         StatusCode::UNAUTHORIZED,
-        "the token differs from the token in token_file; lvsd reads that file at its start and with `lvsd reload`",
+        "the token differs from all tokens of [[api.token]]; lvsd reads their files at its start and with `lvsd reload`",
     ))
 }
 
 /// Returns the rights of the client. A wrong token is an error; a missing token is not.
 async fn whoami(api: &Api, head: &Parts, peer: &Peer) -> Result<Whoami, Refusal> {
     let wrong = head.headers.contains_key(header::AUTHORIZATION);
-    match authorize(api, head, peer).await {
-        Ok(who) => Ok(Whoami {
-            who,
-            may_change: true,
-            needs_token: false,
-            why: String::new(),
-        }),
+    match identify(api, head, peer).await {
+        Ok(actor) => {
+            let refused = actor.permits(Role::Drain).err();
+            Ok(Whoami {
+                role: actor.role,
+                may_change: refused.is_none(),
+                needs_token: refused.is_some(),
+                why: refused.map(|refusal| refusal.1).unwrap_or_default(),
+                who: actor.who,
+            })
+        }
         Err(refusal) if wrong => Err(refusal),
         Err(Refusal(status, why)) => Ok(Whoami {
             who: match peer {
                 Peer::Local { who, .. } => who.clone(),
                 Peer::Tcp(address) => format!("API {}", address.ip().to_canonical()),
             },
+            role: Role::Read,
             may_change: false,
             needs_token: status == StatusCode::UNAUTHORIZED,
             why,
@@ -452,7 +510,7 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
     Ok(body.to_bytes())
 }
 
-async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<Reply, Refusal> {
+async fn change(api: &Arc<Api>, path: &str, body: &[u8], actor: Actor) -> Result<Reply, Refusal> {
     let bad = |error: String| {
         Refusal::new(
             StatusCode::BAD_REQUEST,
@@ -469,14 +527,16 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<
     }
     let ask = match path {
         "/v1/admin" => {
-            let spec: AdminSpec =
+            let mut spec: AdminSpec =
                 serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
+            spec.who = actor.sign(spec.who);
             crate::admin::check_words(&spec).map_err(bad)?;
             ChangeRequest::Admin(spec)
         }
         "/v1/maintenance" => {
-            let spec: MaintenanceSpec =
+            let mut spec: MaintenanceSpec =
                 serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
+            spec.who = actor.sign(spec.who);
             ChangeRequest::Maintenance(spec)
         }
         _ if body.is_empty() => ChangeRequest::Reload { force: false },
@@ -486,7 +546,7 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<
             ChangeRequest::Reload { force }
         }
     };
-    match api.change(ask, who).await {
+    match api.change(ask, actor.who).await {
         Ok(result) => {
             let mut text = result.get().to_owned();
             text.push('\n');

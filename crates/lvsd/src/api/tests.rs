@@ -14,6 +14,7 @@ use super::overview::{Detail, Overview};
 use super::peer::Peer;
 use super::*;
 use crate::requests::{answer, channel};
+use crate::token::Role;
 
 /// An API for a fake daemon with one service; the receiver gets the API's requests to the daemon.
 fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(ChangeRequest, String)>) {
@@ -42,6 +43,18 @@ fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(ChangeRequest, String)
         }
     });
     (api, deeds)
+}
+
+/// Tokens with their names and roles.
+fn tokens(all: &[(&str, &str, Role)]) -> Vec<(Named, Token)> {
+    let named = |name: &str, role| Named {
+        name: name.to_owned(),
+        file: "/nowhere".into(),
+        role,
+    };
+    let all = all.iter();
+    all.map(|(name, secret, role)| (named(name, *role), Token::for_tests(secret)))
+        .collect()
 }
 
 fn stranger() -> Peer {
@@ -106,7 +119,7 @@ async fn post(api: &Arc<Api>, path: &str, token: Option<&str>, body: &str) -> (u
 async fn request_with_foreign_host_header_is_refused_over_tcp_only() {
     let (api, mut deeds) = api("web");
     api.settings.send_modify(|settings| {
-        settings.token_file = None;
+        settings.tokens = Vec::new();
     });
     let request = |method: &str, path: &str, host: &str| {
         format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 0\r\n\r\n")
@@ -278,7 +291,7 @@ fn api_examples_match_their_types() {
 #[tokio::test(start_paused = true)]
 async fn every_api_answer_matches_openapi() {
     let (api, mut deeds) = api("web");
-    *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
+    *api.tokens() = tokens(&[("oncall", "0123456789abcdef", Role::Admin)]);
     api.past().push_back(Arc::new(Event {
         seq: 3,
         time_ms: 5,
@@ -316,7 +329,7 @@ async fn every_api_answer_matches_openapi() {
         }
     }
     let (ask, who) = deeds.recv().await.expect("the request arrives");
-    assert!(matches!(ask, ChangeRequest::Admin(_)) && who == "API 198.51.100.7");
+    assert!(matches!(ask, ChangeRequest::Admin(_)) && who == "token oncall");
     // The API and the command have one source: both report the same.
     let (_, body) = get(&api, "/v1/status").await;
     let status: Status = serde_json::from_str(&body).expect("a status");
@@ -328,8 +341,11 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
     let (api, mut deeds) = api("web");
     let drain = r#"{"target":{"host":"10.0.0.1"},"state":"drain"}"#;
     let none = post(&api, "/v1/admin", Some("0123456789abcdef"), drain).await;
-    assert!(none.0 == 403 && none.1.contains("token_file"), "{none:?}");
-    *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
+    assert!(
+        none.0 == 403 && none.1.contains("[[api.token]]"),
+        "{none:?}"
+    );
+    *api.tokens() = tokens(&[("oncall", "0123456789abcdef", Role::Admin)]);
     for (token, words) in [
         (None, "Authorization: Bearer"),
         (Some("0123456789abcdeF"), "the token differs"),
@@ -374,9 +390,142 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn role_of_token_decides_about_each_change() {
+    let (api, mut deeds) = api("web");
+    *api.tokens() = tokens(&[
+        ("wall", "wall-0123456789a", Role::Read),
+        ("oncall", "oncall-0123456789", Role::Drain),
+        ("root", "root-0123456789a", Role::Admin),
+    ]);
+    let drain = r#"{"target":{"host":"10.0.0.1"},"state":"drain","who":"ann"}"#;
+    let maintenance = r#"{"on":true,"who":"ann"}"#;
+    for [secret, path, code, words] in crate::cases::cases(
+        r"
+            wall-0123456789a | /v1/admin | 403 | token wall has the role read, this change needs the role drain
+            wall-0123456789a | /v1/maintenance | 403 | token wall has the role read, this change needs the role admin
+            wall-0123456789a | /v1/reload | 403 | token wall has the role read, this change needs the role admin
+            oncall-0123456789 | /v1/admin | 200 | token oncall (ann)
+            oncall-0123456789 | /v1/maintenance | 403 | token oncall has the role drain, this change needs the role admin
+            oncall-0123456789 | /v1/reload | 403 | token oncall has the role drain, this change needs the role admin
+            root-0123456789a | /v1/admin | 200 | token root (ann)
+            root-0123456789a | /v1/maintenance | 409 | token root (ann)
+            root-0123456789a | /v1/reload | 409 |
+            root-0123456789b | /v1/admin | 401 | differs from all tokens
+        ",
+    ) {
+        let body = match path {
+            "/v1/admin" => drain,
+            "/v1/maintenance" => maintenance,
+            _ => "",
+        };
+        let (got, answer) = post(&api, path, Some(secret), body).await;
+        assert_eq!(got.to_string(), code, "{secret} {path}: {answer}");
+        let deed = deeds.try_recv();
+        if code == "403" || code == "401" {
+            assert!(answer.contains(words) && deed.is_err(), "{answer}");
+            continue;
+        }
+        let (change, actor) = deed.expect("the daemon received the request");
+        let signed = match change {
+            ChangeRequest::Admin(spec) => spec.who,
+            ChangeRequest::Maintenance(spec) => spec.who,
+            ChangeRequest::Reload { .. } => None,
+        };
+        assert_eq!(signed.unwrap_or_default(), words);
+        assert!(secret.starts_with(actor.trim_start_matches("token ")));
+    }
+    for (secret, rest) in [
+        (
+            "wall-0123456789a",
+            r#""role":"read","may_change":false,"needs_token":true,"#,
+        ),
+        (
+            "oncall-0123456789",
+            r#""role":"drain","may_change":true,"needs_token":false}"#,
+        ),
+        (
+            "root-0123456789a",
+            r#""role":"admin","may_change":true,"needs_token":false}"#,
+        ),
+    ] {
+        let request =
+            format!("GET /v1/whoami HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {secret}\r\n\r\n");
+        let (_, _, body) = send(&api, stranger(), &request).await;
+        let name = secret.split_once('-').expect("a name").0;
+        let words = format!("{{\"who\":\"token {name}\",{rest}");
+        assert!(body.starts_with(&words), "{body}");
+    }
+}
+
+/// A reload replaces all tokens; a token whose file became unreadable stays valid with its new role.
+#[tokio::test(start_paused = true)]
+async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
+    use std::os::unix::fs::PermissionsExt;
+    let log = crate::daemon::tests::Log::default();
+    let _listening = log.listen();
+    let directory = tempfile::tempdir().expect("a directory");
+    let (api, _deeds) = api("web");
+    let named = |name: &str, role| Named {
+        name: name.to_owned(),
+        file: directory.path().join(name),
+        role,
+    };
+    let write = |name: &str, secret: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, secret).expect("written");
+        let owner = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(path, owner).expect("permissions");
+    };
+    let load = |tokens: Vec<Named>| {
+        api.settings
+            .send_modify(|settings| settings.tokens = tokens);
+        api.read_tokens();
+    };
+    write("a", "first-0123456789");
+    write("b", "second-0123456789");
+    load(vec![named("a", Role::Admin), named("b", Role::Admin)]);
+    let reload = async |secret| post(&api, "/v1/reload", Some(secret), "").await;
+    assert_eq!(reload("first-0123456789").await.0, 409);
+    assert_eq!(reload("second-0123456789").await.0, 409);
+
+    write("a", "third-0123456789");
+    std::fs::remove_file(directory.path().join("b")).expect("removed");
+    write("d", "third-0123456789");
+    load(vec![
+        named("a", Role::Admin),
+        named("b", Role::Drain),
+        named("c", Role::Admin),
+        named("d", Role::Read),
+    ]);
+    assert_eq!(reload("first-0123456789").await.0, 401);
+    assert_eq!(reload("third-0123456789").await.0, 409);
+    let (code, body) = reload("second-0123456789").await;
+    assert!(
+        code == 403 && body.contains("token b has the role drain"),
+        "{body}"
+    );
+    let text = log.text();
+    for words in [
+        "token `b`: cannot read",
+        "stays valid",
+        "token `c`: cannot read",
+        "token `d`: it is also the token of `a`",
+        "nobody can use it",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    load(vec![named("c", Role::Admin)]);
+    let (code, body) = reload("third-0123456789").await;
+    assert!(
+        code == 403 && body.contains("no token of lvsd can be used"),
+        "{body}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn invalid_request_is_refused_with_a_fix() {
     let (api, _deeds) = api("web");
-    *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
+    *api.tokens() = tokens(&[("oncall", "0123456789abcdef", Role::Admin)]);
     let token = Some("0123456789abcdef");
     for (path, code, words) in [
         ("/v1/services/wbe", 404, "/v1/overview lists them"),
@@ -502,7 +651,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     let log = crate::daemon::tests::Log::default();
     let _listening = log.listen();
     let (api, _) = api("web");
-    *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
+    *api.tokens() = tokens(&[("oncall", "0123456789abcdef", Role::Admin)]);
     for _ in 0..100 {
         let (code, _) = post(&api, "/v1/reload", Some("wrong"), "").await;
         assert_eq!(code, 401);

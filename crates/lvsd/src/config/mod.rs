@@ -46,6 +46,7 @@ pub use crate::text::{Diagnostic, Files, Report, Severity};
 
 use crate::health::Check;
 use crate::sources::{Cluster, Lookups, Source, kubernetes};
+use crate::token::Named;
 use lvs_proxy as proxy;
 
 /// A checked file.
@@ -130,8 +131,8 @@ pub struct Api {
     pub listen: Vec<SocketAddr>,
     /// Permitted values of `Host`, besides the names of this host.
     pub allowed_hosts: Vec<String>,
-    /// Path of the file with the token that allows changes over TCP.
-    pub token_file: Option<PathBuf>,
+    /// Tokens of clients over TCP.
+    pub tokens: Vec<Named>,
     /// The directory of a tree that imitates `/proc`.
     pub procfs: Option<PathBuf>,
     /// Maximum number of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].

@@ -80,14 +80,26 @@ pub(super) struct RawApi {
     /// Names that clients may use in `Host`, besides addresses, `localhost` and this host's name: a
     /// name, or an array. Default: none.
     pub(super) allowed_hosts: Option<Spanned<OneOrMore>>,
-    /// File with the token that allows changes over TCP. Default: none, so TCP only reads.
-    pub(super) token_file: Option<Spanned<String>>,
+    /// Tokens that allow changes over TCP. Default: none, so TCP only reads.
+    pub(super) token: Vec<Spanned<RawApiToken>>,
     /// Directory of a tree that imitates `/proc`, with `net/ip_vs`. Default: none.
     pub(super) procfs: Option<Spanned<String>>,
     /// Greatest number of connections that `net/ip_vs_conn` lists. Default: 100000.
     pub(super) procfs_connections: Option<Spanned<Whole>>,
     /// Whether `listen` serves the dashboard. Default: true.
     pub(super) dashboard: Option<bool>,
+}
+
+/// `[[api.token]]`: a token of a client over TCP.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawApiToken {
+    /// Name of the client, for events, the log and the status. Required.
+    pub(super) name: Option<Spanned<String>>,
+    /// File with the token: one line of 16 to 256 characters, mode 600. Required.
+    pub(super) file: Option<Spanned<String>>,
+    /// Rights of the client: `read`, `drain` or `admin`. Required.
+    pub(super) role: Option<Spanned<String>>,
 }
 
 // `CommandLine::of` writes an option for each key, except for keys that are not serialized.

@@ -92,6 +92,7 @@ impl<P: Prober> Daemon<P> {
                 Err(why) => Err(why),
             },
             ChangeRequest::Reload { force } => {
+                tracing::info!("{who} has requested a reload");
                 self.reloader.wait(reply);
                 self.reload(force);
                 return;

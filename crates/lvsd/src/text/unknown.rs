@@ -7,7 +7,7 @@ use lvs_api::words::meant;
 use super::Diagnostic;
 
 /// Renamed and moved keys: each with a key that the table contains today, and the new spelling.
-const RENAMED: [(&str, &str, &str); 27] = [
+const RENAMED: [(&str, &str, &str); 28] = [
     ("in_kernel", "fast_path", "write `fast_path`"),
     ("outlive", "warm_restart", "write `warm_restart`"),
     (
@@ -39,6 +39,11 @@ const RENAMED: [(&str, &str, &str); 27] = [
         "alarm",
         "mismatch_alarm_after",
         "write `mismatch_alarm_after`",
+    ),
+    (
+        "token_file",
+        "procfs_connections",
+        "write [[api.token]] with `name`, `file` (this path) and role = \"admin\"",
     ),
     ("role", "ipvs", IPVS),
     ("interface", "ipvs", IPVS),

@@ -337,22 +337,25 @@
 
   async function unlock() {
     let needsToken = false;
-    let wrong = false;
+    let refused = false;
+    let who = "";
     try {
       const me = await call("v1/whoami");
       may.change = me.may_change;
       may.why = me.why || "";
       needsToken = me.needs_token;
+      refused = needsToken && may.token !== "";
+      who = `${me.who}, role ${me.role}`;
     } catch (error) {
       may.change = false;
       may.why = error.message;
-      wrong = needsToken = error.status === 401;
+      refused = needsToken = error.status === 401;
       may.token = "";
       sessionStorage.removeItem("token");
     }
     // Where no token is configured there is nothing to unlock.
     $("unlock").hidden = may.change || !needsToken;
-    $("rights").textContent = may.change ? "Changes are allowed." : !needsToken ? "Read only." : wrong ? may.why : "";
+    $("rights").textContent = may.change ? `Changes are allowed (${who}).` : !needsToken ? "Read only." : refused ? may.why : "";
     $("rights").title = may.why;
   }
 

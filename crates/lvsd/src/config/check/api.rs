@@ -7,31 +7,33 @@ use toml::Spanned;
 
 use super::Checker;
 use crate::config::Api;
-use crate::config::raw::{OneOrMore, RawApi};
+use crate::config::raw::{OneOrMore, RawApi, RawApiToken};
 use crate::text::Diagnostic;
-use crate::token::Token;
+use crate::token::{Named, Role, Token};
+
+/// Maximum number of tokens.
+const TOKENS_MAX: usize = 16;
+/// Maximum number of characters of a token's name.
+const NAME_MAX: usize = 32;
+/// The fix for a token with a missing key.
+const EXAMPLE: &str = "write name = \"oncall\", file = \"/etc/lvsd/oncall.token\" and role = \"drain\" (or \"read\", \"admin\")";
 
 impl Checker<'_> {
     pub(super) fn api(&mut self, raw: &RawApi) -> Api {
         let listen = raw.listen.as_ref().map(|words| self.listen(words));
         let listen = listen.unwrap_or_default();
-        let token_file = self.absolute(raw.token_file.as_ref(), "`token_file`");
-        if let (Some(path), Some(place), true) =
-            (&token_file, &raw.token_file, self.facts.is_some())
-            && let Err(why) = Token::read(path)
-        {
-            self.report(Diagnostic::error(place.span(), "the token cannot be used").help(why));
-        }
-        if let (Some(place), true) = (&raw.token_file, listen.is_empty()) {
+        let tokens = self.tokens(&raw.token);
+        if let (Some(first), true) = (raw.token.first(), listen.is_empty()) {
+            let line = self.first_line(&first.span());
             self.report(
-                Diagnostic::warning(place.span(), "`token_file` has no effect without `listen`")
-                    .help("write listen = \"127.0.0.1:9560\""),
+                Diagnostic::warning(line, "`[[api.token]]` has no effect without `listen`")
+                    .help("write listen = \"127.0.0.1:9560\" below [api]"),
             );
         }
         Api {
             listen,
             allowed_hosts: self.allowed_hosts(raw.allowed_hosts.as_ref()),
-            token_file,
+            tokens,
             procfs: self.procfs(raw.procfs.as_ref()),
             procfs_connections: self
                 .number(
@@ -42,6 +44,62 @@ impl Checker<'_> {
                 .and_then(|most| usize::try_from(most).ok()),
             dashboard: raw.dashboard.unwrap_or(true),
         }
+    }
+
+    fn tokens(&mut self, all: &[Spanned<RawApiToken>]) -> Vec<Named> {
+        if let Some(beyond) = all.get(TOKENS_MAX) {
+            let line = self.first_line(&beyond.span());
+            self.report(
+                Diagnostic::error(line, format!("there are more than {TOKENS_MAX} tokens"))
+                    .help("let clients with the same role share a token"),
+            );
+        }
+        let (mut tokens, mut secrets) = (Vec::<Named>::new(), Vec::new());
+        for spanned in all.iter().take(TOKENS_MAX) {
+            let (span, raw) = (spanned.span(), spanned.get_ref());
+            let keys = [
+                ("`name`", &raw.name),
+                ("`file`", &raw.file),
+                ("`role`", &raw.role),
+            ];
+            for (key, _) in keys.iter().filter(|(_, value)| value.is_none()) {
+                self.missing(&span, key, EXAMPLE);
+            }
+            let role = self.word(raw.role.as_ref(), &Role::WORDS);
+            let file = self.absolute(raw.file.as_ref(), "`file`");
+            if let (Some(path), Some(place), true) = (&file, &raw.file, self.facts.is_some()) {
+                match Token::read(path) {
+                    Ok(secret) if secrets.contains(&secret) => self.report(
+                        Diagnostic::error(place.span(), "another name has the same token")
+                            .help("make a token for each name, so that lvsd can tell them apart"),
+                    ),
+                    Ok(secret) => secrets.push(secret),
+                    Err(why) => self.report(
+                        Diagnostic::error(place.span(), "the token cannot be used").help(why),
+                    ),
+                }
+            }
+            let Some(name) = &raw.name else { continue };
+            let text = name.get_ref();
+            let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            if !(1..=NAME_MAX).contains(&text.len()) || !text.bytes().all(fits) {
+                self.report(
+                    Diagnostic::error(name.span(), format!("{text:?} is not a name of a token"))
+                        .help(format!(
+                            "write 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`"
+                        )),
+                );
+            } else if tokens.iter().any(|other| other.name == *text) {
+                self.report(
+                    Diagnostic::error(name.span(), format!("two tokens have the name `{text}`"))
+                        .help("write a different name for each token"),
+                );
+            } else if let (Some(file), Some(role)) = (file, role) {
+                let name = text.clone();
+                tokens.push(Named { name, file, role });
+            }
+        }
+        tokens
     }
 
     fn listen(&mut self, words: &Spanned<OneOrMore>) -> Vec<SocketAddr> {

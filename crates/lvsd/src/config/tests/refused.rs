@@ -258,6 +258,7 @@ fn renamed_key_is_refused_with_its_new_name() {
             [announce] | drain = "5s" | `withdraw_delay`
             [announce] | hold = "10m" | `hold_without_lvsd`
             [vrrp] | address = "10.0.0.254" | `host_addresses`
+            [api] | token_file = "/token" | [[api.token]]
             [sync] | interface = "eth0" | below [sync.ipvs]
             [sync] | peers = ["192.0.2.2"] | `addresses` below [sync.peers]
             [sync] | key_file = "/key" | below [sync.peers]
@@ -274,4 +275,66 @@ fn renamed_key_is_refused_with_its_new_name() {
             "{old}: {found}"
         );
     }
+}
+
+#[test]
+fn faulty_token_of_api_is_refused() {
+    let token = "[[api.token]]\nfile = \"/t\"\nrole = \"read\"\n";
+    for [keys, words] in cases(
+        r#"
+            TOKEN | `name` is missing
+            [[api.token]] ; name = "a" ; role = "read" | `file` is missing
+            [[api.token]] ; name = "a" ; file = "/t" | `role` is missing
+            TOKEN ; name = "" | "" is not a name of a token
+            TOKEN ; name = "on call" | is not a name of a token
+            TOKEN ; name = "a23456789012345678901234567890123" | 1 to 32 letters
+            TOKEN ; name = "a" ; TOKEN ; name = "a" | two tokens have the name `a`
+            [[api.token]] ; name = "a" ; file = "t" ; role = "read" | `file` is not an absolute path
+            [[api.token]] ; name = "a" ; file = "/t" ; role = "root" | one of: read, drain, admin
+            [[api.token]] ; nmae = "a" | did you mean `name`?
+            [api.token] | token
+        "#,
+    ) {
+        let found = errors(&keys.replace("TOKEN", token));
+        assert!(found.contains(words), "{keys}: {found}");
+        assert!(found.contains("test.toml:"), "no place in:\n{found}");
+    }
+    let many = |number: usize| -> String {
+        let one = |n| format!("{token}name = \"oncall-{n}_.\"\n");
+        let all: String = (0..number).map(one).collect();
+        format!("[api]\nlisten = \"127.0.0.1:9560\"\n{all}")
+    };
+    assert_eq!(load(&many(16)).api.tokens.len(), 16);
+    assert!(errors(&many(17)).contains("more than 16 tokens"));
+    assert!(
+        report(&format!("{token}name = \"a\"\n"))
+            .to_string()
+            .contains("no effect without `listen`")
+    );
+}
+
+#[test]
+fn token_file_of_api_is_read_by_check() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("token");
+    let facts = Facts::with("", &[]);
+    let token = |name: &str| {
+        let file = path.display();
+        format!("[[api.token]]\nname = \"{name}\"\nfile = \"{file}\"\nrole = \"drain\"\n")
+    };
+    let check = |text: &str| {
+        let text = format!("[api]\nlisten = \"127.0.0.1:9560\"\n{text}");
+        Config::read("test.toml", &text, Files::from("test.toml"), Some(&facts))
+            .map_err(|report| report.to_string())
+    };
+    let missing = check(&token("a")).expect_err("the file is missing");
+    assert!(missing.contains("umask 077"), "{missing}");
+    std::fs::write(&path, "0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    assert_eq!(check(&token("a")).unwrap().0.api.tokens[0].name, "a");
+    let shared = check(&(token("a") + &token("b"))).expect_err("a shared token");
+    assert!(
+        shared.contains("another name has the same token"),
+        "{shared}"
+    );
 }
