@@ -553,9 +553,16 @@ fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }
 
-/// The error if another process has lvsd's lock and cannot be identified.
-const UNKNOWN_PROCESS: &str =
-    "an lvsd is running, but its process id is unknown; `pgrep -x lvsd` lists the processes";
+/// The message about an lvsd that may be running and has no known process id.
+fn unknown_process(error: &LockError) -> String {
+    match error {
+        LockError::Held(_) => {
+            "an lvsd is running, but its process id is unknown; `pgrep -x lvsd` lists the processes"
+                .to_owned()
+        }
+        LockError::Io(error) => format!("cannot determine whether an lvsd is running: {error}"),
+    }
+}
 
 /// Stops the running daemon and, with `all`, the dataplane.
 fn stop(arguments: &Arguments, all: bool) -> ExitCode {
@@ -565,10 +572,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
             let signal = if all { Kill::INT } else { Kill::TERM };
             end_politely(pid, signal, STOP_LIMIT)
         }
-        Err(LockError::Held(None)) => Err(UNKNOWN_PROCESS.to_owned()),
-        Err(LockError::Io(error)) => Err(format!(
-            "cannot determine whether an lvsd is running: {error}"
-        )),
+        Err(error) => Err(unknown_process(&error)),
         Ok(_only) if all => {
             last_good::forget(&address);
             stop_dataplane(&address, arguments.log_format)
@@ -623,10 +627,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     let result = match steer(address) {
         // The daemon reads its file, and logs the errors of the file.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
-        Err(LockError::Held(None)) => Err(UNKNOWN_PROCESS.to_owned()),
-        Err(LockError::Io(error)) => Err(format!(
-            "cannot determine whether an lvsd is running: {error}"
-        )),
+        Err(error) => Err(unknown_process(&error)),
         Ok(_only) => Err("no lvsd is running; start it with `systemctl start lvsd`".to_owned()),
     };
     result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)

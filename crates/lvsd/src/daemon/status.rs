@@ -274,7 +274,7 @@ fn peers(info: &Info, wanted: Option<&Peers>) -> Vec<PeerStanding> {
         seconds: info.uptime,
         missing: 0,
         trouble: format!(
-            "the dataplane was started without this peer; to replicate, restart it: {}",
+            "the dataplane was started without this peer; to replicate, restart the dataplane: {}",
             guidance::RESTART_DATAPLANE
         ),
     }));
