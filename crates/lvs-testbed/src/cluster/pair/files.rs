@@ -53,6 +53,8 @@ impl Lab {
         self.start_keepalived(index)?;
         self.wait_trouble(index, false)?;
         self.wait_active(index)?;
+        // keepalived removes the addresses before it writes its new state into the FIFO of lvsd.
+        self.wait_state(1 - index, "backup")?;
         for index in [0, 1] {
             let found = self.doctor(index)?;
             ensure!(found.is_empty(), "director {}: {found:?}", index + 1);
