@@ -1,9 +1,9 @@
 //! Counts of the connections that clients opened to a server, and of those that the server never
 //! answered.
 //!
-//! A check of a server can succeed while its clients get no answer: the virtual address is missing
-//! on its loopback interface, its default gateway is another host, or a filter drops the packets.
-//! The packets of clients show this.
+//! A server can pass its health check while its clients get no answer: because the virtual address
+//! is missing on its loopback interface, because its default gateway is another host, or because a
+//! filter drops the packets. These counts reveal such a server.
 
 use core::ops::{Add, Sub};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -67,7 +67,7 @@ impl Attempts {
     }
 }
 
-/// Attempts in total, and over recent periods.
+/// [`Attempts`] in total, and over recent periods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
@@ -90,7 +90,7 @@ impl RecentAttempts {
     }
 }
 
-/// Counters of a server, which all shards write.
+/// Counters of one server. Several shards increase them at the same time.
 #[derive(Debug, Default)]
 pub(crate) struct AttemptCounters {
     opened: AtomicU64,
@@ -123,11 +123,11 @@ const MINUTES: usize = 5;
 /// Attempts of the last five minutes for each tick, each ten seconds, and each minute.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
-    /// The counters when the server joined its service.
+    /// The counters at the time when the server was added to its service.
     first: Attempts,
     /// The counters at the last tick.
     last: Attempts,
-    /// Number of ticks, modulo the ticks of five minutes.
+    /// Number of ticks so far, modulo the number of ticks in five minutes.
     ticks: usize,
     by_tick: [Attempts; TICKS],
     by_ten: [Attempts; TENS],
@@ -135,7 +135,6 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// An empty record for a server whose counters are at `first`.
     pub(crate) fn new(first: Attempts) -> Self {
         Self {
             first,
@@ -144,7 +143,7 @@ impl Windows {
         }
     }
 
-    /// Records the counters, two seconds after the previous tick.
+    /// Stores the counters of this tick; the previous tick was two seconds ago.
     pub(crate) fn tick(&mut self, total: Attempts) {
         let tick = self.ticks;
         self.by_tick[tick % TICKS] = total - self.last;
@@ -158,7 +157,6 @@ impl Windows {
         }
     }
 
-    /// Attempts over recent periods; `total` are the current counters.
     pub(crate) fn recent(&self, total: Attempts) -> RecentAttempts {
         let current_ten = sum(&self.by_tick[..self.ticks % TICKS]);
         let oldest_ten = self.by_ten[self.ticks / TICKS % TENS];

@@ -9,13 +9,13 @@ use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Tupl
 
 /// A [`Control`] and its only [`Shard`].
 ///
-/// Packets go to [`handle_packet`](Self::handle_packet) and
-/// [`handle_icmp_error`](Self::handle_icmp_error), in the order in which they arrive; each call
+/// Pass packets to [`handle_packet`](Self::handle_packet) and
+/// [`handle_icmp_error`](Self::handle_icmp_error), in the order in which they arrive. Each call
 /// first runs the timers that are due. Without packets, call [`advance`](Self::advance) at
 /// [`next_wakeup`](Self::next_wakeup), then [`end_down`](Self::end_down) and
-/// [`take_sync_message`](Self::take_sync_message) until they return nothing.
-/// [`control`](Self::control) is configured and queried directly, between any two of these calls;
-/// the next call applies the configuration.
+/// [`take_sync_message`](Self::take_sync_message) until they return nothing. Between any two of
+/// these calls, change or query the configuration through [`control`](Self::control); the next call
+/// applies the changes.
 ///
 /// ```
 /// use core::net::SocketAddr;
@@ -51,7 +51,8 @@ impl Director {
         Self::new_in(options, Memory::heap)
     }
 
-    /// As [`new`](Self::new), with its connections in memory that the caller supplies, all zeros.
+    /// As [`new`](Self::new), with its connections in memory that the caller supplies; all words of
+    /// the memory must be 0.
     pub fn new_in(options: Options, memory: impl FnOnce(Layout) -> Memory) -> Self {
         let control = Control::new(Options {
             shards: 1,
@@ -72,8 +73,8 @@ impl Director {
         self.handle_packet_ahead(meta, &Ahead::NONE, now)
     }
 
-    /// As [`handle_packet`](Self::handle_packet), with the hint of [`Shard::ahead`] and
-    /// [`Shard::aim`] to the slot of the packet's connection. The verdict is the same.
+    /// As [`handle_packet`](Self::handle_packet), and faster if `ahead` was prepared for the packet
+    /// by [`Shard::ahead`] and [`Shard::aim`].
     pub fn handle_packet_ahead(
         &mut self,
         meta: &PacketMeta<'_>,
@@ -87,14 +88,14 @@ impl Director {
         }
     }
 
-    /// Decides on a packet in the userspace fast path, like [`Shard::pass`]. `None` means that only
-    /// due timers were run: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
+    /// Decides on a packet in the userspace fast path, like [`Shard::pass`]. If it returns `None`,
+    /// it has only run due timers: call [`handle_packet_ahead`](Self::handle_packet_ahead).
     pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         let now = self.follow(now);
         self.shard.pass(packet, ahead, now)
     }
 
-    /// Decides on an ICMP error.
+    /// Decides on an ICMP error, after it has run all timers that are due.
     pub fn handle_icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
         let now = self.follow(now);
         match self.shard.handle_icmp_error(error, now) {
@@ -105,7 +106,8 @@ impl Director {
         }
     }
 
-    /// Time of the next due work; `None` until the caller has set the clock.
+    /// The time at which [`advance`](Self::advance) must be called next; `None` until the caller
+    /// has set the clock.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let (control, shard) = (self.control.next_wakeup(), self.shard.next_wakeup());
         let sync = self.shard.next_sync_message();
@@ -113,16 +115,16 @@ impl Director {
         [control, shard, sync, down].into_iter().flatten().min()
     }
 
-    /// Continues to end the connections of servers that went down ([`Shard::end_down`]), and
-    /// returns the resets to send.
+    /// Closes more connections of removed servers, as their services require ([`Shard::end_down`]),
+    /// and returns the resets to send.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let now = self.follow(now);
         self.shard.end_down(now, budget)
     }
 
-    /// Removes at once the connection to which a packet of its client would belong. This is for an
-    /// embedding program that has both sockets of the connection, as a proxy does, and so knows
-    /// that it is closed. `false` if there is no such connection.
+    /// Removes at once the connection of the client's packets with this tuple. For an embedding
+    /// program that has both sockets of the connection, as a proxy does, and closes them. Returns
+    /// `false` if there is no such connection.
     ///
     /// ```
     /// use lvs_core::*;
@@ -146,27 +148,27 @@ impl Director {
         self.shard.end_at_once(tuple)
     }
 
-    /// Takes over the connections of a synchronisation message, if a backup runs.
+    /// Stores the connections of a synchronisation message, if a backup is running.
     pub fn handle_sync(&mut self, message: &[u8], now: Instant) {
         let now = self.follow(now);
         self.control.handle_sync(&mut self.shard, message, now);
     }
 
-    /// The next synchronisation message to send, if a master runs and one is full or two seconds
-    /// old.
+    /// The next synchronisation message to send, if a master is running, and a message is full or
+    /// two seconds old.
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         let now = self.follow(now);
         self.shard.take_sync_message(now)
     }
 
-    /// Runs all timers that are due by `now`, and returns the present time.
+    /// Runs all timers that are due at `now`. Returns `now`, or the previous time if that is later.
     pub fn advance(&mut self, now: Instant) -> Instant {
         self.shard.reap();
         self.follow(now)
     }
 
-    /// As [`advance`](Self::advance), before a packet that may be the host's answer to a packet
-    /// that closed its connection.
+    /// As [`advance`](Self::advance), before a packet that may be the host's reply to a packet that
+    /// closed its connection.
     fn follow(&mut self, now: Instant) -> Instant {
         self.now = self.now.max(now);
         self.control.advance_with(&mut self.shard, self.now);

@@ -1,4 +1,4 @@
-//! Refusals of requests. A refused request changes nothing.
+//! Reasons why an operation is refused. A refused operation changes nothing.
 
 use core::fmt;
 
@@ -40,8 +40,8 @@ pub enum Error {
     PrefixLength,
     /// A timeout above the maximum of the kernel's tick counter, 8,589,934 s (EINVAL).
     TimeoutRange,
-    /// The service's scheduler uses the latency of the servers' answers, which pass through the
-    /// director only with NAT.
+    /// The service's scheduler uses the latency of the servers' answers, but the server's method is
+    /// not NAT, so that they do not pass through the director.
     NeedsReplies,
     /// No sysctl has this name (ENOENT).
     UnknownSysctl,
@@ -61,7 +61,7 @@ pub enum Error {
     UnknownHelper,
     /// The ports of a helper contain 0, contain a port twice, or are too many (EINVAL).
     HelperPorts,
-    /// The maximum number of pins is waiting for connections
+    /// The maximum number of pins exists, and their connections have not arrived yet
     /// ([`Control::pin`](crate::Control::pin)).
     TooManyPins,
     /// The kernel's IPVS supports this, but the director does not yet; the text names it.

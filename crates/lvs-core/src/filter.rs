@@ -18,13 +18,13 @@ pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
 /// decides; a source in no prefix is accepted if the filter has no allowed prefixes, and denied
 /// otherwise.
 ///
-/// The filter is built once, and its copies share it.
+/// Clones share the prefixes.
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(try_from = "FilterLists", into = "FilterLists"))]
 pub struct SourceFilter(Option<Arc<Made>>);
 
-/// The prefixes of a filter, as they are written.
+/// The prefixes of a filter, as the operator wrote them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
@@ -40,11 +40,10 @@ pub struct FilterLists {
 #[derive(Debug)]
 struct Made {
     lists: FilterLists,
-    /// For each prefix, whether its sources are accepted.
     map: PrefixMap<bool>,
 }
 
-/// The rule that decided about a source.
+/// The rule that has accepted or refused a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decided {
     /// A prefix of `bits` bits in the service's own filter (`own`), or in the director's.
@@ -60,7 +59,7 @@ impl Decided {
         }
     }
 
-    /// Describes the decision on `source` as a sentence.
+    /// Explains the decision about `source` in a sentence.
     pub(crate) fn describe(self, source: IpAddr) -> String {
         let word = if self.taken() { "allowed" } else { "denied" };
         match self {
@@ -204,7 +203,6 @@ pub fn parse_prefixes(text: &str) -> Result<Vec<Prefix>, (usize, String)> {
     Ok(all)
 }
 
-/// The filters of a director: its own, and the filters of its services by service number.
 #[derive(Debug, Default)]
 pub(crate) struct Filters {
     pub(crate) director: SourceFilter,
@@ -212,7 +210,7 @@ pub(crate) struct Filters {
 }
 
 impl Filters {
-    /// Decides about the source of a new connection; `None` without a filter.
+    /// Decides whether `source` may open a connection to a service; `None` if no filter applies.
     #[inline]
     pub(crate) fn decide(&self, service: u32, source: IpAddr) -> Option<Decided> {
         const NONE: SourceFilter = SourceFilter(None);

@@ -1,5 +1,5 @@
-//! Hash functions that decide which server a client gets. The numbers are the kernel's: two
-//! directors that agree on them send a client to the same server.
+//! Hash functions by which schedulers choose a server. The results are the same as the kernel's, so
+//! that two directors send a client to the same server.
 
 use core::hash::Hasher;
 use core::net::IpAddr;
@@ -43,9 +43,9 @@ pub fn hsiphash(value: u32, key: (u64, u64)) -> u32 {
 mod tests {
     use super::*;
 
-    /// Address, port; slots of `sh` and `dh` without and with port 1024, bucket of `lblc`, hash of
-    /// `mh`, and offset and skip as a server of port 80. Computed with the kernel's own
-    /// functions.
+    /// Columns: client address; slots of `sh` and `dh` without a port, and with port 1024; bucket
+    /// of `lblc`; hash of `mh`; offset and skip of `mh` for a server at this address and port 80.
+    /// Computed with the kernel's own functions.
     const VECTORS: [(&str, u32, u32, u32, u32, u32, u32); 6] = [
         ("10.0.0.1", 39, 73, 159, 50_859_236, 3167, 700),
         ("10.0.0.2", 137, 171, 550, 1_104_141_843, 1231, 3544),

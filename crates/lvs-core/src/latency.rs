@@ -9,8 +9,8 @@ use core::time::Duration;
 
 use crate::Instant;
 
-/// Time in nanoseconds in which an average falls to a half: 10 s × ln 2, because Finagle's decay
-/// time, in which it falls to 1/e, is 10 s.
+/// Time in nanoseconds after which an average has fallen to a half: 10 s × ln 2, because Finagle's
+/// decay time is 10 s, after which it has fallen to 1/e.
 const HALF_LIFE: u64 = 6_931_471_806;
 
 /// The average time until a server's first answer to a new connection.
@@ -19,9 +19,7 @@ const HALF_LIFE: u64 = 6_931_471_806;
 /// lost, which is harmless.
 #[derive(Debug, Default)]
 pub struct Latency {
-    /// Average latency in nanoseconds; 0 without a sample.
     average: AtomicU64,
-    /// Time of the last sample, in nanoseconds.
     stamp: AtomicU64,
 }
 

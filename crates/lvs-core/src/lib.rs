@@ -132,7 +132,8 @@ mod verdict;
 pub(crate) use conn::State;
 pub use control::{Control, Options, Service};
 pub use director::Director;
-/// Changes to the text of FTP commands, and to the sequence numbers of later segments.
+/// Changes that the FTP helper makes to the text of FTP commands, and to the sequence numbers of
+/// later segments.
 pub mod edit {
     pub use crate::verdict::{Edit, Replacement, Shift};
 }
@@ -153,11 +154,11 @@ pub mod ftp {
 pub mod full_nat {
     pub use crate::shard::{LocalAddress, worker_of};
 }
-/// Connections that the kernel fast path forwards.
+/// Connections that the kernel fast path forwards, and the offload of connections.
 pub mod offload {
     pub use crate::shard::{LocalChange, LocalEnd, Offer, OffloadState, Unpublished};
 }
-/// Results of messages from peers.
+/// Results of items received from peers.
 pub mod replication {
     pub use crate::control::{DigestWalk, ItemResults, TakenOver};
 }

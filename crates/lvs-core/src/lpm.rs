@@ -2,8 +2,8 @@
 //!
 //! It is a tree. Each node evaluates six bits of the address, and skips bits that are equal in all
 //! networks below it. A lookup reads at most one node for each six bits (six for IPv4, 22 for IPv6)
-//! and, with few networks or many, usually two or three. The tree is made once from a list and does
-//! not change.
+//! and, with few networks or many, usually two or three. The tree is built from a list and does not
+//! change.
 //!
 //! ```text
 //!  node: first `skip` bits of all below it ── the next six bits: 64 places
@@ -16,12 +16,12 @@ use core::net::IpAddr;
 
 use crate::Prefix;
 
-/// Number of bits of the address that one node evaluates.
+/// Number of bits of the address that select a place in one node.
 const STRIDE: u8 = 6;
 /// Number of places in a node.
 const PLACES: u8 = 1 << STRIDE;
 
-/// Networks, each with a value. Among equal networks, the last one applies.
+/// Networks, each with a value. If two networks are equal, the later one applies.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
     v4: Tree<T>,
@@ -38,7 +38,6 @@ impl<T> Default for PrefixMap<T> {
 }
 
 impl<T: Copy> PrefixMap<T> {
-    /// A map with these networks.
     pub(crate) fn new(all: impl IntoIterator<Item = (Prefix, T)>) -> Self {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for (prefix, value) in all {
@@ -59,7 +58,7 @@ impl<T: Copy> PrefixMap<T> {
         }
     }
 
-    /// The longest network that contains `addr`: its length and value.
+    /// The longest network that contains `addr`: its length in bits, and its value.
     pub(crate) fn find(&self, addr: IpAddr) -> Option<(u8, T)> {
         let tree = match addr {
             IpAddr::V4(_) => &self.v4,
@@ -69,7 +68,7 @@ impl<T: Copy> PrefixMap<T> {
     }
 }
 
-/// The bits of an address, from the top.
+/// The bits of an address; the first bit of the address is the most significant one.
 fn bits(addr: IpAddr) -> u128 {
     match addr {
         IpAddr::V4(addr) => u128::from(addr.to_bits()) << 96,
@@ -103,7 +102,7 @@ struct Entry<T> {
 struct Node {
     /// Common prefix of all networks below this node.
     prefix: u128,
-    /// Number of bits of `prefix` that count.
+    /// Number of the leading bits of `prefix` that are valid.
     skip: u8,
     /// One bit for each place with a child node; the child nodes are contiguous.
     children: u64,
@@ -139,8 +138,8 @@ impl<T: Copy> Tree<T> {
         tree
     }
 
-    /// Builds the node at `at` and all nodes below it from `entries`, which is not empty. Each
-    /// recursive call is at least six bits deeper.
+    /// Builds the node at `at` and all nodes below it from `entries`, which must not be empty. The
+    /// recursion is bounded: each level is at least six bits deeper.
     fn fill(&mut self, at: usize, entries: &[Entry<T>]) {
         let (first, last) = (entries[0], entries[entries.len() - 1]);
         let alike = (first.bits ^ last.bits).leading_zeros();
@@ -248,7 +247,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Networks with few distinct bits, so that some contain others.
+    /// Networks with few different bits, so that some contain others.
     fn prefixes() -> impl Strategy<Value = Vec<Prefix>> {
         let v4 = (any::<u32>(), 0..=32_u8, 0..=32_u32).prop_map(|(bits, len, shift)| {
             let bits = bits.checked_shl(shift).unwrap_or(0);

@@ -53,14 +53,14 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// Action for the packets of a rule.
+/// Action for packets that match a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkAction {
     /// The packets get this mark, which is not 0.
     Mark(u32),
     /// The packets are discarded.
     Drop,
-    /// The packets are passed to the host, even if a service matches.
+    /// The packets are passed to the host, even if they match a service.
     Host,
 }
 
@@ -71,10 +71,10 @@ pub struct MarkRule {
     pub interface: Option<String>,
     /// Source prefix of the packets.
     pub source: Option<Prefix>,
-    /// Destination of the packets. The dataplane hides these packets from the host's network stack,
-    /// so a rule that sets a mark names the destination. `None`, for a rule with a source that
-    /// drops packets or passes them to the host, means all packets to services, which are hidden
-    /// already.
+    /// Destination prefix of the packets. A rule that sets a mark must have one, because the
+    /// dataplane must hide the packets from the host's network stack. `None` means all packets to
+    /// services, which are hidden in any case; it requires a source, and an action other than a
+    /// mark.
     pub destination: Option<Prefix>,
     /// The protocol of the packets: TCP, UDP or SCTP; `None` for all three.
     pub protocol: Option<Protocol>,

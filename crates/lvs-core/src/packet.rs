@@ -48,11 +48,12 @@ impl fmt::Display for Protocol {
 /// The hook of netfilter at which the host's network stack would receive the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// Addressed to a virtual or local address, or routed to this host by a mark: `LOCAL_IN`.
+    /// `LOCAL_IN`: the destination is a virtual or local address, or the packet is routed to this
+    /// host because of its mark.
     Local,
-    /// The packet passes through the host: `FORWARD`.
+    /// `FORWARD`: the packet passes through the host.
     Transit,
-    /// The packet was made by this host: `LOCAL_OUT`.
+    /// `LOCAL_OUT`: this host has sent the packet.
     Output,
 }
 
@@ -108,7 +109,7 @@ impl TcpFlags {
         self.0 & mask == mask
     }
 
-    /// Whether the segment acknowledges data, and neither opens nor closes a connection.
+    /// Whether ACK is set, and SYN, FIN and RST are not.
     #[inline]
     pub const fn go_on(self) -> bool {
         const TURNS: u8 = TcpFlags::FIN | TcpFlags::SYN | TcpFlags::RST;
@@ -116,7 +117,8 @@ impl TcpFlags {
     }
 }
 
-/// The first chunk of an SCTP packet, and the next chunk, as far as IPVS reads it.
+/// The part of an SCTP packet that IPVS reads: the type of the first chunk, and whether an ABORT
+/// follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SctpChunk {
     /// Type of the first chunk (RFC 9260 section 3.2).
@@ -137,22 +139,21 @@ pub enum Transport<'a> {
     Sctp(SctpChunk),
     /// The TCP, UDP or SCTP header is truncated.
     Short {
-        /// Whether the ports in [`Tuple`] are valid: the packet contains the first four bytes of
-        /// the header.
+        /// Whether the ports in [`Tuple`] are valid, because the packet contains the first four
+        /// bytes of the header.
         ports: bool,
-        /// Whether the SCTP header is complete, although the header of the first chunk is not. This
-        /// is sufficient for a translation.
+        /// Whether the SCTP header is complete, and only the header of the first chunk is
+        /// truncated. Addresses and ports can be translated then.
         header: bool,
     },
-    /// A protocol without ports.
+    /// The transport protocol has no ports.
     Other,
 }
 
 /// A transport header and its payload, for helpers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment<'a> {
-    /// The bytes from the first one of the transport header to the end of the packet. Empty if no
-    /// helper needs the bytes.
+    /// The packet from its transport header on; empty if no helper needs the bytes.
     pub bytes: &'a [u8],
     /// Whether the checksum need not be verified: a device has verified it, or will complete it.
     pub trusted: bool,
@@ -165,7 +166,7 @@ impl Segment<'_> {
         trusted: false,
     };
 
-    /// Whether the checksum of the segment with these addresses is correct (RFC 9293 section 3.1).
+    /// Whether the checksum of this segment is correct for these addresses (RFC 9293 section 3.1).
     pub(crate) fn is_intact(&self, tuple: &Tuple) -> bool {
         let sum = |bytes: &[u8]| -> u64 {
             let words = bytes.chunks(2);
@@ -270,7 +271,8 @@ impl Plain {
     }
 }
 
-/// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) about a packet of this director.
+/// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) that contains a packet which this
+/// director may have forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
     /// The netfilter hook at which the host would receive the error.
@@ -279,7 +281,7 @@ pub struct IcmpError {
     pub src: IpAddr,
     /// Destination address of the ICMP packet.
     pub dst: IpAddr,
-    /// The embedded packet as it was sent: its source, destination and ports.
+    /// Protocol, addresses and ports of the packet that the error contains, as in its header.
     pub inner: Tuple,
     /// Whether the embedded packet contains its ports.
     pub inner_ports: bool,
@@ -305,7 +307,6 @@ pub(crate) fn opens(meta: &PacketMeta<'_>) -> bool {
     }
 }
 
-/// Whether this protocol belongs to IPsec, whose packets have no ports.
 pub(crate) fn is_ipsec(protocol: Protocol) -> bool {
     matches!(protocol, Protocol::AH | Protocol::ESP)
 }

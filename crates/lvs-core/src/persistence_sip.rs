@@ -1,17 +1,16 @@
-//! Persistence engines: a datum in the packet that, in addition to the client's address, identifies
-//! related connections. SIP is the only engine.
+//! Persistence engines: besides the client's address, a datum in the packet identifies related
+//! connections. SIP is the only engine.
 
 /// Maximum length of an engine's data in bytes (`IP_VS_PEDATA_MAXLEN`).
 const DATA_MAX: usize = 255;
 
-/// The name of the SIP engine.
 pub(crate) const SIP: &str = "sip";
 
-/// The Call-ID of a SIP message (RFC 3261 section 20.8), found as by the kernel's engine
+/// The Call-ID of a SIP message (RFC 3261 section 20.8), found as the kernel's engine finds it
 /// (`get_callid`, `ct_sip_get_header`); `None` if there is none, or if no line break follows it
 /// directly.
 ///
-/// The start line is ignored, and an empty line does not end the header.
+/// The search ignores the start line, and continues beyond an empty line.
 pub(crate) fn call_id(message: &[u8]) -> Option<&[u8]> {
     let mut from = 0;
     loop {
@@ -28,7 +27,7 @@ pub(crate) fn call_id(message: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Start of the value of the next Call-ID header, searching from `from` on.
+/// Position of the value of the next Call-ID header at or after `from`.
 fn header(message: &[u8], from: usize) -> Option<usize> {
     let mut at = from;
     while at < message.len() {
@@ -108,7 +107,7 @@ fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t')
 }
 
-/// A letter of Latin-1, as the kernel's `isalpha` defines it.
+/// Whether the byte is a letter of Latin-1, as the kernel's `isalpha` defines it.
 fn is_letter(byte: u8) -> bool {
     byte.is_ascii_alphabetic() || matches!(byte, 0xc0..=0xd6 | 0xd8..=0xf6 | 0xf8..=0xff)
 }

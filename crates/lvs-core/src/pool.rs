@@ -48,7 +48,7 @@ pub struct Pool {
     servers: Vec<Arc<Server>>,
     addresses: BTreeMap<SocketAddr, Arc<Server>>,
     scheduler: Box<dyn Scheduler>,
-    /// Bits that mark changed servers, for servers whose records this pool made.
+    /// Bits of the changed servers, for the records that this pool has created.
     marks: Marks,
     /// Number of servers with an upper threshold.
     limited: usize,
@@ -160,9 +160,9 @@ impl Pool {
         self.scheduler = scheduler;
     }
 
-    /// Orders the servers; servers that are not in `order` follow the others. `false` if they
-    /// already have this order. Otherwise `scheduler`, a new one of the same kind, starts with the
-    /// list.
+    /// Orders the servers; servers that are not in `order` follow the others. Returns `false` if
+    /// they already have this order. Otherwise replaces the scheduler by `scheduler`, a new one of
+    /// the same kind.
     pub(crate) fn arrange(&mut self, order: &[SocketAddr], scheduler: Box<dyn Scheduler>) -> bool {
         let places: BTreeMap<SocketAddr, usize> = order.iter().copied().zip(0..).collect();
         let place =
@@ -180,12 +180,12 @@ impl Pool {
         self.scheduler.tick(now);
     }
 
-    /// Period of calls of [`tick`](Self::tick); `None` for never.
+    /// Interval in which [`tick`](Self::tick) must be called; `None` for never.
     pub fn period(&self) -> Option<Duration> {
         self.scheduler.period()
     }
 
-    /// Passes the present sysctls to the scheduler.
+    /// Reports changed sysctls to the scheduler.
     pub fn sysctls_changed(&mut self, sysctls: &Sysctls) {
         self.scheduler.sysctls_changed(sysctls);
     }
@@ -195,7 +195,7 @@ impl Pool {
         self.scheduler.needs_replies()
     }
 
-    /// Whether the scheduler uses the last weights of servers with weight 0.
+    /// Whether the scheduler uses the weight that a server had before its weight became 0.
     pub(crate) fn goes_by_last_weight(&self) -> bool {
         self.scheduler.goes_by_last_weight()
     }
@@ -205,14 +205,14 @@ impl Pool {
         self.scheduler.weight_is_capacity()
     }
 
-    /// Reports to the scheduler that the weights of the servers with these indexes were set.
+    /// Reports to the scheduler that the weights of the servers at these positions have changed.
     pub(crate) fn weights_changed(&mut self, places: &[usize]) {
         for &place in places {
             self.scheduler.server_edited(&self.servers, place);
         }
     }
 
-    /// Inserts a record at the front of the list.
+    /// Inserts a server at the front of the list.
     pub(crate) fn add(&mut self, server: Arc<Server>) {
         self.limited += usize::from(server.config().upper != 0);
         self.addresses.insert(server.addr(), server.clone());

@@ -1,4 +1,4 @@
-//! Networks: addresses that begin with the same bits.
+//! Prefixes: addresses that begin with the same bits.
 
 use alloc::string::String;
 use core::fmt;
@@ -14,7 +14,8 @@ pub struct Prefix {
     len: u8,
 }
 
-/// Prefix length of an IPv6 source network: the host chooses the remaining bits.
+/// Prefix length of the network that counts as one IPv6 source, because the client can choose the
+/// remaining bits.
 const SOURCE_LEN: u8 = 64;
 
 impl Prefix {
@@ -35,7 +36,7 @@ impl Prefix {
     }
 
     /// The source to which limits for each client apply: the address itself, or for IPv6 its /64,
-    /// because a host can choose any address in it.
+    /// because a client can choose any address in it.
     pub fn source(ip: IpAddr) -> IpAddr {
         let ip = ip.to_canonical();
         let network = Self::new(ip, SOURCE_LEN).filter(|_| ip.is_ipv6());
@@ -47,7 +48,7 @@ impl Prefix {
         self.addr
     }
 
-    /// Number of bits that its addresses have in common.
+    /// Length of the prefix in bits.
     pub const fn bits(&self) -> u8 {
         self.len
     }
@@ -118,7 +119,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// The networks as prefixes, without the invalid ones.
+/// Converts networks to prefixes, and omits invalid ones.
 pub(crate) fn prefixes(networks: alloc::vec::Vec<(IpAddr, u8)>) -> alloc::vec::Vec<Prefix> {
     let networks = networks.into_iter();
     networks

@@ -137,16 +137,16 @@ fn tuple(out: &mut impl Write, info: &ConnInfo) -> fmt::Result {
     Ok(())
 }
 
-/// Remaining whole seconds; the kernel counts milliseconds in 32 bits.
+/// Remaining whole seconds. As in the kernel, only the lower 32 bits of the milliseconds are used.
 const fn expires(info: &ConnInfo) -> u64 {
     info.expires_ms % (1 << 32) / 1000
 }
 
-/// Writes a file of `/proc/net` that shows `info`: `ip_vs_app`, `ip_vs_stats` or
+/// Writes the file named `file` of `/proc/net` from `info`: `ip_vs_app`, `ip_vs_stats` or
 /// `ip_vs_stats_percpu`.
 ///
 /// # Errors
-/// Errors of `out`; also if `file` is none of these names.
+/// Errors of `out`, and an error for any other `file`.
 pub fn of_info(out: &mut impl Write, file: &str, info: &Info) -> fmt::Result {
     match file {
         "ip_vs_app" => helpers(out, &info.ftp_ports),

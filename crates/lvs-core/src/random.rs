@@ -1,4 +1,4 @@
-//! Pseudorandom numbers, which depend only on a seed.
+//! Pseudorandom numbers: the same seed gives the same numbers.
 
 /// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 #[derive(Clone, Copy, Debug, Default)]

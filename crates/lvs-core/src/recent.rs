@@ -1,4 +1,4 @@
-//! Counts of packets over the last minutes, with the times of the first and the last of them.
+//! Counts of packets over the last minutes, and the times of the first and the last packet.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -13,11 +13,11 @@ const SLOTS: usize = 30;
 /// Time without a packet after which a further packet is the first one of a new series.
 const PAUSE: Duration = Duration::from_secs(300);
 
-/// A counter in slots of ten seconds.
+/// A counter of packets, which also counts each interval of ten seconds (a slot).
 #[derive(Clone, Debug, Default)]
 pub struct RecentCounter {
     count: u64,
-    /// The number of the latest slot with a packet, from the origin of the clock.
+    /// The number of the latest slot with a packet; slot 0 begins at the zero of the clock.
     latest: u64,
     /// Numbers of packets in the slots up to the latest one, each at the slot's number modulo the
     /// number of slots.
@@ -66,12 +66,12 @@ impl RecentCounter {
         self.last = self.last.max(now);
     }
 
-    /// Number of all packets.
+    /// Number of all packets so far.
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The content at `now`.
+    /// The counts and times at `now`.
     pub fn at(&self, now: Instant) -> RecentCount {
         let slot = number(now).max(self.latest);
         let sum = |slots: usize| -> u64 {
@@ -112,14 +112,13 @@ impl ReasonCounters {
         self.0.iter().map(|(_, one)| one.count()).sum()
     }
 
-    /// The content at `now`, by reason.
+    /// The counts and times at `now`, by reason.
     pub fn at(&self, now: Instant) -> impl Iterator<Item = (&'static str, RecentCount)> + '_ {
         let counters = self.0.iter();
         counters.map(move |(reason, counter)| (*reason, counter.at(now)))
     }
 }
 
-/// The number of the slot of a time.
 const fn number(now: Instant) -> u64 {
     now.as_nanos() / SLOT
 }

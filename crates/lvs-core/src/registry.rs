@@ -1,4 +1,4 @@
-//! Schedulers by name.
+//! The available schedulers, by name.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -8,10 +8,9 @@ use core::fmt;
 use crate::Scheduler;
 use crate::sched::BUILT_IN;
 
-/// Makes a scheduler for one service.
 type Factory = Arc<dyn Fn() -> Box<dyn Scheduler> + Send + Sync>;
 
-/// The schedulers by name.
+/// The available schedulers, by name. Services refer to a scheduler by its name.
 #[derive(Clone)]
 pub struct Registry {
     factories: BTreeMap<&'static str, Factory>,

@@ -18,7 +18,7 @@ pub struct Request {
     pub virt: SocketAddr,
     /// The protocol.
     pub protocol: Protocol,
-    /// Flags of the service; `sh` and `mh` read theirs at each decision.
+    /// Flags of the service: `sh` and `mh` use their flags at each choice.
     pub flags: ServiceFlags,
     /// Time at which the packet arrived.
     pub now: Instant,
@@ -27,8 +27,8 @@ pub struct Request {
 /// An algorithm that chooses among real servers.
 ///
 /// A user-defined implementation can be used like the built-in ones: register it with
-/// [`Registry::register`](crate::Registry::register). It receives every change to the list *after*
-/// the change.
+/// [`Registry::register`](crate::Registry::register). The calls about changes of the list are made
+/// *after* the change.
 pub trait Scheduler: fmt::Debug + Send {
     /// Chooses a server for a new connection: an index into `servers`, or `None` if no server
     /// accepts it.
@@ -39,17 +39,16 @@ pub trait Scheduler: fmt::Debug + Send {
         None
     }
 
-    /// The slot of the scheduler's hash table to which a request is assigned; `None` without such a
+    /// The slot of the scheduler's hash table that belongs to a request; `None` without such a
     /// table.
     fn slot(&self, request: &Request) -> Option<HashSlot> {
         let _ = request;
         None
     }
 
-    /// Announces that every later call passes the same list of servers, that no other scheduler
-    /// uses these servers, and that every change of them will be reported. The scheduler may
-    /// therefore store results between two choices. A pool calls this before
-    /// [`start`](Self::start).
+    /// Announces that every later call will pass the same list of servers, that no other scheduler
+    /// uses these servers, and that each of their changes will be reported. The scheduler may then
+    /// keep results between two choices. A pool calls this before [`start`](Self::start).
     fn follow(&mut self) {}
 
     /// Sets the list, which may already contain servers (`init_service`).
@@ -73,13 +72,13 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = (servers, index);
     }
 
-    /// Sets the seed of the random numbers of a scheduler that uses them, before
+    /// Sets the seed of the scheduler's random numbers, if it uses any. Called before
     /// [`start`](Self::start).
     fn seed(&mut self, seed: u64) {
         let _ = seed;
     }
 
-    /// Sets the sysctls in force. Called before [`start`](Self::start) and after each change.
+    /// Sets the sysctls. Called before [`start`](Self::start) and after each change of a sysctl.
     fn sysctls_changed(&mut self, sysctls: &Sysctls) {
         let _ = sysctls;
     }
@@ -100,8 +99,8 @@ pub trait Scheduler: fmt::Debug + Send {
         false
     }
 
-    /// Whether the scheduler uses [`Server::last_weight`]. Directors that must choose the same
-    /// servers then also need the same last weight of servers with weight 0.
+    /// Whether the scheduler uses [`Server::last_weight`]. Then two directors choose the same
+    /// servers only if servers with weight 0 have the same last weight at both.
     fn goes_by_last_weight(&self) -> bool {
         false
     }

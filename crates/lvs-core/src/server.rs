@@ -1,4 +1,4 @@
-//! The record of one real server in one service: values that schedulers use and connections change.
+//! The record of one real server in one service: its settings, and the counts of its connections.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -13,7 +13,7 @@ use crate::stats::Latency;
 use crate::tunnel::Tunnel;
 use crate::{Error, Forwarding, Protocol, ServerConfig, ServerId};
 
-/// Configured in a service (the kernel's `IP_VS_DEST_CF_AVAILABLE`).
+/// The server is in a service, and not removed (`IP_VS_DEST_CF_AVAILABLE`).
 const AVAILABLE: u8 = 0x1;
 /// The server has reached its upper threshold (`IP_VS_DEST_F_OVERLOAD`).
 const OVERLOADED: u8 = 0x2;
@@ -27,7 +27,7 @@ const OVERLOADED: u8 = 0x2;
 pub struct Server {
     id: ServerId,
     addr: SocketAddr,
-    /// The weight that schedulers use.
+    /// The weight that schedulers use: the configured weight, or a part of it during a slow start.
     weight: AtomicI32,
     last_weight: AtomicI32,
     configured_weight: AtomicI32,
@@ -43,15 +43,14 @@ pub struct Server {
     templates: AtomicI32,
     /// Number of entries of schedulers' caches that refer to the server.
     held: AtomicI32,
-    /// Action on the server's connections when the server goes down.
+    /// Action on the server's connections when the server is removed.
     on_down: AtomicU8,
-    /// Flags of new connections to the server.
+    /// Flags of new connections to the server, apart from those of IPVS.
     watches: AtomicU32,
     latency: Latency,
     /// Number of consecutive connection attempts that the server refused or did not answer.
     unanswered: AtomicU32,
     attempts: AttemptCounters,
-    /// Whether a scheduler is notified of changes.
     watched: AtomicBool,
     /// The server's bit in `marks`.
     mark: u8,
@@ -63,7 +62,7 @@ pub struct Server {
 pub(crate) struct Marks(Vec<Arc<AtomicU64>>);
 
 impl Server {
-    /// A record with `config`, available, without connections.
+    /// The record of an available server without connections.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -98,7 +97,6 @@ impl Server {
         Ok(server)
     }
 
-    /// Shares the word of adjacent servers, so that a scheduler has few words to read.
     pub(crate) fn mark_in(&mut self, marks: &mut Marks) {
         let word = self.id.index() / 64;
         if marks.0.len() <= word {
@@ -115,12 +113,11 @@ impl Server {
         (&self.marks, self.mark)
     }
 
-    /// Stops the reports of changes.
     pub(crate) fn unwatch(&self) {
         self.watched.store(false, Relaxed);
     }
 
-    /// Reports a change of the values that schedulers use.
+    /// Sets the server's mark, if a scheduler [watches](Self::watch) the server.
     #[inline]
     fn changed(&self) {
         if self.watched.load(Relaxed) {
@@ -151,8 +148,8 @@ impl Server {
         Ok(())
     }
 
-    /// Replaces the settings and makes the server available (`__ip_vs_update_dest`). The settings
-    /// have been checked.
+    /// Replaces the settings and makes the server available (`__ip_vs_update_dest`). The caller
+    /// must have checked the settings.
     pub(crate) fn configure(&self, config: &ServerConfig) {
         self.configured_weight.store(config.weight, Relaxed);
         self.set_share(config.weight, 10);
@@ -174,8 +171,8 @@ impl Server {
         self.changed();
     }
 
-    /// Resets `last_weight`, which is set again when a record is added, including that of a removed
-    /// server.
+    /// Resets `last_weight`, before a server is added, also if the record of a removed server is
+    /// used again.
     pub(crate) fn reset_last_weight(&self) {
         self.last_weight.store(self.weight(), Relaxed);
     }
@@ -191,15 +188,15 @@ impl Server {
         self.changed();
     }
 
-    /// Multiplies the stored last weight of a server with weight 0, like the weights of the other
-    /// servers: its factor changes from `before` to `after`.
+    /// Adjusts the stored last weight of a server with weight 0, when the factor of its service's
+    /// weights changes from `before` to `after`.
     pub(crate) fn scale_last_weight(&self, before: i32, after: i32) {
         let scaled = self.last_weight() / before * after;
         self.last_weight.store(scaled, Relaxed);
     }
 
-    /// Applies the service's settings beyond the kernel's IPVS. `timed` means that the latency of
-    /// the server's answers is measured.
+    /// Applies settings of the service that the kernel's IPVS does not have. If `timed` is set, the
+    /// latency of the server's answers is measured.
     pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
         self.on_down.store(extras.on_server_down as u8, Relaxed);
         let mut watches = 0;
@@ -212,8 +209,8 @@ impl Server {
         self.watches.store(watches, Relaxed);
     }
 
-    /// The initial flags of a connection to the server, apart from those of IPVS. Attempts to open
-    /// a TCP connection are always counted.
+    /// Flags of a new connection to the server, apart from those of IPVS. Attempts to open a TCP
+    /// connection are always counted.
     #[inline]
     pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
         let watches = self.watches.load(Relaxed);
@@ -237,27 +234,27 @@ impl Server {
         flags
     }
 
-    /// Action on the server's connections when the server goes down.
+    /// Action on the server's connections when the server is removed.
     pub(crate) fn on_down(&self) -> OnServerDown {
         OnServerDown::from_bits(self.on_down.load(Relaxed))
     }
 
-    /// Whether the server is down and its connections must be closed.
+    /// Whether the server is removed, and its connections must be closed.
     pub(crate) fn has_gone(&self) -> bool {
         !self.is_available() && self.on_down() != OnServerDown::Kernel
     }
 
-    /// Removes the record from its service; the server's connections still refer to it.
+    /// Marks the server as removed from its service; connections may still refer to the record.
     pub(crate) fn retire(&self) {
         self.clear(AVAILABLE);
     }
 
-    /// The record's index in its director.
+    /// Number of the record, which identifies the server in its director.
     pub const fn id(&self) -> ServerId {
         self.id
     }
 
-    /// Address and port. Port 0 keeps the port of the packet.
+    /// Address and port. With port 0, packets keep their destination port.
     pub const fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -273,16 +270,15 @@ impl Server {
         }
     }
 
-    /// Share of new connections; a server with 0 gets none. While a server of the service starts
-    /// slowly, this is the present share in tenths of a weight; [`config`](Self::config) has the
-    /// configured weight.
+    /// Share of new connections; a server with 0 gets none. During a slow start of a server of the
+    /// service, this differs from the configured weight ([`config`](Self::config)).
     #[inline]
     pub fn weight(&self) -> i32 {
         self.weight.load(Relaxed)
     }
 
-    /// The last weight that was not 0, or the weight at which the server was added (Maglev tables
-    /// are built from it).
+    /// The last weight that was not 0, or the weight with which the server was added. `mh` builds
+    /// its table from it.
     #[inline]
     pub fn last_weight(&self) -> i32 {
         self.last_weight.load(Relaxed)
@@ -301,13 +297,11 @@ impl Server {
     }
 
     /// Number of consecutive attempts to open a TCP connection that the server has refused (RST),
-    /// or that the client has repeated without an answer. Counted for servers behind NAT.
+    /// or that the client has repeated without an answer. Only servers with NAT are counted.
     pub fn unanswered(&self) -> u32 {
         self.unanswered.load(Relaxed)
     }
 
-    /// Counters of the connections that clients opened to the server, and of those that it did not
-    /// answer.
     pub(crate) const fn attempts(&self) -> &AttemptCounters {
         &self.attempts
     }
@@ -330,8 +324,8 @@ impl Server {
         Forwarding::from_bits(self.forwarding.load(Relaxed).into())
     }
 
-    /// Encapsulation of tunnelled packets; read at each packet, so that edits reach existing
-    /// connections.
+    /// Encapsulation of packets, if the method is tunnelling. A change applies to existing
+    /// connections, too.
     #[inline]
     pub fn tunnel(&self) -> Tunnel {
         Tunnel::unpack(self.tunnel.load(Relaxed))
@@ -433,7 +427,6 @@ impl Server {
         self.changed();
     }
 
-    /// Whether a connection, a template or a scheduler's cache still refers to the record.
     pub(crate) fn is_referenced(&self) -> bool {
         self.total.load(Relaxed) > 0
             || self.templates.load(Relaxed) > 0
@@ -456,8 +449,7 @@ impl Server {
         self.changed();
     }
 
-    /// The lower threshold that applies: the configured one, or three quarters of the upper one,
-    /// rounded up.
+    /// The configured lower threshold; if it is 0, three quarters of the upper one, rounded up.
     fn effective_lower(&self) -> u32 {
         match self.lower.load(Relaxed) {
             0 => {
@@ -477,7 +469,7 @@ impl Server {
     }
 }
 
-/// Counts one connection of a server until this value is dropped.
+/// Counts as one connection of a server until it is dropped.
 #[derive(Debug)]
 #[must_use = "the connection is counted until this value is dropped"]
 pub struct OpenConnection {
@@ -497,8 +489,7 @@ impl Drop for OpenConnection {
     }
 }
 
-/// A server in a scheduler's cache. While this value exists, the record of a removed server stays
-/// in the trash.
+/// A server in a scheduler's cache. While this value exists, the record is not freed.
 #[derive(Debug)]
 pub(crate) struct HeldServer(Arc<Server>);
 

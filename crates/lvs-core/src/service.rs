@@ -105,8 +105,8 @@ impl ServiceKey {
     }
 }
 
-/// A service's key with a total order: by protocol, address family, address and port; marks come
-/// first.
+/// A service's key with a total order: marks first, then by protocol, address family, address and
+/// port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum ServiceKeyOrd {
     Mark(Family, u32),
@@ -150,7 +150,7 @@ impl fmt::Display for ServiceKey {
     }
 }
 
-/// Flags of a service, numbered as in IPVS.
+/// Flags of a service, with the kernel's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(transparent))]
@@ -189,8 +189,8 @@ pub struct ServiceConfig {
     /// Persistence timeout in seconds.
     #[cfg_attr(feature = "api", serde(default))]
     pub timeout: u32,
-    /// Persistence granularity. IPv4: the netmask as a number in host order, not validated, as in
-    /// the kernel. IPv6: the prefix length, 1 to 128.
+    /// The part of the client's address that persistence uses. IPv4: the netmask as a number in
+    /// host order, not validated, as in the kernel. IPv6: the prefix length, 1 to 128.
     pub netmask: u32,
     /// Persistence engine (`sip`).
     #[cfg_attr(
@@ -198,7 +198,7 @@ pub struct ServiceConfig {
         serde(default, skip_serializing_if = "Option::is_none")
     )]
     pub engine: Option<String>,
-    /// Settings beyond the kernel's IPVS.
+    /// Settings that the kernel's IPVS does not have.
     #[cfg_attr(
         feature = "api",
         serde(default, skip_serializing_if = "Extras::is_off")
@@ -207,7 +207,7 @@ pub struct ServiceConfig {
 }
 
 impl ServiceConfig {
-    /// A service with `scheduler`, not persistent, with the full mask of `family`.
+    /// Settings of a service with this scheduler: no persistence, and the full netmask of `family`.
     pub fn new(family: Family, scheduler: &str) -> Self {
         Self {
             scheduler: scheduler.into(),
@@ -231,28 +231,27 @@ impl ServiceConfig {
 pub enum Forwarding {
     /// Network address translation: `-m`, `Masq`.
     Nat = 0,
-    /// Packets are delivered on the director itself: `Local`.
+    /// The packets are passed to the director's own network stack: `Local`.
     Local = 1,
     /// Encapsulation: `-i`, `Tunnel`.
     Tunnel = 2,
     /// Direct routing, that is, a new destination MAC address: `-g`, `Route`.
     #[default]
     Route = 3,
-    /// The packet is sent to its own destination.
+    /// The packet is forwarded to its original destination (`cache_bypass`).
     Bypass = 4,
-    /// Destination and source NAT (`FullNat`), so that replies return to the director. IPVS has no
-    /// such method.
+    /// NAT that also translates the client's address (`FullNat`), so that replies return to the
+    /// director. IPVS has no such method.
     FullNat = 5,
 }
 
 impl Forwarding {
-    /// Whether the destination of requests and the source of replies are changed.
+    /// Whether the director translates addresses of packets: NAT and full NAT.
     #[inline]
     pub const fn translates(self) -> bool {
         matches!(self, Self::Nat | Self::FullNat)
     }
 
-    /// The method with this number, as it is stored in connections and records.
     #[inline]
     pub(crate) const fn from_bits(bits: u32) -> Self {
         match bits {
@@ -290,7 +289,7 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// A server of `weight`, reached by `forwarding`, without thresholds.
+    /// Settings with this weight and forwarding method, and without thresholds.
     pub fn new(weight: i32, forwarding: Forwarding) -> Self {
         Self {
             weight,

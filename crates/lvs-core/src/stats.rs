@@ -1,4 +1,4 @@
-//! Counters, their two-second snapshot in listings, and rates.
+//! Counters, and the snapshots and rates that listings show.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -41,7 +41,7 @@ impl Counts {
 impl Add for Counts {
     type Output = Self;
 
-    /// Adds field by field. Overflowing fields wrap.
+    /// Adds field by field, modulo 2^64.
     fn add(self, other: Self) -> Self {
         self.zip(other, u64::wrapping_add)
     }
@@ -50,18 +50,19 @@ impl Add for Counts {
 impl Sub for Counts {
     type Output = Self;
 
-    /// Subtracts field by field. Fields below zero wrap.
+    /// Subtracts field by field, modulo 2^64.
     fn sub(self, other: Self) -> Self {
         self.zip(other, u64::wrapping_sub)
     }
 }
 
-/// Counters as listings show them (two-second snapshot), their rates, and their present values.
+/// Counters as listings show them (snapshots of every two seconds), their rates, and their present
+/// values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Stats {
-    /// The snapshot of the last two-second tick, minus the zeroed values.
+    /// The snapshot of the last two-second tick, minus the counts at the last `ipvsadm -Z`.
     pub shown: Counts,
     /// Rates per second, as the kernel's estimator computes them.
     pub rates: Counts,
@@ -69,8 +70,8 @@ pub struct Stats {
     pub live: Counts,
 }
 
-/// The counters of one object in one shard. Only the shard writes them, so an addition is a plain
-/// load and store.
+/// The counters of one object in one shard. Only this shard writes them, so a plain load and store
+/// suffices for an addition.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     conns: AtomicU64,
@@ -98,7 +99,6 @@ impl Counters {
         add(&self.conns, 1);
     }
 
-    /// Adds the counts of another counter.
     pub(crate) fn add(&self, counts: &Counts) {
         add(&self.conns, counts.conns);
         add(&self.in_packets, counts.in_packets);
@@ -123,17 +123,16 @@ fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
-/// The counters of one object in every shard, and the estimator's rates.
+/// The counters of a service, a server or the director in each shard, and the rates.
 #[derive(Debug)]
 pub(crate) struct ObjectStats {
     shards: Vec<Arc<Counters>>,
-    /// Counters of events outside the shards.
+    /// Counts that belong to no shard.
     beside: Counters,
     snapshot: Counts,
     zero: Counts,
-    /// The snapshot at the last tick, from which the estimator computes the next difference.
     last: Counts,
-    /// Scaled averages (see [`Self::tick`]).
+    /// Averages, scaled as [`Self::tick`] describes.
     average: Counts,
 }
 
@@ -153,8 +152,8 @@ impl ObjectStats {
         self.shards[number].clone()
     }
 
-    /// Counters of one shard. The first shard includes the events outside the shards, so that the
-    /// sum is complete.
+    /// Counters of one shard. Those of the first shard include counts that belong to no shard, so
+    /// that the sum is complete.
     pub(crate) fn live_of(&self, number: usize) -> Counts {
         let own = self.shards[number].read();
         match number {
@@ -169,7 +168,7 @@ impl ObjectStats {
         })
     }
 
-    /// Adds counts of events outside the shards.
+    /// Adds counts that belong to no shard.
     pub(crate) fn add(&self, counts: &Counts) {
         self.beside.add(counts);
     }
@@ -198,7 +197,8 @@ impl ObjectStats {
         };
     }
 
-    /// Zeroes the shown counters (`ipvsadm -Z`): from now on the last snapshot counts as zero.
+    /// Zeroes the counters that listings show (`ipvsadm -Z`): the last snapshot counts as zero from
+    /// now on.
     pub(crate) fn zero(&mut self) {
         self.zero = self.snapshot;
         self.last = self.snapshot;
@@ -221,14 +221,15 @@ impl ObjectStats {
     }
 }
 
-/// Dropped packets of one worker's connections, by server and reason, until
-/// [`Control::count_drops`](crate::Control::count_drops) adds them to their services. There are at
-/// most as many counts as servers times reasons.
+/// Dropped packets of one worker's connections, by server and reason.
+/// [`Control::count_drops`](crate::Control::count_drops) moves the counts to the servers' services.
+/// There are at most as many counts as servers times reasons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerDrops(BTreeMap<(ServerId, &'static str), u64>);
 
 impl ServerDrops {
-    /// Counts a packet of a connection to `server`; without one, the packet belongs to no service.
+    /// Counts a dropped packet of a connection to `server`; `None`: the packet is not counted for a
+    /// service.
     pub fn count(&mut self, server: Option<ServerId>, reason: &'static str) {
         if let Some(server) = server {
             *self.0.entry((server, reason)).or_default() += 1;
@@ -250,9 +251,9 @@ impl ServerDrops {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Evictions {
-    /// Half-open connections, and single datagrams.
+    /// Half-open connections, and connections with a single datagram.
     pub half_open: u64,
-    /// Closed connections that were stored for late packets (TIME_WAIT, CLOSE).
+    /// Closed connections that stayed in the table for late packets (TIME_WAIT, CLOSE).
     pub ended: u64,
     /// Connections that were opened and not used within three seconds.
     pub unused: u64,

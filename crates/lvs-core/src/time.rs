@@ -1,4 +1,4 @@
-//! Time as a parameter.
+//! Time, as a parameter that the caller passes.
 
 use core::ops::{Add, Sub};
 use core::time::Duration;

@@ -1,6 +1,6 @@
-//! Tunnels to real servers: the types, and the properties that naming, listing and checking need.
+//! The types of tunnels to real servers, with their names and properties.
 
-/// Computation of the checksums of outer headers.
+/// The checksum in the outer header of tunnelled packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
@@ -82,7 +82,7 @@ pub struct TunnelType {
     /// Bytes between the outer and the inner IP header, for each checksum in the order of
     /// [`TunnelChecksum::ALL`].
     pub header_len: [usize; TunnelChecksum::ALL.len()],
-    /// A tunnel of this kind, with a port and a checksum.
+    /// Returns a tunnel of this type, with this port and checksum.
     pub tunnel: fn(u16, TunnelChecksum) -> Tunnel,
 }
 

@@ -12,7 +12,7 @@ use super::types::{
 };
 use crate::sync::{SyncDaemon, SyncRole};
 
-/// A call, with the number that each line of its answer repeats.
+/// A call and its number; the dataplane repeats the number in each line of its answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumberedCall {
     /// Number that the client has chosen for the request.
@@ -22,10 +22,11 @@ pub struct NumberedCall {
     pub call: Call,
 }
 
-/// Generates from one list: the calls, their names in the protocol, and their access rights.
+/// Generates three things from one list: the calls, their names in the protocol, and their access
+/// rights.
 ///
-/// Every client that can connect may make `reads`. `writes` and `changes` need write access;
-/// `changes` can also be part of an `apply`.
+/// Each client that can connect may make the calls under `reads`. Those under `writes` and
+/// `changes` need write access; those under `changes` can also be part of an `apply`.
 macro_rules! calls {
     (
         reads { $($(#[$read_doc:meta])* $read_name:literal $read:ident $read_body:tt,)* }
@@ -66,7 +67,7 @@ macro_rules! calls {
             () => { $($crate::api::Call::$change { .. })|* };
         }
 
-        /// Pattern that matches all other calls.
+        /// Pattern that matches every call that does not change the configuration.
         #[doc(hidden)]
         #[macro_export]
         macro_rules! no_change {
@@ -105,15 +106,14 @@ calls! {
         /// List the running synchronisation daemons. Answer: items [`SyncDaemon`], then
         /// [`ListEnd`](super::ListEnd).
         "daemon.list" DaemonList {},
-        /// Report the peers and the state of the replication with them. Answer:
-        /// [`SyncState`](super::SyncState).
+        /// Report the peers, and the state of the replication between this director and each of
+        /// them. Answer: [`SyncState`](super::SyncState).
         "sync.get" SyncGet {},
         /// List the reasons for which packets were dropped or passed to the host, with counts.
         /// Answer: items [`ReasonCount`](super::ReasonCount), then [`ListEnd`](super::ListEnd).
         "drops" Drops {},
-        /// Shows the decision for a packet that may open a connection, and the reasons, without a
-        /// change.
-        /// Answer: [`Explanation`](crate::control::Explanation).
+        /// Shows what the dataplane would do with a packet that may open a connection, and why,
+        /// without any change. Answer: [`Explanation`](crate::control::Explanation).
         "explain" Explain {
             /// IP protocol number.
             protocol: u8,
@@ -178,9 +178,10 @@ calls! {
             changes: Vec<Self>,
         },
         /// Sets the virtual addresses for which the dataplane adds routes on its device, so that
-        /// routing daemons announce them. The dataplane receives packets for all of these
-        /// addresses, and answers ARP for none. Each call replaces the previous one, and the client
-        /// has to repeat it periodically. Answer: [`Announcements`](super::Announcements).
+        /// routing daemons announce them. The dataplane accepts packets to these addresses, but
+        /// does not answer ARP for them. Each call replaces the previous one, and expires unless
+        /// the client repeats it ([`AnnounceSpec`]). Answer:
+        /// [`Announcements`](super::Announcements).
         "vips.announce" VipsAnnounce(AnnounceSpec),
         /// Stop the dataplane. Answer: `{}`, then the dataplane exits.
         "stop" Stop {},

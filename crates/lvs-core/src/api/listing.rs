@@ -1,4 +1,4 @@
-//! Services, servers and connections of a director in the form of listings.
+//! Builds the listing entries of services, servers and connections.
 
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;

@@ -1,4 +1,4 @@
-//! The state of a director after planned changes.
+//! The configuration as it will be after the changes of a list that are already checked.
 
 use alloc::collections::BTreeMap;
 use core::net::SocketAddr;
@@ -9,8 +9,8 @@ use crate::service::ServiceKeyOrd;
 use crate::sync::SyncRole;
 use crate::{Control, Family, Forwarding, ServiceKey};
 
-/// The state after earlier changes of a list, against which later changes are checked: the present
-/// director, and the differences from it.
+/// The configuration after the earlier changes of a list, against which later changes are checked:
+/// the present configuration, and the differences from it.
 pub(super) struct Plan<'a> {
     control: &'a Control,
     noted: Noted,
@@ -20,7 +20,7 @@ pub(super) struct Plan<'a> {
 /// services and servers, so that a list of ten changes does not copy a table of 40,000 servers.
 #[derive(Default)]
 pub(super) struct Noted {
-    /// Whether all services of the director are removed.
+    /// A flush has removed all services of the director.
     flushed: bool,
     /// Changed services by key; `None` for a removed service.
     services: BTreeMap<ServiceKeyOrd, Option<Planned>>,
@@ -29,7 +29,7 @@ pub(super) struct Noted {
     local: [bool; 2],
     master: bool,
     backup: bool,
-    /// Number of rules that set firewall marks.
+    /// Number of rules that set firewall marks, after the changes.
     pub(super) marks: usize,
 }
 
@@ -46,7 +46,6 @@ struct Planned {
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 impl Noted {
-    /// A plan without changes.
     pub(super) fn new(control: &Control) -> Self {
         Self {
             flushed: false,
@@ -72,12 +71,10 @@ impl<'a> Plan<'a> {
         self.noted
     }
 
-    /// Returns the differences for modification.
     pub(super) const fn noted(&mut self) -> &mut Noted {
         &mut self.noted
     }
 
-    /// The director without the planned changes.
     pub(super) const fn control(&self) -> &'a Control {
         self.control
     }
@@ -158,8 +155,9 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Returns the planned state of a service for modification; it is created if no earlier change
-    /// of the list affects the service. `None` if the service does not exist.
+    /// Returns the planned state of a service for modification; `None` if the service does not
+    /// exist. Copies the state from the director if no earlier change of the list affects the
+    /// service.
     fn touch(&mut self, key: &ServiceKey) -> Option<&mut Planned> {
         let facts = self.service(key)?;
         let place = self.noted.services.entry(key.into());

@@ -1,4 +1,4 @@
-//! Parameters and answers of the calls.
+//! Parameters and answers of the control protocol's calls.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -16,8 +16,8 @@ use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 /// Version of the protocol; client and dataplane must use the same version.
 pub const VERSION: u32 = 1;
 
-/// The abstract Unix socket (without its leading NUL) that a dataplane uses by default. Every
-/// network namespace has its own.
+/// The abstract Unix socket (without its leading NUL) at which a dataplane listens by default. Each
+/// network namespace has its own abstract sockets.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 
 /// Maximum number of packet workers.
@@ -200,7 +200,7 @@ pub struct Hello {
     pub version: u32,
     /// Name and version of the dataplane: `lvs-dataplane 0.1.0`.
     pub dataplane: String,
-    /// Size of the connection table as the kernel prints it (`size=4096`).
+    /// Size of the connection table, as ipvsadm prints it (`size=4096`).
     pub table_size: u32,
     /// Whether the client has write access.
     pub writable: bool,
@@ -223,8 +223,8 @@ pub struct Info {
     /// Configured interfaces and addresses that do not exist on this host yet, or cannot be used.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
-    /// The reason why clients on this host do not reach services on its own addresses; absent if
-    /// they do, or if there is no such service.
+    /// The reason why programs on this host cannot reach services at the host's own addresses;
+    /// absent if they can, or if there is no such service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_clients: Option<Waiting>,
     /// Virtual addresses that the dataplane owns.
@@ -236,7 +236,7 @@ pub struct Info {
     /// Seconds since a client last set the announced addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announced_ago: Option<u64>,
-    /// State of each peer's connections at this director.
+    /// The state of the replication from each peer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
     /// Comparison of each peer's services and servers with those of this director.
@@ -248,7 +248,7 @@ pub struct Info {
     /// Next hops that do not answer ARP or neighbour discovery, at most 64.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
-    /// Paths to servers that were too narrow for requests.
+    /// Paths to servers whose MTU was too small for some requests.
     pub too_big: Vec<TooBig>,
     /// Virtual ports that the FTP helper inspects; empty without the helper.
     pub ftp_ports: Vec<u16>,
@@ -264,13 +264,13 @@ pub struct Info {
     pub confinement: Confinement,
 }
 
-/// The extent to which a process is sandboxed.
+/// The restrictions that a process has applied to itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Confinement {
     /// Active restrictions: `seccomp`, `landlock`.
     pub by: Vec<String>,
-    /// Unavailable restrictions, with the reason.
+    /// Restrictions that could not be applied, with the reason.
     pub not_by: Vec<String>,
 }
 
@@ -306,7 +306,7 @@ pub struct WorkerInfo {
     pub packets: u64,
     /// Number of frames that were lost because they arrived faster than the worker read them.
     pub lost: u64,
-    /// Frames that the worker has received and passed to another worker, which has their
+    /// Number of frames that the worker received and passed to the worker that has their
     /// connection.
     pub handed_over: u64,
     /// Number of frames that the worker received from other workers.
@@ -314,8 +314,8 @@ pub struct WorkerInfo {
     /// Number of frames that were dropped because the queue of the worker that has their connection
     /// was full.
     pub busy: u64,
-    /// Number of times that the worker used more than half of a processor and was demoted from
-    /// real-time scheduling.
+    /// Number of times that the kernel demoted the worker from real-time scheduling, because the
+    /// worker used more than half of a processor.
     pub demoted: u64,
     /// Packets and bytes that the worker has forwarded.
     pub counts: Counts,
@@ -338,7 +338,7 @@ pub struct SyncCounts {
     pub received: u64,
     /// Number of bytes of the received messages.
     pub received_bytes: u64,
-    /// Received connections and templates that were added to the table or updated in it.
+    /// Number of received connections and templates that were added to the table or updated in it.
     pub taken: u64,
     /// Number of datagrams that were dropped because the buffer of a socket was full.
     pub lost: u64,
@@ -400,8 +400,8 @@ pub struct SyncState {
     pub taken: u64,
     /// Number of connections that were removed because they ended at a peer.
     pub ended: u64,
-    /// Number of replicated connections that this director owns now, because their packets arrived
-    /// here later than at the peer.
+    /// Number of connections that this director took over from a peer, because a packet arrived
+    /// here later than the last one at the peer.
     pub kept: u64,
     /// Number of received items that were ignored because their content is invalid or
     /// contradictory.
@@ -432,8 +432,8 @@ pub struct SyncState {
     pub tables_beyond: u64,
 }
 
-/// Comparison of a peer's services and servers with those of this director: whether both choose the
-/// same server for a client.
+/// Comparison of a peer's services and servers with those of this director. If they are equal, both
+/// directors choose the same server for a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TablesInfo {
     /// The peer whose services and servers are compared.
@@ -466,7 +466,7 @@ pub enum TablesState {
 }
 
 impl TablesState {
-    /// The state as one word.
+    /// The state as one word, as `lvsadm` shows it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -491,17 +491,18 @@ pub struct TableDifference {
     pub there: bool,
 }
 
-/// Preference of this director's route to a virtual address. Routers should use the route of the
-/// director with the greatest value.
+/// Preference of the route by which this director announces a virtual address. Routers should use
+/// the route of the director with the greatest preference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
     /// The address is not announced by a route.
     #[default]
     Withdrawn,
-    /// Routers should prefer another director: a route with the protocol [`Standing::LEAVING`].
+    /// A route with the protocol [`Standing::LEAVING`]: routers should prefer the route of another
+    /// director.
     Leaving,
-    /// Routers may use this director: a route with the protocol [`Standing::ANNOUNCED`].
+    /// A route with the protocol [`Standing::ANNOUNCED`]: routers may use this director.
     Announced,
 }
 
@@ -512,7 +513,7 @@ impl Standing {
     /// The protocol of routes to addresses whose traffic another director should receive.
     pub const LEAVING: u8 = 78;
 
-    /// The state as one word.
+    /// The preference as one word, as in the protocol.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Withdrawn => "withdrawn",
@@ -535,11 +536,10 @@ impl Standing {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AnnounceSpec {
-    /// All addresses to announce by routes, whether announced already or not; at most
-    /// [`ANNOUNCED_MAX`].
+    /// All addresses that routes must announce, at most [`ANNOUNCED_MAX`].
     pub addresses: Vec<AnnounceVip>,
-    /// Seconds for which the announcement is valid without a repetition. After ten seconds without
-    /// a repetition, the preference is at most [`Standing::Leaving`].
+    /// Seconds after which the announcement expires unless the client repeats the call. After ten
+    /// seconds without a repetition, the preference is at most [`Standing::Leaving`].
     pub hold: u32,
 }
 
@@ -576,7 +576,7 @@ pub struct AnnouncedVip {
     pub trouble: String,
 }
 
-/// State of a peer and of the replication with it.
+/// State of a peer, and of the replication between it and this director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
     /// Address of the peer.
@@ -596,7 +596,8 @@ pub struct PeerInfo {
     /// Lower bound for the number of the peer's connections that this director does not have.
     #[serde(default)]
     pub missing: u64,
-    /// Milliseconds since the connections were last compared with the peer's.
+    /// Milliseconds since the peer's replicated connections were last compared with those of this
+    /// director.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
     /// Number of connections and templates that the peer sent in its last full sync.
@@ -608,7 +609,7 @@ pub struct PeerInfo {
     /// Seconds since the last full sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_ago: Option<u64>,
-    /// Whether the peer receives the connections of this director.
+    /// Whether the peer has subscribed to the connections of this director.
     #[serde(default)]
     pub listens: bool,
     /// Milliseconds that the peer took to confirm the last update.
@@ -619,15 +620,15 @@ pub struct PeerInfo {
     pub tables: Vec<TableDifference>,
 }
 
-/// State of one peer's connections at this director.
+/// State of the replication from one peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStanding {
     /// The peer.
     pub peer: SocketAddr,
     /// As [`PeerInfo::state`].
     pub state: String,
-    /// Seconds since the peer was last in sync, or since this dataplane started; 0 while it is in
-    /// sync.
+    /// Seconds for which the peer has been out of sync, at most since this dataplane started; 0
+    /// while it is in sync.
     #[serde(default)]
     pub seconds: u64,
     /// As [`PeerInfo::missing`].
@@ -639,11 +640,11 @@ pub struct PeerStanding {
 }
 
 impl PeerStanding {
-    /// Number of seconds after which a peer that is not in sync needs an operator's attention. A
-    /// peer that has just started is usually in sync earlier.
+    /// Number of seconds after which a peer that is still not in sync needs an operator's
+    /// attention. A peer that has just started needs less time.
     pub const ALARM: u64 = 10;
 
-    /// Whether this director has all connections of the peer, by the latest comparison of digests.
+    /// Whether this director has all connections of the peer, according to the latest comparison.
     pub fn is_in_step(&self) -> bool {
         self.state == "in step"
     }
@@ -773,7 +774,7 @@ pub struct InterfaceInfo {
     /// Frames that were lost because they arrived faster than the dataplane read them.
     #[serde(default)]
     pub lost: u64,
-    /// The place at which the kernel fast path first processes the frames of this interface: `xdp`
+    /// The hook at which the kernel fast path first processes the frames of this interface: `xdp`
     /// or `tc`; `None` if the kernel fast path is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_path: Option<String>,
@@ -782,7 +783,7 @@ pub struct InterfaceInfo {
     pub no_xdp: Option<NoXdp>,
 }
 
-/// The reason why the dataplane has not chosen XDP for an interface.
+/// The reason why the dataplane does not use XDP at an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NoXdp {
@@ -795,7 +796,7 @@ pub struct NoXdp {
 }
 
 impl NoXdp {
-    /// The kernel does not report the features of the interface.
+    /// XDP is not used because the kernel does not report the features of the interface.
     pub const UNREPORTED: &str = "xdp_unreported";
     /// The driver has no native XDP.
     pub const UNSUPPORTED: &str = "xdp_unsupported";
@@ -856,7 +857,7 @@ impl Waiting {
     pub const UNUSABLE: &str = "interface_unusable";
     /// The host does not have the address at which peers connect.
     pub const LISTEN_MISSING: &str = "sync_listen_missing";
-    /// Clients on this host do not reach services on its own addresses.
+    /// Programs on this host cannot reach services at the host's own addresses.
     pub const LOCAL_CLIENTS_OFF: &str = "local_clients_off";
     /// All codes.
     pub const CODES: [&str; 7] = [
@@ -882,8 +883,8 @@ pub struct ServiceInfo {
     pub owner: Option<String>,
     /// Counters of the service.
     pub stats: Stats,
-    /// Number of packets of clients that opened no connection because they were dropped or refused
-    /// (no server, a limit, a filter), since the service was added.
+    /// Number of packets of clients that opened no connection, since the service was added: they
+    /// were dropped or refused (no server, a limit, a filter).
     #[serde(default, skip_serializing_if = "is_zero")]
     pub refused: u64,
     /// The packets counted in `refused`, by reason.
@@ -949,7 +950,7 @@ pub struct ServerInfo {
 }
 
 impl ServerInfo {
-    /// A server without connections, measurements and counts.
+    /// A listing entry of a server without connections, measurements and counts.
     pub fn new(server: SocketAddr, config: ServerConfig) -> Self {
         Self {
             server,
@@ -1039,7 +1040,7 @@ pub struct FilterSpec {
     pub filter: SourceFilter,
 }
 
-/// A filter, or a part of a long one, in a listing.
+/// A listing entry of a filter; a long filter has several entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterItem {
     /// The service whose filter it is; absent for the director's filter.
@@ -1064,8 +1065,8 @@ pub struct MarkText {
 /// A reason for which packets were dropped or passed to the host, and their number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
-    /// `drop` or `host` (passed or reinjected to the host); with the kernel fast path `kernel`
-    /// (forwarded there) or `up` (passed to the dataplane).
+    /// `drop` or `host` (passed to the host, or reinjected into it). With the kernel fast path also
+    /// `kernel` (forwarded by it) or `up` (passed by it to the dataplane).
     pub action: String,
     /// Name of the reason.
     pub reason: String,
@@ -1106,8 +1107,8 @@ pub struct CapturedPacket {
     pub interface: String,
     /// Whether the frame begins with an Ethernet header; otherwise it begins with an IP header.
     pub ethernet: bool,
-    /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the dataplane
-    /// runs.
+    /// The frame as it arrived, in hexadecimal. An item with an empty frame only shows that the
+    /// dataplane is running.
     pub frame: String,
     /// The dataplane's decision about the packet.
     pub verdict: String,
@@ -1129,7 +1130,7 @@ pub struct Answer<T> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Body<T> {
-    /// One entry of a listing; further lines follow.
+    /// One entry of a listing; more lines follow.
     Item(T),
     /// The last line of a successful answer.
     Result(T),

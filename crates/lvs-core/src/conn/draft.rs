@@ -1,4 +1,4 @@
-//! A connection outside of the table: before its entry is made, or a copy of its entry.
+//! A connection outside of the table: before it is inserted, or a copy of its entry.
 
 use core::net::SocketAddr;
 
@@ -8,8 +8,8 @@ use crate::{Forwarding, Protocol, State};
 /// Index that means "no entry" or "no server".
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
-/// Set in a reference to a controlling entry if that entry is a template; the other bits are its
-/// index.
+/// Set in a reference to a controlling entry if that entry is a template; the other bits are the
+/// index of the entry.
 pub(crate) const TEMPLATE_BIT: u32 = 1 << 31;
 
 /// The identity of a connection: protocol, client and virtual address.
@@ -26,14 +26,13 @@ pub(crate) struct Draft {
     pub(crate) key: Key,
     pub(crate) server_addr: SocketAddr,
     pub(crate) flags: u32,
-    /// Timeout in seconds from the next packet on.
+    /// Seconds from the latest packet until the connection expires.
     pub(crate) timeout: u32,
     /// Index of the server's record, or [`NO_SLOT`].
     pub(crate) server: u32,
     /// Index of the controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], index of a template
     /// in [`Control`](crate::Control).
     pub(crate) control: u32,
-    /// Number of packets from the client.
     pub(crate) in_packets: u32,
     pub(crate) mark: u32,
     pub(crate) state: State,
@@ -66,7 +65,6 @@ impl Draft {
         Forwarding::from_bits(self.flags & flag::METHOD)
     }
 
-    /// Whether all addresses of the connection are IPv4.
     pub(super) const fn is_narrow(&self) -> bool {
         self.key.client.is_ipv4() && self.key.virt.is_ipv4() && self.server_addr.is_ipv4()
     }

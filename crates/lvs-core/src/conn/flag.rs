@@ -9,9 +9,9 @@ pub(crate) const SYNC: u32 = 0x0020;
 pub(crate) const NO_OUTPUT: u32 = 0x0080;
 /// The connection is counted as inactive.
 pub(crate) const INACTIVE: u32 = 0x0100;
-/// Sequence numbers of packets from the server are adjusted.
+/// The director adjusts the sequence numbers of packets from the server.
 pub(crate) const OUT_SEQ: u32 = 0x0200;
-/// Sequence numbers of packets from the client are adjusted.
+/// The director adjusts the sequence numbers of packets from the client.
 pub(crate) const IN_SEQ: u32 = 0x0400;
 /// The client's port is unknown until its first packet arrives.
 pub(crate) const NO_CPORT: u32 = 0x0800;
@@ -35,9 +35,9 @@ pub(crate) const BORROWED: u32 = 0x0080_0000;
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
 /// The entry controls other entries, or has controlled some.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
-/// The time until the server's first answer is measured.
+/// The time until the server's first answer is being measured.
 pub(crate) const TIMED: u32 = 0x0400_0000;
-/// The server went down, and the connection does not continue when the server returns.
+/// The server was removed, and the connection does not continue if the server is added again.
 pub(crate) const GONE: u32 = 0x0800_0000;
 /// The connection's sequence numbers are stored.
 pub(crate) const TRACKED: u32 = 0x1000_0000;
@@ -46,10 +46,10 @@ pub(crate) const HELPED: u32 = 0x2000_0000;
 /// The connection has ended. It is removed before the next packet, unless that packet is the host's
 /// own reply.
 pub(crate) const DYING: u32 = 0x4000_0000;
-/// Flags of connections that need a separate check at each packet.
+/// Flags of connections whose packets all need an additional check.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
-/// Flags of connections whose packets only the slow path forwards: a packet may change more of the
-/// connection than counters and the deadline, or may itself be changed.
+/// Flags of connections whose packets must take the slow path: a packet may change other fields of
+/// the connection than counters and deadline, or its content may be changed.
 pub(crate) const SLOW_PATH: u32 = HELPED
     | ONE_PACKET
     | GONE
@@ -63,8 +63,9 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | PROBE
     | DYING;
 const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
-/// The kernel fast path does not forward packets of connections with one of these flags. It can
-/// forward tracked ones: it need not see the sequence number of every packet.
+/// The kernel fast path does not forward packets of connections with one of these flags. It
+/// forwards tracked connections, for which it is sufficient that userspace sees some of the
+/// sequence numbers.
 pub(crate) const USERSPACE: u32 = SLOW_PATH & !TRACKED;
 /// Flags that have a meaning only at this director, and are not replicated.
 pub(crate) const OWN: u32 =

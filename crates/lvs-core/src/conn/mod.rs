@@ -1,4 +1,4 @@
-//! Connections: the table, its timers, and the protocols' state machines.
+//! Connections: the table, its timers, and the state machines of the protocols.
 
 mod draft;
 pub(crate) mod flag;

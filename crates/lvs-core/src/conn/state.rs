@@ -163,12 +163,12 @@ impl Timeouts {
         }
     }
 
-    /// The timeouts of ESTABLISHED, FIN_WAIT and UDP in seconds, which `ipvsadm --set` sets.
+    /// TCP ESTABLISHED, TCP FIN_WAIT and UDP in seconds, as in `ipvsadm --set`.
     pub(crate) const fn settable(&self) -> (u32, u32, u32) {
         (self.tcp[1], self.tcp[4], self.udp)
     }
 
-    /// Sets the three timeouts, except those that are 0.
+    /// Sets these timeouts, as `ipvsadm --set`; 0 leaves a timeout unchanged.
     pub(crate) const fn set(&mut self, tcp: u32, tcp_fin: u32, udp: u32) {
         if tcp != 0 {
             self.tcp[1] = tcp;

@@ -1,7 +1,7 @@
-//! Persistence templates: the real server for the clients of a network.
+//! Persistence templates: the real server that the clients of a network use.
 //!
-//! A template is shared: [`Control`](crate::Control) finds, renews and removes it. The shards with
-//! connections of a template count them in it, and read it for synchronisation, without a lock.
+//! [`Control`](crate::Control) finds, renews and removes a template. The shards share it: without a
+//! lock, they count their connections of the template in it, and read it for synchronisation.
 
 use alloc::boxed::Box;
 use core::net::SocketAddr;
@@ -11,20 +11,19 @@ use super::Key;
 use super::flag;
 use crate::Instant;
 
-/// A persistence template. Its timer is in [`Templates`].
+/// A persistence template. [`Templates`] contains its timer.
 #[derive(Debug)]
 pub(crate) struct Template {
     /// Client network with port 0; protocol 0 and the mark as address for a service of a mark.
     pub(crate) key: Key,
     /// Address and port of the server for connections of this template.
     pub(crate) server_addr: SocketAddr,
-    /// Index of the server's record, or [`NO_SLOT`](super::NO_SLOT).
     pub(crate) server: AtomicU32,
     pub(crate) flags: AtomicU32,
     pub(crate) mark: u32,
     /// Name of the persistence engine and its data.
     pub(crate) engine: Option<(&'static str, Box<[u8]>)>,
-    /// Timeout in seconds from each new connection on.
+    /// Seconds from the latest new connection until the template expires.
     pub(crate) timeout: AtomicU32,
     /// Whether one of the template's connections was established.
     pub(crate) assured: AtomicBool,
@@ -32,10 +31,10 @@ pub(crate) struct Template {
     pub(crate) controlled: AtomicU32,
     /// Number of times that the template was considered for synchronisation.
     pub(crate) in_packets: AtomicU32,
-    /// End of the timer that was last synchronised, in ticks of 4 ms; the lower two bits count
-    /// retries.
+    /// The end of the timer that synchronisation sent last, in ticks of 4 ms; the lower two bits
+    /// count retries.
     pub(crate) sync_end: AtomicU32,
-    /// Adjustment of sequence numbers, received by synchronisation.
+    /// Adjustment of sequence numbers, as received by synchronisation.
     sequences: [AtomicU32; 6],
     /// The server is removed or quiesced: look-ups skip the template, and the template ends at its
     /// deadline.
@@ -77,7 +76,7 @@ impl Template {
         }
     }
 
-    /// State, with the kernel's name.
+    /// The kernel's name of the state.
     pub(crate) fn state_name(&self) -> &'static str {
         if self.assured.load(Relaxed) {
             "ASSURED"
@@ -86,9 +85,9 @@ impl Template {
         }
     }
 
-    /// Counts that a connection of the template has ended. `true` if it was the last one and no
-    /// connection of the template was ever established. When connections are removed by force, such
-    /// a template is removed, too.
+    /// Counts that a connection of the template has ended. Returns `true` if it was the last one,
+    /// and no connection of the template was ever established: the caller then removes the template
+    /// if it removes the connection by force.
     pub(crate) fn release(&self) -> bool {
         self.controlled.fetch_sub(1, Relaxed) == 1 && !self.assured.load(Relaxed)
     }

@@ -20,7 +20,7 @@ pub(crate) struct Templates {
     pub(crate) table: ConnTable,
     records: Sparse<Option<Arc<Template>>>,
     by_engine: BTreeMap<EngineKey, u32>,
-    /// Position at which the search for a removable entry continues.
+    /// Position at which the search for an evictable template continues.
     pub(crate) hand: usize,
 }
 
@@ -35,7 +35,6 @@ impl Templates {
         })
     }
 
-    /// Maximum number of entries.
     #[cfg(test)]
     pub(crate) const fn capacity(&self) -> usize {
         self.table.capacity()
@@ -60,8 +59,8 @@ impl Templates {
         }
     }
 
-    /// As [`find`](Self::find), if `valid` accepts the template's server. Otherwise later look-ups
-    /// skip the template.
+    /// As [`find`](Self::find), but only if `valid` accepts the template's server; otherwise no
+    /// look-up finds the template any more.
     pub(crate) fn find_valid(
         &mut self,
         key: &Key,
@@ -105,14 +104,13 @@ impl Templates {
         Some((index, template))
     }
 
-    /// Starts the timer with the template's timeout from `now`.
     pub(crate) fn restart(&mut self, index: u32, now: Instant) {
         let timeout = self.get(index).timeout.load(Relaxed);
         self.table.get(index).set_timeout(timeout);
         self.table.restart(index, now);
     }
 
-    /// Extends the timer at least until `at`.
+    /// Moves the deadline of the timer to `at`, unless it is later already.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         let timeout = self.get(index).timeout.load(Relaxed);
         let slot = self.table.get(index);

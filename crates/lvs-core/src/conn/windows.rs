@@ -1,4 +1,4 @@
-//! Windows of slots, for searches that visit a few entries of a table only.
+//! Windows of slots: a search for an evictable connection visits only a few of them.
 
 use core::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Adoption of connections that another process left in memory.
+//! Adoption of connections that a previous process has left in shared memory.
 
 use alloc::sync::Arc;
 use core::net::SocketAddr;
@@ -11,7 +11,7 @@ use crate::conn::{ConnTable, Draft, Entry, NO_SLOT, adopt, flag};
 use crate::shard::Shard;
 use crate::{Forwarding, Instant, Protocol, Server};
 
-/// Flags for state outside the slot, which was lost with the previous process.
+/// Flags whose state was outside of the slot, and was lost with the previous process.
 const LOST: u32 = flag::CONTROLS
     | flag::TIMED
     | flag::TRACKED
@@ -21,21 +21,21 @@ const LOST: u32 = flag::CONTROLS
     | flag::PEER;
 
 impl Control {
-    /// As [`shard_in`](Self::shard_in), with the connections that another process left in `memory`.
-    /// The caller has read the description next to the memory
-    /// ([`Layout::from_words`](crate::memory::Layout::from_words)). The connections belong to the
-    /// shard after [`adopt`](Self::adopt). The caller adds services and servers before it adopts
-    /// connections.
+    /// As [`shard_in`](Self::shard_in), with the connections that a previous process has left in
+    /// `memory`. The caller must have read the description next to the memory
+    /// ([`Layout::from_words`](crate::memory::Layout::from_words)). The caller adds services and
+    /// servers, and then calls [`adopt`](Self::adopt); from then on, the connections belong to the
+    /// shard.
     pub fn shard_found(&self, number: usize, memory: Memory) -> Option<(Shard, Adoption)> {
         let (table, adoption) = ConnTable::found(self.options.max_connections, memory);
         Some((self.shard_with(number, table)?, adoption))
     }
 
-    /// Takes over inherited connections from at most `budget` slots; call it until it returns
-    /// false. State, timeout and deadline are unchanged. A connection is bound to the server with
-    /// its address in its service. Without such a server it stays unbound, like a connection that
-    /// was received by synchronisation. Templates are not inherited. Connections of full NAT are
-    /// removed, because other uses of their local ports are unknown.
+    /// Takes over the connections of a previous process from at most `budget` slots; call it until
+    /// it returns false. State, timeout and deadline are unchanged. A connection is bound to the
+    /// server with its address in its service. Without such a server it stays unbound, like a
+    /// connection that was received by synchronisation. Templates are not inherited. Connections of
+    /// full NAT are removed, because other uses of their local ports are unknown.
     pub fn adopt(
         &self,
         shard: &mut Shard,
@@ -46,9 +46,9 @@ impl Control {
         self.adopt_with(shard, adoption, now, budget, |_, _, _| None)
     }
 
-    /// Adopts as [`adopt`](Self::adopt). Connections by full NAT continue as well, if `local`
-    /// returns the local address and port. Its arguments are the number of the slot, the protocol
-    /// and the server.
+    /// As [`adopt`](Self::adopt), but also keeps each connection of full NAT for which `local`
+    /// returns the local address and port. The arguments of `local` are the number of the slot, the
+    /// protocol and the server.
     pub fn adopt_with(
         &self,
         shard: &mut Shard,
@@ -62,11 +62,11 @@ impl Control {
         shard.adopt(adoption, now, budget, pool, local, keep)
     }
 
-    /// Copies the connections that another process left in `memory` into these shards, for tables
-    /// of another number or size: each connection into the shard that `home` returns for its
-    /// client. Otherwise as [`adopt`](Self::adopt), in one step. `ahead` is the time by which the
-    /// clock of the other process is ahead of this one. Returns the number of connections without a
-    /// free slot.
+    /// Copies the connections that a previous process has left in `memory` into these shards, for
+    /// tables of another number or size. `home` returns the number of the shard of a client.
+    /// `ahead` is the clock of the other process minus the clock of this one. Otherwise as
+    /// [`adopt_with`](Self::adopt_with), in one step. Returns the number of connections for which
+    /// no slot was free.
     pub fn move_in(
         &self,
         shards: &mut [Shard],
@@ -95,7 +95,7 @@ impl Control {
         no_room
     }
 
-    /// Assigns a server to an adopted connection; `false` if the connection is not kept.
+    /// Binds an adopted connection to its server; `false` if the connection must be removed.
     fn keeps(&self, entry: Entry<'_>) -> bool {
         if !is_kept(entry.flags()) {
             return false;
@@ -108,7 +108,7 @@ impl Control {
         true
     }
 
-    /// The server of an inherited connection, if it still exists.
+    /// The server of an adopted connection, if the server still exists.
     fn server_left(&self, draft: &Draft) -> Option<Arc<Server>> {
         let server = self.find_server(&draft.key, draft.server_addr, draft.mark, draft.flags);
         // With another forwarding method, packets would leave in a different form than before. NAT
@@ -122,7 +122,7 @@ impl Control {
     }
 }
 
-/// Whether a connection with these flags continues in another process.
+/// Whether a connection with these flags can continue in another process.
 const fn is_kept(flags: u32) -> bool {
     flags & (flag::TEMPLATE | flag::DYING) == 0
 }
@@ -179,7 +179,7 @@ mod tests {
         )
     }
 
-    /// Memory that still exists after the table in it was dropped.
+    /// Memory that remains after the table in it was dropped.
     fn memory(layout: Layout) -> impl Fn() -> Memory {
         let sizes = layout.region_words();
         let words: [&'static [AtomicU64]; 5] =
@@ -209,7 +209,7 @@ mod tests {
         targets
     }
 
-    /// The server that a connection continues with.
+    /// Sends a packet of an existing connection, and returns the server to which it is forwarded.
     fn goes_on(shard: &mut Shard, port: u16, now: Instant) -> SocketAddr {
         let verdict = shard.handle_packet(&segment(port, TcpFlags::ACK), now);
         let Ok(Verdict::Forward(forward)) = verdict else {
@@ -239,8 +239,6 @@ mod tests {
         }
     }
 
-    /// With full NAT, exactly the connections whose local port is known continue, whether offloaded
-    /// or not.
     #[test]
     fn adopted_full_nat_connection_keeps_local_port() {
         let control = || {
@@ -327,8 +325,8 @@ mod tests {
         );
     }
 
-    /// Connections of tables of another number and size continue until their deadline, up to the
-    /// capacity of the new tables.
+    /// Connections move into a smaller number of tables, or smaller ones, up to the capacity of
+    /// these, and continue until their deadlines.
     #[test]
     fn adoption_into_other_number_of_shards_keeps_connections() {
         let (even, odd): (Vec<u16>, Vec<u16>) = (1001..=1300).partition(|port| port % 2 == 0);

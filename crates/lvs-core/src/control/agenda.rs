@@ -1,12 +1,11 @@
-//! Times at which services have work: periodic work of their schedulers, and slow starts of
-//! servers.
+//! Times of the periodic work for services: that of their schedulers, and slow starts of servers.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::Instant;
 
-/// The next time of each service that has work, by service number.
+/// The time of the next work for each service, by service number.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     moments: BTreeSet<(Instant, u32)>,
@@ -14,7 +13,6 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
-    /// Sets the next visit of service `number`, or none.
     pub(super) fn set(&mut self, number: u32, at: Option<Instant>) {
         let before = match at {
             Some(at) => self.of.insert(number, at),
@@ -31,12 +29,11 @@ impl Agenda {
         }
     }
 
-    /// The earliest time in the agenda.
     pub(super) fn next(&self) -> Option<Instant> {
         self.moments.first().map(|&(at, _)| at)
     }
 
-    /// Due services, the oldest first.
+    /// The services whose time has come, the earliest first.
     pub(super) fn due(&self, now: Instant) -> Vec<u32> {
         let due = self.moments.range(..=(now, u32::MAX));
         let mut due: Vec<u32> = due.map(|&(_, number)| number).collect();

@@ -1,8 +1,8 @@
-//! Preconditions of changes.
+//! Checks that a change is possible.
 //!
 //! Each function here reads a [`View`]: the state of a director now, or after the earlier changes
-//! of a list. So a change in a list is refused for the same reason, in the kernel's order of
-//! checks, as a single change.
+//! of a list. A change in a list is therefore refused for the same reason as a single change, in
+//! the kernel's order of checks.
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use crate::{
     ServiceFlags, ServiceKey, persistence_sip,
 };
 
-/// Maximum timeout in seconds: the kernel keeps timeouts in ticks of 4 ms in an `int`.
+/// Maximum timeout in seconds: the kernel stores timeouts in ticks of 4 ms in an `int`.
 const TIMEOUT_MAX: u32 = 8_589_934;
 
 /// State that changes are checked against.
@@ -25,13 +25,13 @@ pub(crate) trait View {
     /// The forwarding method of the server at `addr` in the service with this key and these facts;
     /// `None` if the service has no such server.
     fn server(&self, key: &ServiceKey, facts: &Facts, addr: SocketAddr) -> Option<Forwarding>;
-    /// Whether a synchronisation daemon of this role runs.
+    /// Whether a synchronisation daemon of this role is running.
     fn runs(&self, role: SyncRole) -> bool;
     /// Number of servers whose address family differs from their service's.
     fn mixed(&self) -> usize;
     /// Number of full NAT servers in services of this family.
     fn full_nat(&self, family: Family) -> usize;
-    /// Whether an address of this family is available as a local address.
+    /// Whether full NAT has a local address of this family.
     fn has_local(&self, family: Family) -> bool;
     /// Number of rules that set firewall marks.
     #[cfg(feature = "api")]
@@ -41,7 +41,7 @@ pub(crate) trait View {
 /// The properties of a service on which checks depend.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
-    /// The number of the service, if it exists.
+    /// The number of the service; `None` for a service that an earlier change of the list adds.
     pub(crate) number: Option<u32>,
     pub(crate) one_packet: bool,
     /// Whether the service's scheduler uses the response time of servers.
@@ -49,7 +49,6 @@ pub(crate) struct Facts {
     pub(crate) census: Census,
 }
 
-/// Whether a server's address family differs from its service's.
 pub(crate) fn is_mixed(key: &ServiceKey, addr: SocketAddr) -> bool {
     Family::of(&addr.ip()) != key.family()
 }
@@ -118,7 +117,6 @@ fn scheduler(
     Ok(scheduler)
 }
 
-/// Checks that the service exists.
 #[cfg(feature = "api")]
 pub(crate) fn service(view: &impl View, key: &ServiceKey) -> Result<(), Error> {
     view.service(key).map(drop).ok_or(Error::NoService)
@@ -144,8 +142,8 @@ pub(crate) fn add_server(
     unicast(addr.ip())
 }
 
-/// Checks that a server has the family of its service if synchronisation is used: a message about a
-/// connection contains addresses of one family.
+/// Checks that a server has the family of its service if a synchronisation daemon is running: a
+/// message about a connection contains addresses of one family.
 fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<(), Error> {
     let runs = view.runs(SyncRole::Master) || view.runs(SyncRole::Backup);
     if runs && is_mixed(key, addr) {
@@ -171,7 +169,6 @@ pub(crate) fn edit_server(
     Ok(before)
 }
 
-/// Checks that the service has this server.
 #[cfg(feature = "api")]
 pub(crate) fn delete_server(
     view: &impl View,
@@ -183,7 +180,6 @@ pub(crate) fn delete_server(
     server.map(drop).ok_or(Error::NoServer)
 }
 
-/// Checks the timeouts of `ipvsadm --set`.
 pub(crate) fn timeouts(seconds: [u32; 3]) -> Result<(), Error> {
     if seconds.iter().any(|&timeout| timeout > TIMEOUT_MAX) {
         return Err(Error::TimeoutRange);
@@ -191,8 +187,8 @@ pub(crate) fn timeouts(seconds: [u32; 3]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks a change of the local addresses. After the change, only the families for which `serves`
-/// is true have a local address.
+/// Checks a change of the local addresses of full NAT. `serves` is true for the families that have
+/// a local address after the change.
 pub(crate) fn local_pool(
     view: &impl View,
     serves: impl Fn(Family) -> bool,
@@ -208,8 +204,8 @@ pub(crate) fn local_pool(
     Ok(())
 }
 
-/// Checks that all servers have the family of their service: a message about a connection contains
-/// addresses of one family.
+/// Checks that all servers have the family of their service, because a message about a connection
+/// contains addresses of one family.
 pub(crate) fn families(view: &impl View) -> Result<(), Error> {
     if view.mixed() > 0 {
         return Err(Error::FamilyMismatch);
@@ -217,7 +213,6 @@ pub(crate) fn families(view: &impl View) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that a synchronisation daemon of this role can be started.
 pub(crate) fn start_daemon(view: &impl View, role: SyncRole) -> Result<(), Error> {
     if view.runs(role) {
         return Err(Error::DaemonRunning);
@@ -225,7 +220,6 @@ pub(crate) fn start_daemon(view: &impl View, role: SyncRole) -> Result<(), Error
     families(view)
 }
 
-/// Checks that a synchronisation daemon of this role can be stopped.
 pub(crate) fn stop_daemon(view: &impl View, role: SyncRole) -> Result<(), Error> {
     if !view.runs(role) {
         return Err(Error::DaemonNotRunning);
@@ -240,7 +234,7 @@ fn family(key: &ServiceKey, addr: SocketAddr, config: &ServerConfig) -> Result<(
     Ok(())
 }
 
-/// Checks whether full NAT permits a server with this method in a service.
+/// Checks that a server may use full NAT, if its method is full NAT.
 fn full_nat(
     view: &impl View,
     key: &ServiceKey,
@@ -268,8 +262,8 @@ fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that an address is valid for a host. This function does not know the addresses of the
-/// host and the broadcast addresses of its networks; the embedding program checks these.
+/// Checks that an address can be that of a server. The program that embeds this crate also refuses
+/// broadcast addresses of the host's networks.
 fn unicast(addr: IpAddr) -> Result<(), Error> {
     let refused = match addr {
         IpAddr::V4(addr) => addr.is_unspecified() || addr.is_multicast() || addr.is_broadcast(),

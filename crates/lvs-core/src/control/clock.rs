@@ -1,4 +1,4 @@
-//! Periodic work of a director.
+//! Periodic work of the control half.
 
 use super::Control;
 use super::defense::{self, Defense};
@@ -8,9 +8,9 @@ use crate::conn::tick_of;
 use crate::shard::Shard;
 
 impl Control {
-    /// Runs the work that is due: removes expired templates, takes snapshots of the counters, frees
-    /// the records of removed servers, runs the periodic work of schedulers and slow starts, and
-    /// updates the defences. Call it at least every two seconds, after the shards'
+    /// Runs the work that is due: it removes expired templates, takes snapshots of the counters,
+    /// frees the records of removed servers, runs the periodic work of schedulers and slow starts,
+    /// and updates the defences. Call it at least every two seconds, after the shards'
     /// [`advance`](crate::Shard::advance): a template ends after its last connection.
     pub fn advance(&mut self, now: Instant) {
         self.show_clock(now);
@@ -28,8 +28,8 @@ impl Control {
     }
 
     /// As [`advance`](Self::advance), for a director of one shard: connections, templates and all
-    /// other timers end in the order of their deadlines, however far the clock has moved. A shard
-    /// of another director is unchanged.
+    /// other timers end in the order of their deadlines, however far the clock has advanced. If the
+    /// shard belongs to another director, it is unchanged.
     pub fn advance_with(&mut self, shard: &mut Shard, now: Instant) {
         if !self.owns(shard) {
             return self.advance(now);
@@ -48,8 +48,8 @@ impl Control {
         self.expire_until(shard, now);
     }
 
-    /// Ends connections and templates in the order of their deadlines; within a tick of 4 ms,
-    /// connections before templates.
+    /// Removes expired connections and templates in the order of their deadlines; within a tick of
+    /// 4 ms, connections before templates.
     fn expire_until(&mut self, shard: &mut Shard, limit: Instant) {
         let mut budget = usize::MAX;
         let (mut connections, mut templates) = (true, true);
@@ -81,13 +81,13 @@ impl Control {
         }
     }
 
-    /// The time of the next call of [`advance`](Self::advance).
+    /// The time at which [`advance`](Self::advance) must be called next.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let templates = self.templates.table.next_wakeup();
         self.next_event.into_iter().chain(templates).min()
     }
 
-    /// Starts the periodic work at the first time that the director receives.
+    /// At the first call, starts the periodic work from `now`.
     pub(crate) fn show_clock(&mut self, now: Instant) {
         if self.clock.is_none() {
             self.estimator.start(now);
@@ -139,7 +139,7 @@ impl Control {
         self.plan();
     }
 
-    /// Plans the next visit of a service.
+    /// Enters the time of the next work for a service into the agenda.
     pub(crate) fn plan_service(&mut self, number: u32) {
         let service = self.services.get(&number);
         let moments = service.map(|service| [service.next_tick, service.slow.next]);
@@ -148,7 +148,7 @@ impl Control {
         self.plan();
     }
 
-    /// Finds the moment of the next event.
+    /// Computes the time of the next event.
     pub(super) fn plan(&mut self) {
         let periods = [self.estimator.wakeup(), self.next_trash, self.next_defense];
         let moments = periods.into_iter().chain([self.agenda.next()]);

@@ -10,7 +10,7 @@ impl Control {
         self.total.stats()
     }
 
-    /// Present totals of each shard.
+    /// Totals of each shard's counters.
     pub fn shard_counts(&self) -> impl Iterator<Item = Counts> + '_ {
         (0..self.options.shards).map(|number| self.total.live_of(number))
     }

@@ -1,10 +1,10 @@
-//! Removal of connections and templates by the defences.
+//! The defences against a full table: `drop_entry` removes connections and templates.
 
 use super::Control;
 use crate::shard::Shard;
 
 impl Control {
-    /// Re-evaluates the defences (`update_defense_level`).
+    /// Decides again which defences are on (`update_defense_level`).
     pub(super) fn update_defense(&mut self) {
         let slots = self.options.max_connections * self.options.shards;
         let used: usize = self.occupancy.iter().sum();

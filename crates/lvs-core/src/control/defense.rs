@@ -11,13 +11,12 @@ use crate::conn::State;
 use crate::random::SplitMix64;
 use crate::settings::Sysctls;
 
-/// Interval of the checks of free memory.
+/// Interval between two updates of the defences.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
-/// Free slots are short if fewer than one in this many slots is free.
+/// The tables are nearly full if fewer than one in this many slots is free.
 const RESERVE: usize = 8;
 
-/// The state of the defences.
 #[derive(Debug)]
 pub(crate) struct Defense {
     /// Number of free pages of memory.
@@ -32,7 +31,7 @@ pub(crate) struct Defense {
     pub(crate) secure: bool,
     lottery: [u8; 9],
     random: SplitMix64,
-    /// The remainder of the number of slots to visit, as a fraction of a slot.
+    /// Part of a slot that the last round of `drop_entry` still has to visit, as a fraction.
     visits: u64,
 }
 
@@ -56,18 +55,18 @@ impl Defense {
         self.available = available;
     }
 
-    /// Sets the numbers of free slots and of all slots of the tables.
+    /// Sets the numbers of free slots, and of all slots, of the tables.
     pub(crate) fn set_occupancy(&mut self, free: usize, slots: usize) {
         (self.free, self.slots) = (free, slots);
     }
 
-    /// Whether a defence is configured that needs the memory or the clock.
+    /// Whether a configured defence needs the amount of free memory, or the time.
     pub(crate) fn is_needed(sysctls: &Sysctls) -> bool {
         sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
     }
 
-    /// Reads memory and tables, and decides which defences are on. The automatic modes 1 and 2
-    /// change into each other.
+    /// Decides which defences are on, from the amounts of free memory and of free slots. A sysctl
+    /// of a defence changes from 1 (automatic, off) to 2 (automatic, on) and back.
     ///
     /// The kernel's table grows until memory is short. This table has a fixed size, so slots become
     /// short first: its last eighth corresponds to the kernel's `amemthresh` pages.
@@ -111,17 +110,17 @@ impl Defense {
         drops
     }
 
-    /// Whether the next packet that opens a connection is dropped.
+    /// As [`drops_packet`](Self::drops_packet), without counting a packet.
     pub(crate) const fn drops_next(&self) -> bool {
         self.rate != 0 && self.counter <= 1
     }
 
-    /// One in this many packets is dropped; 0 drops none.
+    /// One in this many packets that open a connection is dropped; 0 drops none.
     pub(crate) const fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// Number of slots to visit this second, of `len`: one in 32.
+    /// Number of slots that `drop_entry` visits in this second: one in 32 of `len`.
     pub(crate) fn visits(&mut self, len: usize) -> usize {
         self.visits += len as u64;
         let visits = self.visits / 32;
@@ -129,13 +128,13 @@ impl Defense {
         usize::try_from(visits).unwrap_or(usize::MAX)
     }
 
-    /// A slot of `len`, at random.
+    /// The number of a random slot below `len`.
     pub(crate) fn draw(&mut self, len: usize) -> u32 {
         u32::try_from(self.random.draw_below(len as u64)).unwrap_or(0)
     }
 
-    /// Whether a connection is to be dropped (`ip_vs_random_dropentry`). `idle`: time since its
-    /// last packet.
+    /// Whether `drop_entry` removes a connection (`ip_vs_random_dropentry`). `idle` is the time
+    /// since its last packet.
     pub(crate) fn drops_connection(
         &mut self,
         protocol: Protocol,
@@ -152,7 +151,7 @@ impl Defense {
         }
     }
 
-    /// Whether an entry is dropped: the fewer packets it has, the more often it is dropped
+    /// Decides at random whether to remove an entry: the fewer packets it has had, the more often
     /// (`todrop_entry`).
     pub(crate) fn draws_lot(&mut self, idle: Duration, packets: u32) -> bool {
         let (Ok(rate @ 1..=8), true) = (u8::try_from(packets), idle >= Duration::from_secs(60))

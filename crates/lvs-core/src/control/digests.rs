@@ -1,4 +1,5 @@
-//! Digests of services and of their servers, which peers compare.
+//! Digests of services and of their servers: peers compare them, to find differences of
+//! configuration.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -8,7 +9,7 @@ use crate::sched::About;
 use crate::sync::services::{self, ServiceDigest};
 use crate::{Family, Instant, Protocol, Request, Server, ServiceKey};
 
-/// The service and the server at which a walk over all services continues.
+/// Position in a walk over all services: the service and the server at which the walk continues.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DigestWalk {
     service: u32,
@@ -51,7 +52,6 @@ impl Service {
 }
 
 impl DigestWalk {
-    /// Starts at the first server of a service.
     fn begin(number: u32, service: &Service) -> Self {
         Self {
             service: number,
@@ -89,10 +89,10 @@ impl DigestWalk {
 }
 
 impl Control {
-    /// Appends the digests of the next services to `out`, for about `budget` servers and services.
-    /// Returns the position at which the next call continues. If a service changes between two
-    /// calls, its digest is wrong and [`generation`](Self::generation) changes: the caller then has
-    /// to start again.
+    /// Appends the digests of the next services to `out`, together about `budget` servers and
+    /// services. Returns the position at which the next call continues. If a service changes
+    /// between two calls, its digest is wrong and [`generation`](Self::generation) changes: the
+    /// caller then has to start again.
     pub fn digests_piece(
         &self,
         walk: DigestWalk,
@@ -163,7 +163,7 @@ mod tests {
             .unwrap();
     }
 
-    /// All digests, made in pieces.
+    /// All digests, computed in pieces of `budget`.
     fn digests(control: &Control, budget: usize) -> ServiceDigests {
         let (mut all, mut next) = (Vec::new(), Some(DigestWalk::default()));
         while let Some(walk) = next {

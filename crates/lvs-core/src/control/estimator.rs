@@ -8,19 +8,18 @@ use core::time::Duration;
 use super::Control;
 use crate::Instant;
 
-/// Interval between two snapshots of the same counters.
+/// Interval between two snapshots of a counter.
 const PERIOD: Duration = Duration::from_secs(2);
 /// Interval between two portions (`IPVS_EST_TICK`).
 const STEP: Duration = Duration::from_millis(40);
-/// Maximum number of portions of a round: all of them are complete before the next round.
+/// Maximum number of portions in a round, so that a round ends before the next one begins.
 const PORTIONS: usize = 40;
 /// Minimum number of services and servers in a portion. Their snapshots are taken at the same time.
 const PORTION_MIN: usize = 512;
 
-/// Due time and progress of the estimator.
 #[derive(Debug, Default)]
 pub(super) struct Estimator {
-    /// Time of the next round; none until the caller has set the clock.
+    /// Start of the next round; `None` until the caller has set the clock.
     next: Option<Instant>,
     round: Option<Round>,
 }
@@ -29,16 +28,16 @@ pub(super) struct Estimator {
 struct Round {
     /// Time at which the next portion is due.
     next: Instant,
-    /// The number of the next service. Servers follow when all services are done.
+    /// The number of the next service; `None` when all services are done, and servers follow.
     service: Option<u32>,
-    /// The next server, by the index of its record.
+    /// The record index of the next server.
     place: usize,
     /// Number of services and servers in a portion.
     portion: usize,
 }
 
 impl Estimator {
-    /// Plans the first round from `now`, the first time that the caller has set.
+    /// Plans the first round; `now` is the first time that the caller has set.
     pub(super) fn start(&mut self, now: Instant) {
         self.next = Some(now + PERIOD);
     }
@@ -110,7 +109,7 @@ mod tests {
     use super::*;
     use crate::{Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
 
-    /// A `Control` with one service and `servers` servers, each of which has had a connection.
+    /// A `Control` with one service and this number of servers, each of which has had a connection.
     fn control(servers: u16) -> Control {
         let mut control = Control::new(Options::default());
         let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());

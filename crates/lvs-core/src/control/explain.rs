@@ -1,4 +1,5 @@
-//! Decisions about hypothetical packets, with reasons and without side effects.
+//! Explains decisions about packets that do not exist: the result and its reasons, without side
+//! effects.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -31,9 +32,9 @@ pub struct Explanation {
     pub service: Option<String>,
     /// The reason why the service matches, or why none does.
     pub service_why: String,
-    /// The connection to which the packet belongs.
+    /// The connection to which the packet belongs, as text.
     pub connection: Option<String>,
-    /// The persistence template that would choose the server.
+    /// The persistence template that would choose the server, as text.
     pub template: Option<String>,
     /// The reason why no template chooses the server.
     pub template_why: String,
@@ -41,7 +42,7 @@ pub struct Explanation {
     pub scheduler: String,
     /// The slot of the scheduler's hash table that the packet selects; `None` without such a table.
     pub slot: Option<HashSlot>,
-    /// The servers in the kernel's order.
+    /// The service's servers, in the kernel's order.
     pub candidates: Vec<Candidate>,
     /// The server that would receive the connection.
     pub server: Option<SocketAddr>,
@@ -50,8 +51,8 @@ pub struct Explanation {
     /// The reason why the packet opens no connection: the name of a [`DropReason`] or an
     /// [`AcceptReason`]. Empty if it opens one, or if the result cannot be predicted.
     pub reason: String,
-    /// Whether the packet's connection is offloaded, if the packet belongs to one or would open
-    /// one. The dataplane sets this field, not the core.
+    /// Whether the kernel fast path forwards the packet's connection, or the connection that it
+    /// would open. The dataplane sets this field, not the core.
     pub fast_path: Option<bool>,
     /// The reason why packets are not offloaded; empty if they are.
     pub fast_path_why: String,
@@ -85,8 +86,8 @@ pub struct Candidate {
 }
 
 impl Control {
-    /// Explains the decision about the packet `tuple` with the mark `mark`, if it may open a
-    /// connection (a SYN, a datagram). Nothing changes: schedulers choose on a copy.
+    /// Explains the decision about a packet with these addresses and this mark, which may open a
+    /// connection (a SYN, a datagram). Nothing changes: a scheduler chooses on a copy of its state.
     pub fn explain(&self, shard: &Shard, tuple: Tuple, mark: u32, now: Instant) -> Explanation {
         let Tuple { protocol, src, dst } = tuple;
         let mut explanation = Explanation {
@@ -147,7 +148,7 @@ impl Control {
         explanation
     }
 
-    /// The verdict about a packet without a connection, and its reason.
+    /// The verdict about a packet that belongs to no connection, and its reason.
     fn explain_new(
         &self,
         shard: &Shard,
@@ -288,23 +289,22 @@ impl Control {
     }
 }
 
-/// A connection that a packet would open.
+/// The connection that the packet would open.
 struct Forecast {
-    /// The chosen server; `None`: the packet is sent to its own destination.
+    /// The chosen server; `None` if the packet would be sent to its own destination.
     server: Option<SocketAddr>,
-    /// The step that chooses the server; for a template, whether the template already exists.
+    /// The rule that chooses the server; for a template, whether the template already exists.
     by: By<bool>,
 }
 
-/// Reasons why a preview is impossible.
+/// Reasons why the server cannot be predicted.
 enum Unknown {
-    /// The persistence engine uses the packet's payload.
+    /// The choice of the persistence engine depends on the packet's payload.
     Payload,
-    /// The scheduler has no preview.
+    /// The scheduler cannot predict its next choice.
     Scheduler,
 }
 
-/// A view of the state for a decision that changes nothing.
 struct Preview<'a> {
     control: &'a Control,
     shard: &'a Shard,
@@ -593,7 +593,8 @@ mod tests {
         );
     }
 
-    /// A director with small tables, and a service for every rule that refuses connections.
+    /// A director with small tables, and services with each of the limits and rules that refuse
+    /// connections.
     struct Crowd {
         director: Director,
         random: SplitMix64,
@@ -710,7 +711,7 @@ mod tests {
             *pick(all, self.random.draw())
         }
 
-        /// Makes a random change: of the time, of a weight, of a pin.
+        /// Advances the time, changes a weight, or sets a pin, at random.
         fn change(&mut self) {
             let key = ServiceKey::tcp(at(VIP, self.one_of(&[80, 81, 82, 21])));
             let last = self.one_of(&[11, 12, 13]);

@@ -1,5 +1,5 @@
-//! Full NAT: the director also translates the client's address, so that replies return to it
-//! independently of the servers' routes. IPVS has no such method.
+//! Full NAT: the director also translates the client's address, so that replies return to the
+//! director whatever routes the servers have. IPVS has no such method.
 
 use super::Control;
 use super::admit::Packets;
@@ -15,10 +15,10 @@ use core::net::IpAddr;
 /// The director's own addresses and networks that full NAT needs.
 #[derive(Debug, Default)]
 pub(crate) struct FullNat {
-    /// The local addresses.
+    /// The local addresses: the addresses of the director that replace clients' addresses.
     pub(crate) pool: Arc<[LocalAddress]>,
-    /// Whether NAT connections whose replies would bypass the director are translated with full
-    /// NAT.
+    /// Whether the director also translates the client's address of NAT connections whose replies
+    /// would bypass it.
     hairpin: bool,
     /// Networks on the director's links: hosts in one of them reach each other directly.
     networks: Vec<Prefix>,
@@ -47,18 +47,15 @@ impl FullNat {
 }
 
 impl Control {
-    /// The local addresses of full NAT, and whether NAT translates both ends if replies would
-    /// bypass the director (hairpin).
+    /// The local addresses of full NAT, and whether NAT also translates the client's address if
+    /// replies would bypass the director (hairpin).
     pub fn local_pool(&self) -> (&[LocalAddress], bool) {
         (&self.full_nat.pool, self.full_nat.hairpin)
     }
 
-    /// Replaces the local addresses and the setting for hairpin connections. Existing connections
-    /// keep their local ports.
-    ///
-    /// # Errors
-    /// [`Error::LocalAddressNeeded`] if no address remains for a family in which servers use full
-    /// NAT, or for hairpin connections.
+    /// Replaces the local addresses, and the setting whether NAT also translates the client's
+    /// address if replies would bypass the director (hairpin). Existing connections keep their
+    /// local ports.
     pub fn set_local_pool(&mut self, pool: Vec<LocalAddress>, hairpin: bool) -> Result<(), Error> {
         let serves = |family| pool.iter().any(|local| Family::of(&local.addr) == family);
         check::local_pool(self, serves, hairpin)?;
@@ -73,8 +70,9 @@ impl Control {
         self.full_nat.networks = prefixes(networks);
     }
 
-    /// The flags of a connection to `server`: `flags` with the server's method, or with another
-    /// method if the director itself is the server or replies would bypass the director.
+    /// The flags of a connection to `server`: `flags` with the server's forwarding method, or with
+    /// another method if the server is the director itself, or if replies would bypass the
+    /// director.
     pub(super) fn translated_flags(
         &self,
         server: &Server,
@@ -100,8 +98,8 @@ impl Control {
         }
     }
 
-    /// Whether packets of `server` to `client` would bypass the director: they share a network, or
-    /// the client is a server of the same service.
+    /// Whether packets from `server` to `client` would bypass the director: both are in one
+    /// network, or the client is itself a server of the service.
     fn bypasses(&self, server: &Server, client: IpAddr) -> bool {
         let entry = self.records.get(server.id().index());
         let service = entry.and_then(|entry| self.services.get(&entry.service));

@@ -1,5 +1,4 @@
-//! Services by their keys. The number of steps of a look-up does not depend on the number of
-//! services.
+//! Look-up of services by key, in a number of steps that does not depend on the number of services.
 
 use core::hash::{BuildHasherDefault, Hasher};
 
@@ -10,8 +9,8 @@ use crate::service::ServiceKeyOrd;
 /// The numbers of services, by their keys.
 pub(super) type Keys = HashMap<ServiceKeyOrd, u32, BuildHasherDefault<Fold>>;
 
-/// A fast hash function. Keys come from the configuration, never from packets, so a sender cannot
-/// choose them. A look-up of an absent key is as fast as one of a present key.
+/// A fast hash function without a key. A sender of packets cannot choose the hashed service keys,
+/// because they come from the configuration.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fold(u64);
 

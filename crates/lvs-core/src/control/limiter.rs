@@ -1,6 +1,6 @@
 //! Limits of a service: connections, new connections a second, and new connections a second from
-//! one source, so that a flood of one service, or from one source, does not reduce the share of
-//! other services and sources.
+//! one source, so that a flood to one service, or from one source, leaves capacity for other
+//! services and sources.
 
 use crate::settings::Limits;
 use crate::{DropReason, Instant, Server};
@@ -22,21 +22,21 @@ const SETS: usize = 4096;
 /// Nanoseconds in a second. A burst may contain as many connections as one second.
 const SECOND: u64 = 1_000_000_000;
 
-/// Pause before the servers of a full service are examined again.
+/// A service that had its maximum number of connections counts them again after this pause.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Present use of a service's limits.
 #[derive(Debug, Default)]
 pub(crate) struct Limiter {
     rate: Meter,
     sources: Vec<Source>,
-    /// Number of connections at the last examination of the servers, plus those opened since: never
-    /// lower than the real number.
+    /// Number of connections when they were last counted, plus those opened since: at least the
+    /// real number.
     connections: u64,
     looked: Option<Instant>,
 }
 
-/// A token bucket with the tokens of one second, stored as the time at which it is full again.
+/// A token bucket with the tokens of one second, stored as the time at which the bucket is full
+/// again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Meter(u64);
 
@@ -57,7 +57,7 @@ impl Meter {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
-    /// Hash of the source's prefix.
+    /// Hash of the source's prefix; 0 for a free place.
     prefix: u64,
     meter: Meter,
 }
@@ -90,7 +90,7 @@ impl Limiter {
         Ok(())
     }
 
-    /// The part of the state that [`check`](Self::check) reads for `client`, for a preview.
+    /// A copy of the part that [`check`](Self::check) needs for `client`, for a preview.
     pub(crate) fn preview(&self, limits: &Limits, client: IpAddr, seed: u64) -> Self {
         let set = self.sources.get(self.set(hash(limits, client, seed)));
         Self {
@@ -108,7 +108,8 @@ impl Limiter {
         set..set + WAYS
     }
 
-    /// Whether the service has fewer than `most` connections.
+    /// Whether the service has fewer than `most` connections. The servers' connections are counted
+    /// only if necessary.
     fn has_room<'a>(
         &mut self,
         most: u32,
@@ -145,7 +146,7 @@ impl Limiter {
     }
 }
 
-/// Keyed hash of the network that counts as the source of `client`; never 0, which marks a free
+/// Keyed hash of the prefix of `client` that counts as one source; never 0, which marks a free
 /// place.
 fn hash(limits: &Limits, client: IpAddr, seed: u64) -> u64 {
     let bits = |bits: u8, default: u32| match u32::from(bits) {

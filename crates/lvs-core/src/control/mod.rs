@@ -58,10 +58,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-/// The port of FTP's control connections.
 pub(crate) const FTP: u16 = 21;
 
-/// The port of FTP's data connections that the server opens.
+/// The source port of FTP's data connections that the server opens.
 pub(crate) const FTP_DATA: u16 = 20;
 
 /// Settings of a new director.
@@ -180,32 +179,32 @@ pub struct Control {
     shared: Arc<Shared>,
     /// The latest time that the caller has passed to [`advance`](Self::advance).
     clock: Option<Instant>,
-    /// The earliest of the moments below and of the services' ticks.
+    /// The earliest time at which some periodic work is due.
     next_event: Option<Instant>,
     estimator: Estimator,
     next_trash: Option<Instant>,
-    /// Servers of removed services that have not been moved to the removed servers yet.
+    /// Servers of deleted services that are still to be moved to the trash.
     leaving: VecDeque<Arc<Server>>,
-    /// Time of the next examination of the memory by the defences.
+    /// Time of the next update of the defences.
     next_defense: Option<Instant>,
-    /// Work of the next sweep, for each shard.
+    /// Changes that each shard has not applied yet, by shard number.
     sweep_work: Vec<SweepWork>,
     templates: Templates,
     evicted_templates: u64,
     defense: Defense,
-    /// Number of connections of each shard at its last visit.
+    /// Number of connections that each shard reported last.
     occupancy: Vec<usize>,
-    /// The synchronisation backup that runs.
+    /// The running synchronisation backup.
     backup: Option<Backup>,
     sync: Queue,
     /// Number of ports of the running synchronisation daemons.
     sync_ports: u16,
-    /// Addresses of the host itself, as prefixes.
+    /// Addresses and networks of the host itself, as prefixes.
     local: Vec<Prefix>,
     full_nat: FullNat,
     /// Number of servers whose address family differs from their service's.
     mixed: usize,
-    /// Pins: servers for the next connections of health checks.
+    /// Health checks' pins: the server of the next connection of a client.
     pins: Pins,
     /// The filters of source prefixes.
     filters: Filters,
@@ -288,8 +287,8 @@ impl Control {
         })
     }
 
-    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. Request
-    /// each number once: two shards of one number count the same events twice.
+    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. Call it
+    /// once for each number: two shards of one number would count the same events twice.
     ///
     /// # Panics
     /// If its connections cannot be allocated: see [`Memory::try_heap`] and
@@ -321,7 +320,6 @@ impl Control {
         Some(shard)
     }
 
-    /// Whether `shard` belongs to this director.
     pub(crate) fn owns(&self, shard: &Shard) -> bool {
         shard.is_of(&self.shared)
     }
@@ -345,7 +343,8 @@ mod tests {
         SocketAddr::from(([10, 0, 0, u8::try_from(n).unwrap()], 80))
     }
 
-    /// All shards share the templates: their maximum does not depend on the number of shards.
+    /// All shards share the templates, so that the maximum number of templates does not depend on
+    /// the number of shards.
     #[test]
     fn all_shards_share_one_template_table_limit() {
         let templates = |shards: usize| {
@@ -360,7 +359,7 @@ mod tests {
         assert_eq!(templates(8), templates(1));
     }
 
-    /// A shard that follows changes step by step equals a new shard.
+    /// A shard that applied changes step by step equals a new shard.
     #[test]
     fn swept_shard_equals_new_shard() {
         let mut control = Control::new(Options {
@@ -402,7 +401,7 @@ mod tests {
         }
     }
 
-    /// Counters maintained along with changes equal a fresh count.
+    /// Counters that are maintained at each change equal a fresh count.
     #[test]
     fn maintained_counts_equal_fresh_counts() {
         let mut control = Control::new(Options::default());

@@ -1,4 +1,5 @@
-//! The records of all servers, those in services and those in the trash, by number.
+//! The records of all servers by number: those of servers in services, and those of removed servers
+//! (the trash).
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
@@ -13,13 +14,13 @@ use crate::service::ServiceKeyOrd;
 use crate::stats::ObjectStats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
-/// Time for which a removed server without connections is stored.
+/// Time after which the record of a removed server without connections is freed.
 const TRASH_IDLE: Duration = Duration::from_secs(120);
-/// Minimum number of the latest changes that the log stores. If there are more records, it is the
-/// number of records.
+/// Minimum number of changes that the log contains. If there are more records than this, the log is
+/// as long as the number of records.
 const LOG_MIN: usize = 1024;
 
-/// The entry of a server: its record, its service and its counters. It remains after the server was
+/// A server with its service and its counters. It is kept for some time after the server was
 /// removed from its service.
 #[derive(Debug)]
 pub(crate) struct Registered {
@@ -34,46 +35,44 @@ pub(crate) struct Registered {
 
 #[derive(Clone, Copy, Debug)]
 struct Trashed {
-    /// Time since which the timer has found no reference to the record.
+    /// Time since which no connection has referred to the record.
     idle_since: Option<Instant>,
 }
 
-/// Result of an examination of some records of the trash.
+/// Result of a call of [`Records::empty_trash`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trash {
-    /// More records remain to be examined.
+    /// Some records of the trash were not examined.
     Unseen,
-    /// All records were examined, and some of them cannot be freed yet.
+    /// All records of the trash were examined, and some cannot be freed yet.
     Waiting,
-    /// The trash contains no records.
     Empty,
 }
 
 impl Registered {
-    /// Whether the server was removed from its service.
     pub(crate) const fn is_trashed(&self) -> bool {
         self.trashed.is_some()
     }
 }
 
-/// All records. The cost of a change of one record does not depend on the number of records. The
-/// cost of a shard's update does not either, because the numbers of changed records are stored.
+/// All records. A change of one record, and the update of a shard after it, take a time that does
+/// not depend on the number of records: the log contains the numbers of changed records.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     places: Vec<Option<Registered>>,
-    /// Indexes without a record; the lowest is used first.
+    /// Indexes without a record; a new record gets the lowest.
     free: BTreeSet<u32>,
     /// Records of removed servers; at most one for each service and address.
     trash: BTreeMap<(ServiceKeyOrd, SocketAddr), u32>,
-    /// The record in the trash that was checked last; `None` after all were checked.
+    /// The record in the trash that was examined last; `None` after all were examined.
     looked_at: Option<(ServiceKeyOrd, SocketAddr)>,
-    /// Records by the addresses of their servers, if a reader has requested this index.
+    /// Records by the addresses of their servers; `None` unless the index was requested.
     addresses: Option<BTreeSet<(SocketAddr, u32)>>,
     /// Records that have changed, in the order of their changes.
     log: Vec<u32>,
     /// Number of changes that preceded the first one in the log.
     log_start: u64,
-    /// The bits with which servers request that their schedulers examine them again.
+    /// The bits by which servers request that their schedulers examine them again.
     marks: Marks,
 }
 
@@ -105,8 +104,8 @@ impl Records {
         self.places.iter_mut().flatten()
     }
 
-    /// Takes a snapshot of the counters of the servers with these indexes. This includes the
-    /// connection attempts to removed servers, which may still expire.
+    /// Takes a snapshot of the counters of the servers with these indexes, including removed
+    /// servers: connection attempts to these may still expire.
     pub(crate) fn tick(&mut self, places: Range<usize>) {
         let entries = self.places.get_mut(places).unwrap_or_default();
         for entry in entries.iter_mut().flatten() {
@@ -125,7 +124,7 @@ impl Records {
         places.filter_map(|&(_, place)| self.get(place as usize))
     }
 
-    /// Sets whether records are indexed by address.
+    /// Switches the index of records by address on or off.
     pub(crate) fn index_addresses(&mut self, wanted: bool) {
         if self.addresses.is_some() == wanted {
             return;
@@ -136,8 +135,8 @@ impl Records {
         self.addresses = wanted.then(|| addresses.collect());
     }
 
-    /// The record for a new server of service `number`: the record of a removed server of this
-    /// service with this address, with its connections, or a new record.
+    /// Returns the record for a new server of service `number`: the record of a removed server with
+    /// the same service and address, including its connections, or a new record.
     pub(crate) fn enter(
         &mut self,
         number: u32,
@@ -198,7 +197,7 @@ impl Records {
         self.get(id.index())
     }
 
-    /// Handles the removal of a service: its removed servers belong to no service any more.
+    /// Handles the removal of a service: its removed servers belong to no service from now on.
     pub(crate) fn note_trashed(&mut self, key: &ServiceKey) {
         let key = ServiceKeyOrd::from(key);
         let first = SocketAddr::from(([0, 0, 0, 0], 0));
@@ -234,7 +233,7 @@ impl Records {
         }
     }
 
-    /// Whether a record of a removed server has been without references for long enough.
+    /// Whether the record of a removed server has been without connections for long enough.
     fn is_to_be_freed(&mut self, place: u32, now: Instant) -> bool {
         let Some(entry) = self.get_mut(ServerId(place)) else {
             return false;
@@ -260,7 +259,7 @@ impl Records {
         self.note(place);
     }
 
-    /// Notes a change of a record that affects shards.
+    /// Logs a change of a record, so that shards apply it.
     pub(crate) fn note(&mut self, place: u32) {
         let kept = self.places.len().max(LOG_MIN);
         if self.log.len() >= 2 * kept {
@@ -273,13 +272,13 @@ impl Records {
         self.log.push(place);
     }
 
-    /// Number of changes since the start.
+    /// Number of changes logged so far.
     pub(crate) fn changes(&self) -> u64 {
         self.log_start + self.log.len() as u64
     }
 
-    /// Records changed after the first `seen` changes; `None` if the older changes are no longer
-    /// recorded.
+    /// Records changed after the first `seen` changes; `None` if the log does not contain all of
+    /// these changes any more.
     pub(crate) fn changed_since(&self, seen: u64) -> Option<&[u32]> {
         let skip = usize::try_from(seen.checked_sub(self.log_start)?).ok()?;
         self.log.get(skip..)

@@ -1,4 +1,4 @@
-//! Real servers: addition, changes and removal, and the life of their records.
+//! Real servers: addition, changes and removal, and the records of removed servers.
 
 use alloc::sync::Arc;
 use core::net::SocketAddr;
@@ -12,11 +12,12 @@ use crate::attempts::RecentAttempts;
 use crate::stats::{ServerDrops, Stats};
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
-/// Interval of the checks of the trash (`IP_VS_DEST_TRASH_PERIOD`).
+/// Interval between two searches for records of removed servers that can be freed
+/// (`IP_VS_DEST_TRASH_PERIOD`).
 const TRASH_PERIOD: Duration = Duration::from_secs(60);
-/// Maximum number of servers in the trash that are examined before a pause.
+/// Maximum number of removed servers that are examined before a pause.
 const TRASH_PORTION: usize = 256;
-/// Pause between two portions of the walk over removed servers.
+/// Pause between two portions of a search for records that can be freed.
 const TRASH_STEP: Duration = Duration::from_millis(10);
 /// Maximum number of counts that one call of [`Control::count_drops`] moves.
 const DROPS_PORTION: usize = 256;
@@ -129,8 +130,9 @@ impl Control {
         Some(entry.attempts.recent(entry.server.attempts().total()))
     }
 
-    /// Moves counts of dropped packets of connections to the counters of their services, a limited
-    /// number at each call. Packets of a service that was removed are not counted.
+    /// Adds counts of dropped packets to the counters of their services, and removes them from
+    /// `drops`: up to a fixed number at each call. Packets of a service that was removed are not
+    /// counted.
     pub fn count_drops(&mut self, drops: &mut ServerDrops, now: Instant) {
         let portion = core::iter::from_fn(|| drops.pop()).take(DROPS_PORTION);
         for ((server, reason), packets) in portion {
@@ -142,7 +144,7 @@ impl Control {
         }
     }
 
-    /// Whether there are removed servers. A server that is added again gets its connections back.
+    /// Whether the director still has records of removed servers.
     pub fn has_removed(&self) -> bool {
         self.next_trash.is_some()
     }
@@ -153,8 +155,9 @@ impl Control {
         self.endpoints_in(0..self.endpoint_places())
     }
 
-    /// The part of [`endpoints`](Self::endpoints) in some of the
-    /// [`endpoint_places`](Self::endpoint_places), for callers that iterate in portions.
+    /// The servers of [`endpoints`](Self::endpoints) whose record indexes, below
+    /// [`endpoint_places`](Self::endpoint_places), are in a range: for callers that iterate in
+    /// portions.
     pub fn endpoints_in(
         &self,
         places: Range<usize>,
@@ -187,7 +190,7 @@ impl Control {
         }
     }
 
-    /// Frees the records of removed servers that have been without references for long enough
+    /// Frees the records of removed servers to which no connection has referred for long enough
     /// (`ip_vs_dest_trash_expire`).
     pub(super) fn empty_trash(&mut self, now: Instant) {
         let before = self.records.changes();
@@ -201,7 +204,7 @@ impl Control {
         }
     }
 
-    /// Moves up to `count` servers of [removed](Self::take_service) services into the trash;
+    /// Moves up to `count` servers of [deleted](Self::take_service) services into the trash;
     /// returns their number.
     pub(crate) fn retire_some(&mut self, count: usize, now: Instant) -> usize {
         let count = count.min(self.leaving.len());
@@ -217,7 +220,7 @@ impl Control {
         count
     }
 
-    /// Whether servers of removed services have not been moved to the removed servers yet.
+    /// Whether servers of deleted services remain for [`retire_some`](Self::retire_some).
     #[cfg(feature = "api")]
     pub(crate) fn has_leaving(&self) -> bool {
         !self.leaving.is_empty()

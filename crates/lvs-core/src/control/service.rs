@@ -18,14 +18,11 @@ pub struct Service {
     pub(super) owner: Option<String>,
     pub(crate) pool: Pool,
     pub(super) stats: ObjectStats,
-    /// Time of the scheduler's next call; none until the clock was set, or if the scheduler needs
-    /// none.
+    /// Time of the scheduler's next call; `None` until the caller has set the clock, or if the
+    /// scheduler needs no calls.
     pub(super) next_tick: Option<Instant>,
-    /// State of the slow starts of servers.
     pub(crate) slow: SlowStart,
-    /// Present usage of the service's limits.
     pub(crate) limiter: Limiter,
-    /// Counts of the service's servers, by the properties that checks use.
     pub(crate) census: Census,
     /// Packets of clients that would have opened a connection, and were dropped or refused.
     pub(super) refusals: ReasonCounters,
@@ -79,14 +76,14 @@ impl Service {
     }
 }
 
-/// Counts of a service's servers, by the properties that checks use.
+/// Numbers of a service's servers with properties on which checks of changes depend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
     /// Number of servers whose address family differs from the service's.
     pub(crate) mixed: usize,
-    /// Number of servers whose replies bypass the director.
+    /// Number of servers whose replies do not pass through the director.
     pub(crate) one_way: usize,
-    /// Number of servers of full NAT.
+    /// Number of servers with full NAT.
     pub(crate) full_nat: usize,
 }
 

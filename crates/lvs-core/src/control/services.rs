@@ -131,7 +131,7 @@ impl Control {
         Ok(())
     }
 
-    /// Filters that are in use: the director's filter first, then those of services.
+    /// The filters that have prefixes: the director's filter first, then those of services.
     pub fn filters(&self) -> impl Iterator<Item = (Option<ServiceKey>, SourceFilter)> + '_ {
         let director = [(None, self.filters.director.clone())].into_iter();
         let services = self.filters.services.iter().filter_map(|(number, filter)| {
@@ -154,8 +154,9 @@ impl Control {
         Ok(())
     }
 
-    /// Deletes a service: packets no longer match it. The caller must [retire](Self::retire_some)
-    /// its servers before any change other than the deletion of further services.
+    /// Deletes a service, so that packets no longer match it. The caller must
+    /// [retire](Self::retire_some) its servers before it makes any other change than to delete
+    /// further services.
     pub(crate) fn take_service(&mut self, key: &ServiceKey) -> Result<(), Error> {
         let number = self
             .index
@@ -183,8 +184,7 @@ impl Control {
         self.retire_some(usize::MAX, now);
     }
 
-    /// Removes one service by [`take_service`](Self::take_service); returns `false` if no service
-    /// remains.
+    /// Deletes one service by [`take_service`](Self::take_service); `false` if there was none.
     pub(crate) fn take_one(&mut self) -> bool {
         let Some(key) = self.services.values().next().map(|service| service.key) else {
             return false;
@@ -194,20 +194,17 @@ impl Control {
         taken.is_ok()
     }
 
-    /// The number of the service with this key.
     pub(super) fn number_of(&self, key: &ServiceKey) -> Result<u32, Error> {
         let number = self.index.get(&ServiceKeyOrd::from(key));
         number.copied().ok_or(Error::NoService)
     }
 
-    /// The service with this key, and its number.
     pub(super) fn service_mut(&mut self, key: &ServiceKey) -> Result<(u32, &mut Service), Error> {
         let number = self.number_of(key)?;
         let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
         Ok((number, service))
     }
 
-    /// A new scheduler with this name.
     pub(crate) fn scheduler(&self, name: &str) -> Result<Box<dyn Scheduler>, Error> {
         let schedulers = &self.options.schedulers;
         let mut scheduler = schedulers.create(name).ok_or(Error::UnknownScheduler)?;
@@ -216,13 +213,13 @@ impl Control {
         Ok(scheduler)
     }
 
-    /// Time of the first periodic call of a scheduler that is created now.
+    /// Time of the first [`tick`](Scheduler::tick) of a new scheduler.
     pub(super) fn first_tick(&self, scheduler: &dyn Scheduler) -> Option<Instant> {
         Some(self.clock? + scheduler.period()?)
     }
 
-    /// Updates the counts for a server of service `number` whose forwarding method was `before` and
-    /// is `after`.
+    /// Updates the counts by method for a server of service `number`, whose forwarding method was
+    /// `before` and is `after`; `None` means that the server is not in the service.
     pub(super) fn recount(
         &mut self,
         number: u32,
@@ -246,7 +243,7 @@ impl Control {
         self.full_nat.count(family, old.full_nat, new.full_nat);
     }
 
-    /// The service for a packet (`ip_vs_service_find`).
+    /// The service that a packet matches (`ip_vs_service_find`).
     pub(crate) fn find_service(
         &self,
         mark: u32,

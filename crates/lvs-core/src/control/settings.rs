@@ -1,4 +1,4 @@
-//! Settings of the whole director, and facts from the host.
+//! Settings of the whole director, and properties of its host.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -64,9 +64,9 @@ impl Control {
         Ok(())
     }
 
-    /// Sets the free memory for the defences, in pages of 4 KiB (`drop_entry`, `drop_packet`,
-    /// `secure_tcp` in their automatic modes). Until the first call, the defences assume sufficient
-    /// memory.
+    /// Sets the amount of free memory, in pages of 4 KiB, on which the automatic modes of the
+    /// defences depend (`drop_entry`, `drop_packet`, `secure_tcp`). Until the first call, the
+    /// defences assume sufficient memory.
     pub fn set_memory(&mut self, free_pages: u64) {
         self.defense.set_memory(free_pages);
     }
@@ -115,19 +115,16 @@ impl Control {
         &self.own_vips
     }
 
-    /// Replaces the rules that set marks on packets.
     #[cfg(feature = "api")]
     pub(crate) fn set_marks(&mut self, marks: Arc<[MarkRule]>) {
         self.marks = marks;
     }
 
-    /// Replaces the virtual addresses for which the embedding program answers ARP.
     #[cfg(feature = "api")]
     pub(crate) fn set_own_vips(&mut self, addresses: &[IpAddr]) {
         self.own_vips = addresses.to_vec();
     }
 
-    /// Adds a synchronisation daemon that was started.
     #[cfg(feature = "api")]
     pub(crate) fn note_daemon(&mut self, daemon: SyncDaemon) {
         self.daemons.push(daemon);

@@ -17,18 +17,18 @@ use core::time::Duration;
 
 use crate::{Control, Instant, Pool, Server, ServerId};
 
-/// Factor for all weights during a slow start.
+/// Factor for all weights while a server of the service is in a slow start.
 const FINER: i32 = 10;
-/// Weights above this value are precise enough without the multiplication.
+/// Weights above this value are not multiplied: a tenth of them is a whole number that is precise
+/// enough.
 const FINE: i32 = 100_000;
 
-/// The servers of a service that accept connections, and the time since which each of them does.
+/// The servers of a service that accept connections, each with the time at which it began to accept
+/// them.
 #[derive(Debug)]
 pub(crate) struct SlowStart {
     since: BTreeMap<ServerId, Since>,
-    /// Time of the next step.
     pub(crate) next: Option<Instant>,
-    /// Present factor for the weights.
     factor: i32,
 }
 
@@ -37,7 +37,7 @@ struct Since {
     /// Time at which the server began to accept connections; `None` if it accepted them before the
     /// slow start was configured.
     when: Option<Instant>,
-    /// Whether the server's share increases in steps from that time.
+    /// Whether the server gets its share in steps from that time on.
     slow: bool,
 }
 
@@ -52,13 +52,13 @@ impl Default for SlowStart {
 }
 
 impl SlowStart {
-    /// Present factor for the weights.
+    /// Factor by which the slow start multiplies the weights at present.
     pub(crate) const fn factor(&self) -> i32 {
         self.factor
     }
 
-    /// Marks existing servers as established: they accepted connections before the slow start was
-    /// configured.
+    /// Records that these servers are not in a slow start: they accepted connections before the
+    /// slow start was configured.
     pub(crate) fn take_as_established(&mut self, servers: &[Arc<Server>]) {
         let taking = servers.iter().filter(|server| server.config().weight > 0);
         self.since = taking
@@ -72,7 +72,7 @@ impl SlowStart {
             .collect();
     }
 
-    /// Records the servers that accept connections now.
+    /// Updates the list of the servers that accept connections.
     fn note(&mut self, servers: &[Arc<Server>], takes: Duration, now: Instant) {
         let taking = servers.iter().filter(|server| server.config().weight > 0);
         let taking: BTreeSet<ServerId> = taking.map(|server| server.id()).collect();
@@ -89,7 +89,8 @@ impl SlowStart {
         }
     }
 
-    /// Returns the tenths of its weight that a server gets at `now`, and the time of its next step.
+    /// The tenths of its weight that a server gets at `now` (1 to 10), and the time of its next
+    /// step.
     fn earned(&self, id: ServerId, takes: Duration, now: Instant) -> (u8, Option<Instant>) {
         let since = self.since.get(&id).filter(|since| since.slow);
         let Some(when) = since.and_then(|since| since.when) else {
@@ -152,7 +153,7 @@ impl SlowStart {
 }
 
 impl Control {
-    /// Sets the weights of service `number` after it was changed.
+    /// Sets the servers' weights after service `number` was changed.
     pub(crate) fn apply_slow_start(&mut self, number: u32, now: Instant) {
         let service = self.services.get_mut(&number);
         if service.is_some_and(|service| service.apply_slow_start(now)) {

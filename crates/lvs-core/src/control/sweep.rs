@@ -1,4 +1,4 @@
-//! Propagation of changes to the shards.
+//! Copies changes of the configuration into the shards, and removes connections because of them.
 
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -7,20 +7,20 @@ use super::Control;
 use crate::Family;
 use crate::shard::{ServerLink, Shard};
 
-/// Work of a shard's next sweep.
+/// Work of a shard's next [`sweep`](Control::sweep).
 #[derive(Clone, Debug, Default)]
 pub(super) struct SweepWork {
-    /// Whether to remove the connections of removed servers.
     pub(super) flush_removed: bool,
     /// Number of rounds of `drop_entry`.
     pub(super) drop_entry: u32,
-    /// Whether to close the connections of failed servers, as their services require.
+    /// Whether to close connections of removed servers, as the settings of their services require.
     pub(super) end_down: bool,
 }
 
 impl Control {
-    /// Updates a shard, and removes connections according to the settings. Call it after changes. A
-    /// shard of another director is unchanged.
+    /// Copies changes of the configuration into a shard, and removes the connections that the
+    /// settings require to be removed. Call it after each change. A shard of another director is
+    /// unchanged.
     pub fn sweep(&mut self, shard: &mut Shard) {
         if !self.owns(shard) {
             return;
@@ -51,7 +51,7 @@ impl Control {
         self.shared.generation.load(Ordering::Acquire)
     }
 
-    /// Marks the shards' copies as out of date.
+    /// Records that the shards' copies are out of date.
     pub(crate) fn changed(&mut self) {
         self.settings.ipv4 = self.families[Family::V4 as usize] > 0;
         self.settings.ipv6 = self.families[Family::V6 as usize] > 0;
@@ -61,7 +61,7 @@ impl Control {
         self.shared.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Copies settings and links into a shard with outdated copies.
+    /// Updates the copies of settings and servers in a shard.
     pub(crate) fn refresh(&self, shard: &mut Shard) {
         let generation = self.shared.generation.load(Ordering::Acquire);
         if shard.is_at(generation) {

@@ -1,4 +1,4 @@
-//! Synchronisation daemons, and synchronisation messages about templates.
+//! Start and stop of synchronisation daemons, and synchronisation messages about templates.
 
 use super::Control;
 use super::check;
@@ -6,7 +6,7 @@ use crate::sync::{self, Backup, Master, Message, SyncRole};
 use crate::{Error, Instant};
 
 impl Control {
-    /// Starts the master: from now on messages about connections are made.
+    /// Starts the master: from now on, shards make messages about connections.
     ///
     /// # Errors
     /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while the address family of a server
@@ -35,7 +35,7 @@ impl Control {
         Ok(())
     }
 
-    /// Starts the backup: from now on [`handle_sync`](Self::handle_sync) accepts messages.
+    /// Starts the backup: from now on, [`handle_sync`](Self::handle_sync) accepts messages.
     ///
     /// # Errors
     /// As [`start_master`](Self::start_master).
@@ -60,17 +60,18 @@ impl Control {
         Ok(())
     }
 
-    /// The master that runs.
+    /// The running master.
     pub const fn master(&self) -> Option<Master> {
         self.settings.master
     }
 
-    /// The backup that runs.
+    /// The running backup.
     pub const fn backup(&self) -> Option<Backup> {
         self.backup
     }
 
-    /// Number of ports of a daemon that starts now: `sync_ports`, or that of the running daemon.
+    /// Number of UDP ports of a daemon that would start now: that of the running daemon, or else
+    /// `sync_ports`.
     pub fn next_sync_ports(&self) -> u16 {
         if self.settings.master.is_some() || self.backup.is_some() {
             return self.sync_ports;
@@ -78,9 +79,9 @@ impl Control {
         sync::ports(self.settings.sysctls.sync_ports)
     }
 
-    /// The next synchronisation message about templates whose timers fired in this `Control`, if
-    /// one is full or old enough. For a director of one shard, all messages are in
-    /// [`Shard::take_sync_message`](crate::Shard::take_sync_message).
+    /// The next synchronisation message about templates whose timers this `Control` has run, if a
+    /// message is full or old enough. For a director of one shard,
+    /// [`Shard::take_sync_message`](crate::Shard::take_sync_message) returns all messages.
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         if self.settings.master.is_none() {
             self.sync.finish(&self.settings.sysctls);

@@ -24,18 +24,19 @@ const TAKEN: u32 = flag::METHOD
 /// Flags that a message may change in an existing entry (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
 const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 
-/// Timeout in seconds of an entry whose message and protocol have none.
+/// Timeout in seconds of a received entry if neither the message nor its protocol defines one.
 const TIMEOUT: u32 = 180;
 
-/// If two packets reach two directors within this time of each other, their order is unknown.
+/// If a packet reached each of two directors within this time, the order of the packets counts as
+/// unknown.
 const TIE: Duration = RECENT;
 
-/// Results for connections received by synchronisation.
+/// Results of received synchronisation messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Number of stored connections.
+    /// Number of connections that were added to the table or updated in it.
     pub taken: u64,
-    /// Number of invalid connections.
+    /// Number of ignored connections, because their content is invalid.
     pub nonsense: u64,
     /// Number of connections that could not be stored because the table was full.
     pub no_room: u64,
@@ -50,7 +51,7 @@ pub struct ItemResults {
     pub taken: TakenOver,
     /// Number of connections that were removed because they ended at the peer.
     pub ended: u64,
-    /// Number of connections that stay unchanged because this director owns them.
+    /// Number of items that were ignored because this director owns the connection.
     pub kept: u64,
 }
 
@@ -60,8 +61,8 @@ enum Refused {
 }
 
 impl Control {
-    /// Takes over the connections of a message. Connections are stored in `shard`, templates in
-    /// this `Control`. Does nothing if no backup runs or if `shard` belongs to another director.
+    /// Stores the entries of a message: connections in `shard`, templates in this `Control`. Does
+    /// nothing if no backup is running, or if `shard` belongs to another director.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
         let Some(backup) = self.backup else { return };
         if message.len() > backup.maxlen.into() || !self.owns(shard) {
@@ -72,10 +73,10 @@ impl Control {
         }
     }
 
-    /// Takes over connections that [`wire::parse`] has read for the running backup. Connections are
-    /// stored in `shard`, templates in this `Control`; invalid entries are ignored. Returns the
-    /// numbers of stored, invalid and refused entries. All are 0 if no backup runs or if `shard`
-    /// belongs to another director.
+    /// Stores entries that [`wire::parse`] has read for the running backup: connections in `shard`,
+    /// templates in this `Control`. Invalid entries are ignored. Returns the numbers of stored,
+    /// invalid and refused entries. All are 0 if no backup is running, or if `shard` belongs to
+    /// another director.
     pub fn take_over(
         &mut self,
         shard: &mut Shard,
@@ -134,7 +135,7 @@ impl Control {
         results
     }
 
-    /// Stores a connection or a template of a peer; `false` if this director owns it.
+    /// Stores a peer's connection or template; `false` if this director owns the connection.
     fn hear_of(
         &mut self,
         shard: &mut Shard,
@@ -196,8 +197,8 @@ impl Control {
         }
     }
 
-    /// Checks that an entry is consistent. Returns whether it is a template, and its flags at this
-    /// director.
+    /// Checks that the fields of an entry do not contradict each other. Returns whether the entry
+    /// is a template, and its flags at this director.
     fn check_entry(&self, entry: &mut Entry) -> Result<(bool, u32), Refused> {
         let template = entry.flags & flag::TEMPLATE != 0;
         if entry.flags & flag::ONE_PACKET != 0 || (template && entry.flags & flag::NO_CPORT != 0) {
@@ -227,9 +228,9 @@ impl Control {
         Ok((template, entry.flags & TAKEN | flag::SYNC))
     }
 
-    /// Takes over a connection. Its timer fires after `left`, or without it after its timeout. A
-    /// message with the flag `INACTIVE` is ignored if this director has the connection with another
-    /// server.
+    /// Stores a received connection. Its timer fires after `left`, or after its timeout if `left`
+    /// is `None`. A message with the flag `INACTIVE` is ignored if this director has the connection
+    /// with another server.
     fn take_over_connection(
         &mut self,
         shard: &mut Shard,
@@ -316,9 +317,9 @@ impl Control {
         Ok(Some(index))
     }
 
-    /// Binds a borrowed connection, of which a packet has arrived, to its server, if the server was
-    /// unknown when the connection was received. If the server exists now, the next packet is
-    /// forwarded.
+    /// If a packet of a borrowed connection has arrived, but the server was unknown when the
+    /// connection was received: binds the connection to the server if it exists now, so that the
+    /// next packet is forwarded.
     pub fn bind_unbound(&mut self, shard: &mut Shard, tuple: &Tuple) {
         if !self.owns(shard) {
             return;
@@ -336,8 +337,7 @@ impl Control {
         }
     }
 
-    /// Binds a connection to its server, if it was received before the server was added
-    /// (`ip_vs_try_bind_dest`).
+    /// Binds a connection that was received before its server was added (`ip_vs_try_bind_dest`).
     fn bind_late(&mut self, shard: &mut Shard, index: u32) {
         let slot = shard.conn(index);
         let Draft {
@@ -424,7 +424,7 @@ impl Control {
         Ok(())
     }
 
-    /// The configured server of an entry (`ip_vs_find_dest`).
+    /// The server in the configuration to which a received entry belongs (`ip_vs_find_dest`).
     pub(super) fn find_server(
         &self,
         key: &Key,
@@ -450,8 +450,8 @@ impl Control {
     }
 }
 
-/// Removes a connection that was borrowed from a peer and has ended there; returns whether it was
-/// removed.
+/// Removes a connection because the peer from which it is borrowed has removed it; `false` if it is
+/// not borrowed from this peer.
 fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let found = shard.find_from_client(&entry.key());
     let ends = |&index: &u32| {
@@ -467,8 +467,8 @@ fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     true
 }
 
-/// The flags of a received entry, with the forwarding method of the server that is configured here;
-/// a template also becomes inactive (`ip_vs_bind_dest`).
+/// The flags of a received entry, with the forwarding method of its server at this director. A
+/// template becomes inactive (`ip_vs_bind_dest`).
 fn inherit(flags: u32, server: &Server) -> u32 {
     let method = server.forwarding();
     let mut flags = flags & !(flag::METHOD | flag::NO_OUTPUT) | method as u32;

@@ -1,4 +1,5 @@
-//! Persistence templates: their removal, their listing, and the eviction of templates for new ones.
+//! Persistence templates: their removal and their listing, and the eviction of templates to make
+//! room for new ones.
 
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
@@ -11,8 +12,8 @@ use crate::sync::sync_template;
 use crate::{ConnId, Instant, ServiceFlags};
 
 /// Maximum number of due templates that one call visits: a flooded persistent service has a
-/// million, and the caller holds the lock during the call. The next call, which is due at once,
-/// continues with the remaining templates.
+/// million, and the caller holds the lock during the call. The caller must call again at once for
+/// the remaining templates.
 pub(super) const TEMPLATES_AT_ONCE: usize = 4096;
 
 impl Control {
@@ -30,8 +31,8 @@ impl Control {
         }
     }
 
-    /// Runs the timers of the templates that are due in the tick to which the table has advanced;
-    /// returns whether there were any.
+    /// Handles the templates that are due in the present tick of their table; returns whether there
+    /// were any.
     pub(super) fn expire_due_templates(
         &mut self,
         shard: &mut Shard,
@@ -81,7 +82,7 @@ impl Control {
         }
     }
 
-    /// Persistence templates from slot `start` on.
+    /// Lists persistence templates from slot `start` on.
     pub fn templates_from(
         &self,
         start: usize,
@@ -117,8 +118,8 @@ impl Control {
         }
     }
 
-    /// Persistence templates from slot `from` on, and the next slot, as
-    /// [`Shard::connections_piece`].
+    /// Lists persistence templates from slot `from` on, and returns the slot at which the next call
+    /// continues, as [`Shard::connections_piece`].
     pub fn templates_piece(
         &self,
         from: usize,
@@ -132,7 +133,8 @@ impl Control {
     }
 
     /// Replication items of the persistence templates from slot `from` on that were used at `since`
-    /// or later (`None`: all), and the next slot, as [`Shard::replicated_piece`].
+    /// or later (`None`: of all), and the slot at which the next call continues, as
+    /// [`Shard::replicated_piece`].
     pub fn replicated_templates_piece(
         &self,
         from: usize,
@@ -153,7 +155,7 @@ impl Control {
     }
 
     /// Name and data of the persistence engine of a template that
-    /// [`templates_from`](Self::templates_from) has shown.
+    /// [`templates_from`](Self::templates_from) has listed.
     pub fn template_engine(&self, id: ConnId) -> Option<(&'static str, &[u8])> {
         if !self.templates.table.is_used(id.0) {
             return None;
@@ -162,7 +164,7 @@ impl Control {
         Some((name, data))
     }
 
-    /// Removes the templates of removed servers that control no connections any more.
+    /// Removes the templates of removed servers that have no connections any more.
     pub(super) fn flush_removed_templates(&mut self) {
         let removed: Vec<u32> = self
             .templates
@@ -215,14 +217,14 @@ impl Control {
     }
 }
 
-/// Number of windows that are searched for a template to evict, in a table of which an eighth or
-/// less may be evictable.
+/// Number of windows of slots that are searched for a template to evict. The table has slots for an
+/// eighth more templates than connections, so a search may find only few evictable ones.
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {
-    /// Makes room for a persistence template as for a connection. Templates without a connection
-    /// are removed: of a few candidates, the one that would end first. Templates of clients that
-    /// never established a connection are removed before all others.
+    /// Evicts a persistence template if the table is full. Templates without connections can be
+    /// evicted: of the candidates found, first one whose clients never established a connection,
+    /// then the one that would expire first.
     pub(crate) fn make_template_room(&mut self) {
         let table = &self.templates.table;
         if !self.settings.evicts || table.len() < table.capacity() {
@@ -236,14 +238,12 @@ impl Control {
         }
     }
 
-    /// Whether the table has room for a new template.
     pub(super) fn has_template_room(&self) -> bool {
         let table = &self.templates.table;
         table.len() < table.capacity()
             || self.settings.evicts && self.evictable_template().is_some()
     }
 
-    /// The template that would be evicted to make room for a new one.
     fn evictable_template(&self) -> Option<u32> {
         let table = &self.templates.table;
         let (hand, slots) = (self.templates.hand, table.populated_len());

@@ -1,4 +1,4 @@
-//! Parsed commands.
+//! The parsed command lines of ipvsadm.
 
 use core::net::SocketAddr;
 
@@ -56,8 +56,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// The call that executes the command, if the command changes the configuration and needs only
-    /// one call.
+    /// The call that executes the command; `None` if the command does not change the configuration,
+    /// or needs several calls.
     pub fn call(&self) -> Option<Call> {
         Some(match self {
             Self::AddService(spec) => Call::ServiceAdd(spec.clone()),
@@ -91,7 +91,7 @@ pub struct ListOptions {
     pub what: What,
     /// The columns.
     pub format: Format,
-    /// `--persistent-conn`, which `-c` reads independently of the format.
+    /// `--persistent-conn`; a listing with `-c` uses it independently of `format`.
     pub persistent_conn: bool,
     /// `-n`
     pub numeric: bool,

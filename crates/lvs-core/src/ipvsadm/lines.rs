@@ -1,13 +1,13 @@
-//! The splitting of the input of `ipvsadm -R` into command lines.
+//! Splits the input of `ipvsadm -R` into command lines.
 
 use alloc::vec::Vec;
 
 /// Maximum length of a word; a longer word is split into words of this length.
 pub const WORD_MAX: usize = 4096;
 
-/// Command lines from a stream that arrives in pieces. Words are separated by spaces, tabs and
-/// carriage returns; there are no quotes and no comments. The parser ignores each word `ipvsadm`
-/// and each empty line.
+/// Splits a byte stream into command lines. Words are separated by spaces, tabs and carriage
+/// returns; there are no quotes and no comments. The parser ignores each word `ipvsadm` and each
+/// empty line.
 #[derive(Clone, Debug, Default)]
 pub struct Lines {
     words: Vec<Vec<u8>>,

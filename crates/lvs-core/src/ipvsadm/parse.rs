@@ -1,4 +1,4 @@
-//! From words to a [`Command`], with ipvsadm's checks in ipvsadm's order.
+//! Parses the words of a command line into a [`Command`], with ipvsadm's checks in ipvsadm's order.
 
 use alloc::format;
 use alloc::string::String;
@@ -39,7 +39,7 @@ enum Kind {
     Fail,
     /// The line does not begin with a command.
     Try,
-    /// A later word is not a valid option.
+    /// A word after the command is not a valid option.
     Option,
 }
 
@@ -58,7 +58,7 @@ impl Refusal {
         }
     }
 
-    /// Error message for a line of a file with these words: the line, and the reason.
+    /// Error message for an invalid line of a file; it contains the words of the line.
     pub fn of_line<W: AsRef<[u8]>>(&self, words: &[W]) -> String {
         let words: Vec<_> = words
             .iter()
@@ -73,8 +73,9 @@ impl Refusal {
         format!("{line:?}: {reason}")
     }
 
-    /// Whether `-R` stops at a line that is refused for this reason. It continues after a line with
-    /// an option that is unknown, lacks its argument, or has an argument that it does not take.
+    /// Whether `-R` stops at a line that is refused for this reason. `-R` continues after a line
+    /// with an unknown option, with an option without its argument, or with an argument that the
+    /// option does not accept.
     pub const fn ends_restore(&self) -> bool {
         !matches!(self.kind, Kind::Option)
     }
@@ -89,7 +90,7 @@ impl Refusal {
     }
 }
 
-/// A [`Refusal`] by ipvsadm's own checks, with this text, in which `word` replaces `{}`.
+/// A [`Refusal`] with this text, in which `word` replaces `{}`.
 fn fail_with(text: &str, word: &[u8]) -> Refusal {
     let mut bytes = Vec::new();
     match text.split_once("{}") {
@@ -122,8 +123,8 @@ fn option_problem(problem: Problem, word: &[u8]) -> Refusal {
     }
 }
 
-/// Reads the words of one command line. `words` does not contain the program's name, which is
-/// `program`.
+/// Reads the words of one command line. `program` is the program's name, for messages; `words` does
+/// not contain it.
 ///
 /// An empty line lists all services.
 ///
@@ -210,7 +211,7 @@ fn role(word: Option<&[u8]>) -> Option<SyncRole> {
     }
 }
 
-/// The parsed part of a command line.
+/// The options of a command line, as far as they are parsed.
 struct Line<'a> {
     names: &'a dyn Resolve,
     command: CommandName,
@@ -490,8 +491,8 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    /// Checks flags against the rules of a command or a tunnel type (`of`, with its `kind`).
-    /// Returns the flag that was chosen of those that exclude each other.
+    /// Checks `flags` against the rules of a command or a tunnel type. `of` and `kind` name it in
+    /// messages. Returns the flag that was given out of those that exclude each other.
     fn chosen(
         &self,
         flags: &[Flag],
@@ -657,7 +658,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// A name, cut to the length that the kernel keeps.
+/// A name, shortened to the length that the kernel stores.
 fn name(word: &[u8]) -> String {
     String::from_utf8_lossy(&word[..word.len().min(NAME_MAX)]).into_owned()
 }
@@ -668,7 +669,7 @@ fn timeout(word: &[u8], min: i64) -> Result<u32, Refusal> {
         .ok_or_else(|| fail_with("invalid timeout value `{}' specified", word))
 }
 
-/// A number within bounds; the error message names the option.
+/// Parses a number from `min` to `max`. The error message names the option.
 fn ranged<T: TryFrom<i64>>(flag: Flag, word: &[u8], min: i64, max: i64) -> Result<T, Refusal> {
     value::number(word, min, max)
         .and_then(|value| T::try_from(value).ok())

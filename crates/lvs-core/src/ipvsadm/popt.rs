@@ -1,11 +1,10 @@
-//! The splitting of a command line into options by the library popt: users of ipvsadm rely on its
-//! behaviour.
+//! Splits a command line into options as the library popt does, because users of ipvsadm rely on
+//! its behaviour.
 
 use alloc::vec::Vec;
 
 use super::table::{self, Argument, OptionSpec};
 
-/// Reasons why a word is not a valid option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     Unknown,
@@ -26,11 +25,11 @@ impl Problem {
 /// An option and its argument.
 pub(super) type Found<'a> = (&'static OptionSpec, Option<&'a [u8]>);
 
-/// The words of a command line, without the program's name, and how far they have been read.
+/// The words of a command line, without the program's name, and the position up to which they were
+/// read.
 pub(super) struct Words<'a, W> {
     words: &'a [W],
     next: usize,
-    /// Looks up a long option by its name.
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
     /// The unread part of a word with several short options.
     glued: &'a [u8],
@@ -77,7 +76,7 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
         self.short().map(Some)
     }
 
-    /// The last word that was read; messages name it.
+    /// The last word that was read, for error messages.
     pub(super) fn current(&self) -> &'a [u8] {
         match self.next.checked_sub(1).and_then(|i| self.words.get(i)) {
             Some(word) => word.as_ref(),
@@ -85,7 +84,7 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
         }
     }
 
-    /// The words that are neither options nor their arguments. The list is complete after
+    /// The words that are neither options nor their arguments. The list is complete when
     /// [`next`](Self::next) has returned `None`.
     pub(super) fn leftovers(&self) -> &[&'a [u8]] {
         &self.leftovers

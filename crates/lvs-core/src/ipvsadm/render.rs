@@ -1,4 +1,4 @@
-//! The listings of ipvsadm, byte for byte.
+//! Prints listings exactly as ipvsadm does, byte for byte.
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -15,7 +15,6 @@ use crate::sync::{SyncDaemon, SyncRole};
 use crate::tunnel::Tunnel;
 use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags};
 
-/// The version of IPVS that listings name.
 const IPVS_VERSION: &str = "1.2.1";
 /// Width, in characters, of the column with the protocol, address and port of an IPv4 service.
 const SERVICE_WIDTH: usize = 33;
@@ -24,10 +23,10 @@ const SERVER_WIDTH: usize = 28;
 /// Maximum number of characters that ipvsadm reserves for an address with its port.
 const ENDPOINT_MAX: usize = 59;
 
-/// The format of addresses and numbers.
+/// Formatting of addresses and numbers.
 #[derive(Clone, Copy)]
 struct Style<'a> {
-    /// Source of names; `None`: numbers are printed.
+    /// Source of names for addresses and ports; `None` to print numbers.
     names: Option<&'a dyn Resolve>,
     exact: bool,
 }
@@ -105,7 +104,7 @@ pub fn titles(out: &mut String, format: Format) {
     }
 }
 
-/// Appends services and their servers, sorted unless `options` disables that; without title lines.
+/// Appends services and their servers, without title lines; sorted unless `options.nosort` is set.
 pub fn services(
     out: &mut String,
     mut services: Vec<ServiceInfo>,
@@ -124,7 +123,7 @@ pub fn services(
     }
 }
 
-/// Appends the commands that create the services again, as `-S` prints them.
+/// Appends the lines of `-S`: the commands that create the services again.
 pub fn save(out: &mut String, mut services: Vec<ServiceInfo>, numeric: bool, names: &dyn Resolve) {
     sort(&mut services);
     let style = Style {
@@ -432,7 +431,7 @@ const fn method(forwarding: Forwarding) -> &'static str {
     }
 }
 
-/// The protocol with which the names of the servers' ports are looked up; `None` for a mark.
+/// The protocol for the names of the servers' ports; `None` for a mark.
 fn protocol(service: &ServiceId) -> Option<Protocol> {
     service.endpoint().map(|(protocol, _)| protocol)
 }
@@ -525,13 +524,11 @@ fn address(address: IpAddr) -> String {
     }
 }
 
-/// Whether the first six groups are zero and the seventh is not.
 fn is_compatible(address: Ipv6Addr) -> bool {
     let groups = address.segments();
     groups[..6] == [0; 6] && groups[6] != 0
 }
 
-/// Cuts a text to `width` characters.
 fn cut(text: &mut String, width: usize) {
     if let Some((at, _)) = text.char_indices().nth(width) {
         text.truncate(at);
@@ -571,7 +568,6 @@ fn large(out: &mut String, value: u64, exact: bool) {
     }
 }
 
-/// Sorts services and the servers in each.
 fn sort(services: &mut Vec<ServiceInfo>) {
     let list = core::mem::take(services);
     *services = merge_sort(list, &compare_services);
@@ -583,8 +579,8 @@ fn sort(services: &mut Vec<ServiceInfo>) {
     }
 }
 
-/// The merge sort of the C library. If the comparison is inconsistent, the order depends on the
-/// size of the halves and on the choice among equal elements.
+/// The merge sort of the C library. `compare` may be inconsistent; the order then depends on where
+/// this algorithm divides the list, and on its choice among equal elements.
 fn merge_sort<T>(mut list: Vec<T>, compare: &dyn Fn(&T, &T) -> Ordering) -> Vec<T> {
     if list.len() < 2 {
         return list;
@@ -606,8 +602,8 @@ fn merge_sort<T>(mut list: Vec<T>, compare: &dyn Fn(&T, &T) -> Ordering) -> Vec<
     sorted
 }
 
-/// The sign of the difference of two numbers as a 32-bit integer: wrong for numbers that are far
-/// apart, as in ipvsadm.
+/// The sign of the difference of two numbers as a 32-bit integer: wrong if the numbers differ by
+/// 2^31 or more, as in ipvsadm.
 fn difference(a: u32, b: u32) -> Ordering {
     a.wrapping_sub(b).cast_signed().cmp(&0)
 }

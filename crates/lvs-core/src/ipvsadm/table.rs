@@ -157,7 +157,8 @@ pub enum Rule {
     Illegal,
 }
 
-/// Settings of options, in the order in which ipvsadm checks them against the command.
+/// Options, and values of the command line (such as the service address), in the order in which
+/// ipvsadm checks whether the command accepts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each constant has the name of its option")]
 pub enum Flag {
@@ -295,7 +296,7 @@ impl Flags {
     }
 }
 
-/// Whether an option takes an argument.
+/// Whether an option has an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Argument {
     /// The option takes no argument.

@@ -1,4 +1,4 @@
-//! Values on the command line: numbers as `strtol` reads them, addresses as `inet_aton` and
+//! Values on the command line: numbers as `strtol` parses them, addresses as `inet_aton` and
 //! `inet_pton` do.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -103,7 +103,6 @@ fn c_number(word: &[u8]) -> Option<(u32, &[u8])> {
     Some((value, &digits[len..]))
 }
 
-/// An IPv6 literal.
 pub(super) fn inet6(word: &[u8]) -> Option<Ipv6Addr> {
     core::str::from_utf8(word).ok()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! The cache of servers by destination address for `lblc` and `lblcr`, and its expiry.
+//! The cache in which `lblc` and `lblcr` store servers by destination address.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -9,14 +9,13 @@ use super::HashSlot;
 use crate::Instant;
 use crate::hash::{fold, hash_32};
 
-/// Binary logarithm of the number of buckets (`CONFIG_IP_VS_LBLC_TAB_BITS`).
 const BITS: u32 = 10;
 const BUCKETS: usize = 1 << BITS;
 /// If the cache has more entries than this, unused entries are removed once a minute (`max_size`).
 const MAX: usize = BUCKETS * 16;
 /// No entries are added above this number (`atomic_read(&tbl->entries) < tbl->max_size * 3 / 2`).
 const HARD_MAX: usize = MAX * 3 / 2;
-/// Interval of checks (`CHECK_EXPIRE_INTERVAL`).
+/// Interval between two checks for expired entries (`CHECK_EXPIRE_INTERVAL`).
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
 /// Number of partial checks after which the whole cache is searched for expired entries
 /// (`COUNT_FOR_FULL_EXPIRATION`).
@@ -32,12 +31,12 @@ pub(super) struct Entry<T> {
 
 #[derive(Clone, Debug)]
 pub(super) struct Cache<T> {
-    /// The kernel's buckets, for the search for idle entries. The kernel's hash has no key, so
-    /// clients can choose destinations that fill one bucket. Therefore, no packet causes a search
-    /// of a whole bucket.
+    /// The entries in the kernel's buckets, which the checks for expired entries visit in turn. The
+    /// kernel's hash has no key, so clients can choose destinations that fill one bucket. Each
+    /// bucket is therefore a tree, so that no packet causes a search of a whole bucket.
     buckets: Vec<BTreeMap<IpAddr, Entry<T>>>,
     len: usize,
-    /// Checks since the last full check.
+    /// Number of checks since the last full one.
     counter: u32,
     /// Position at which the last partial check ended.
     rover: usize,
@@ -64,7 +63,7 @@ impl<T> Cache<T> {
         self.len -= usize::from(removed.is_some());
     }
 
-    /// Inserts a new entry, unless there are too many.
+    /// Inserts a new entry, unless the cache is full ([`HARD_MAX`]).
     pub(super) fn insert(&mut self, addr: IpAddr, value: T, now: Instant) {
         if self.len >= HARD_MAX {
             return;
@@ -77,7 +76,8 @@ impl<T> Cache<T> {
         self.len += usize::from(replaced.is_none());
     }
 
-    /// Checks the cache, once in each [`CHECK_PERIOD`] (`ip_vs_lblc_check_expire`).
+    /// Removes expired entries; to be called once in each [`CHECK_PERIOD`]
+    /// (`ip_vs_lblc_check_expire`).
     pub(super) fn check(&mut self, now: Instant, expiration: Duration) {
         if self.counter.is_multiple_of(FULL_CHECK) {
             for bucket in 0..BUCKETS {
@@ -109,7 +109,6 @@ impl<T> Cache<T> {
     }
 }
 
-/// The slot of an address in the cache.
 pub(super) fn slot(addr: IpAddr) -> HashSlot {
     HashSlot {
         number: hash_32(fold(addr), BITS),

@@ -8,10 +8,8 @@ use super::{About, AtZero, HashSlot, Weights};
 use crate::hash::{fold, hash_32};
 use crate::{Request, Scheduler, Server};
 
-/// Binary logarithm of the number of slots (`IP_VS_DH_TAB_BITS`).
 const BITS: u32 = 8;
 
-/// Description of `dh`.
 pub(super) const ABOUT: About = About {
     name: "dh",
     summary: "hash of the destination address",

@@ -10,10 +10,9 @@ use super::About;
 use super::wlc::least_by;
 use crate::{Instant, Request, Scheduler, Server, ServerId};
 
-/// Pause between two connections to a server without a sample.
+/// A server whose latency was never measured receives one connection in this time.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// Description of `ewma`.
 pub(super) const ABOUT: About = About {
     name: "ewma",
     summary: "the shortest measured response time (NAT only)",
@@ -26,14 +25,13 @@ pub(super) const ABOUT: About = About {
 /// Chooses the server with the shortest expected wait: [response time](Server::latency) × (active
 /// connections + 1) / weight, after Finagle's `PeakEwma`.
 ///
-/// The scheduler measures the time from the packet that opens a connection to its first answer: in
-/// TCP from SYN to SYN-ACK. The time grows with the server's accept queue, the load of its host and
-/// its distance. The repeated SYNs of clients measure a server that does not answer. A server
-/// without a sample receives one connection a second until it has one. The answers have to pass
-/// through the director, so the servers have to be reached by NAT.
+/// The response time is the time from the packet that opens a connection to the server's first
+/// answer: for TCP, from SYN to SYN-ACK. If a server does not answer, the time until the client
+/// repeats its SYN counts instead. A server that was never measured receives one connection a
+/// second until it is. The director must see the answers, so servers must use NAT.
 #[derive(Clone, Debug, Default)]
 pub struct PeakEwma {
-    /// Time of the last attempt of each server without a sample.
+    /// For each server that was never measured: the time of its last connection.
     tried: BTreeMap<ServerId, Instant>,
 }
 
@@ -80,7 +78,7 @@ impl Scheduler for PeakEwma {
     }
 }
 
-/// The expected delay of a new connection, as a fraction.
+/// Expected delay of a new connection, as a fraction, so that nothing is rounded.
 struct Wait {
     cost: u128,
     weight: u128,

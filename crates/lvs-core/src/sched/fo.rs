@@ -6,7 +6,6 @@ use alloc::sync::Arc;
 use super::{About, Weights};
 use crate::{Request, Scheduler, Server};
 
-/// Description of `fo`.
 pub(super) const ABOUT: About = About {
     name: "fo",
     summary: "the available server with the highest weight",
@@ -30,7 +29,8 @@ impl Scheduler for Failover {
     }
 }
 
-/// The server with the highest weight among those that `fits` accepts; of equal servers, the first.
+/// The server with the highest weight among those for which `fits` is true; if several have it, the
+/// first.
 pub(super) fn heaviest(servers: &[Arc<Server>], fits: impl Fn(&Server) -> bool) -> Option<usize> {
     (0..servers.len())
         .rev()

@@ -11,7 +11,6 @@ use crate::server::HeldServer;
 use crate::settings::Sysctls;
 use crate::{Instant, Request, Scheduler, Server};
 
-/// Description of `lblc`.
 pub(super) const ABOUT: About = About {
     name: "lblc",
     summary: "a server for each destination, by fewest connections",

@@ -14,7 +14,6 @@ use crate::server::HeldServer;
 use crate::settings::Sysctls;
 use crate::{Instant, Request, Scheduler, Server};
 
-/// Description of `lblcr`.
 pub(super) const ABOUT: About = About {
     name: "lblcr",
     summary: "a set of servers for each destination, by fewest connections",
@@ -31,8 +30,8 @@ pub struct LocalityLeastConnectionsReplicated {
     expiration: Duration,
 }
 
-/// The servers of an address. The newest server is last; the kernel visits the servers from the
-/// newest to the oldest.
+/// The servers of one destination address, the most recently added one last. The kernel visits them
+/// from the last to the first.
 #[derive(Clone, Debug)]
 struct Set {
     servers: Vec<HeldServer>,
@@ -40,7 +39,7 @@ struct Set {
 }
 
 impl Set {
-    /// The member with the least load for its weight (`ip_vs_dest_set_min`).
+    /// The server with the least load in relation to its weight (`ip_vs_dest_set_min`).
     fn least(&self) -> Option<&Arc<Server>> {
         let fits = |server: &&HeldServer| !server.is_overloaded() && server.is_available();
         let mut members = self.servers.iter().rev().filter(fits);
@@ -56,7 +55,7 @@ impl Set {
         Some(least)
     }
 
-    /// The index of the member with the most load in relation to its weight (`ip_vs_dest_set_max`).
+    /// The index of the server with the most load in relation to its weight (`ip_vs_dest_set_max`).
     fn most(&self) -> Option<usize> {
         (0..self.servers.len())
             .rev()

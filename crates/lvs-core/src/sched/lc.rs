@@ -7,7 +7,6 @@ use super::least::{ByQuotient, Following, Quotient};
 use super::{About, Weights};
 use crate::{Request, Scheduler, Server};
 
-/// Description of `lc`.
 pub(super) const ABOUT: About = About {
     name: "lc",
     summary: "fewest connections",

@@ -13,25 +13,26 @@ use crate::{Request, Scheduler, Server};
 
 /// Number of servers above which the scheduler does not compare all of them.
 const MANY: usize = 64;
-/// Marks an unused position of the tree.
+/// An unused position of the tree.
 const NONE: u32 = u32::MAX;
 
-/// A scheduler whose choice is the server with the smallest quotient, the first of equals.
+/// A scheduler that chooses the server with the smallest quotient; of equal ones, the first in the
+/// list.
 pub(super) trait ByQuotient: Scheduler + Copy + 'static {
-    /// The quotient of a server.
     fn quotient(server: &Server) -> Quotient;
 }
 
-/// Load divided by weight. Compared crosswise, so that nothing is rounded.
+/// Load divided by weight. Two quotients are compared by multiplication, so that nothing is
+/// rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Quotient {
     pub(super) load: i64,
-    /// 0 if the server must not be chosen.
+    /// 0 if the scheduler must not choose the server.
     pub(super) weight: i64,
 }
 
 impl Quotient {
-    /// Quotient of a server that must not be chosen.
+    /// Quotient of a server that the scheduler must not choose.
     pub(super) const NEVER: Self = Self { load: 0, weight: 0 };
 
     const fn is_less(self, other: Self) -> bool {
@@ -42,7 +43,7 @@ impl Quotient {
     }
 }
 
-/// The scheduler `S` over a list of many servers, with reports of each change.
+/// The scheduler `S` for a list of many servers, which report their changes.
 ///
 /// The servers are the leaves of a tree in which each node contains the lesser of the two nodes
 /// below it. A server [marks](Server::watch) itself when its counts, weight or thresholds change,
@@ -107,23 +108,23 @@ impl<S: ByQuotient> Scheduler for Following<S> {
 }
 
 struct Tree {
-    /// Quotients of the servers, by position in the list of servers.
+    /// Quotients of the servers, in the order of the list of servers.
     quotients: Vec<Quotient>,
     /// The position of the least loaded server below each node: the root is node 1, the nodes below
     /// `n` are `2 n` and `2 n + 1`, and the leaves come last.
     nodes: Vec<u32>,
     marks: Vec<Marks>,
-    /// Number of negative loads, which occur from 2^23 active connections on, as in the kernel.
-    /// While there are any, all servers are compared, including those with weight 0.
+    /// Number of negative loads, which occur from 2^23 active connections on, as in the kernel. If
+    /// it is not 0, the scheduler compares all servers, including those with weight 0.
     below_zero: usize,
 }
 
-/// Up to 64 servers that mark themselves in the same word.
+/// A word in which up to 64 servers set their bits.
 struct Marks {
     word: Arc<AtomicU64>,
-    /// The mark bits of the servers in this list.
+    /// The bits of servers that are in this list.
     mask: u64,
-    /// The positions of the servers in the list.
+    /// The position of each bit's server in the list.
     places: Box<[u32; 64]>,
 }
 
@@ -174,7 +175,7 @@ impl Tree {
         tree
     }
 
-    /// Examines the changed servers.
+    /// Updates the tree for the servers that have changed.
     fn follow(&mut self, servers: &[Arc<Server>], quotient: fn(&Server) -> Quotient) {
         for at in 0..self.marks.len() {
             let marks = &self.marks[at];
@@ -262,8 +263,8 @@ mod tests {
         }
     }
 
-    /// Checks that, while connections and servers are added, changed and removed, each choice from
-    /// the tree equals a comparison of all servers.
+    /// Adds, changes and removes connections and servers at random, and checks that each choice
+    /// from the tree equals that of `all`, which compares all servers.
     fn chooses_as(name: &str, mut all: impl Scheduler, seed: u64) {
         let mut random = SplitMix64::new(seed);
         let mut below = move |bound: u32| {

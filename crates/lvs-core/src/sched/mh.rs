@@ -12,16 +12,15 @@ use super::{About, AtZero, HashSlot};
 use crate::hash::{KEY1, KEY2, fold, hsiphash};
 use crate::{Request, Scheduler, Server, ServiceFlags};
 
-/// The kernel's `CONFIG_IP_VS_MH_TAB_INDEX`, as the default.
+/// The default of `CONFIG_IP_VS_MH_TAB_INDEX` in the kernel.
 const INDEX: u8 = 12;
-/// Numbers of slots for the table indices from 8 on: the largest primes below two to the power of
-/// the index.
+/// Numbers of slots for the table indices from 8 on: each the largest prime below two to the power
+/// of the index.
 const SLOTS: [u32; 10] = [
     251, 509, 1021, 2039, 4093, 8191, 16_381, 32_749, 65_521, 131_071,
 ];
 const EMPTY: u32 = u32::MAX;
 
-/// Description of `mh`.
 pub(super) const ABOUT: About = About {
     name: "mh",
     summary: "Maglev hash of the source address",
@@ -42,11 +41,10 @@ pub(super) const ABOUT: About = About {
 /// clients of other servers. A server added at weight 0 gets no slots.
 ///
 /// The table has 4,093 slots, as that of most kernels. With fewer than a hundred slots for each
-/// server, these get unequal shares: [`with_table_index`](Self::with_table_index) makes a larger
-/// one.
+/// server, the servers' shares of the clients are unequal:
+/// [`with_table_index`](Self::with_table_index) makes a larger one.
 #[derive(Clone, Debug)]
 pub struct MaglevHashing {
-    /// Number of slots in the table.
     slots: u32,
     /// Number of bits to which weights are reduced.
     weight_bits: u32,
@@ -83,8 +81,8 @@ impl MaglevHashing {
         }
     }
 
-    /// Builds the table if it is out of date. This is done at the first choice after a change, so
-    /// that the table is built once after servers were added one by one.
+    /// Builds the table if it is out of date. It is built at the first choice after a change, so
+    /// that it is built only once after servers were added one by one.
     fn refresh(&mut self, servers: &[Arc<Server>]) {
         let list = || {
             servers
@@ -153,8 +151,8 @@ impl MaglevHashing {
     }
 }
 
-/// A bit for each slot of the table: set if a server has the slot. Most probes find an occupied
-/// slot, and the bits fit into the nearest cache.
+/// A bit for each slot of the table: set if a server has the slot. When the table is filled, most
+/// probed slots are occupied, and these bits fit into the CPU's first cache.
 struct Taken(Vec<u64>);
 
 impl Taken {
@@ -171,7 +169,7 @@ impl Taken {
     }
 }
 
-/// A server's permutation of the slots.
+/// The permutation of the slots in which a server takes them.
 struct Walk {
     index: u32,
     at: u32,

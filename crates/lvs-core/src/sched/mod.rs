@@ -1,6 +1,6 @@
 //! Schedulers: the choice of a real server for a new connection.
 //!
-//! Every list of servers is in the kernel's order: the most recently added server is first. Among
+//! All lists of servers are in the kernel's order: the most recently added server is first. Among
 //! equal servers, the first in that order is chosen.
 
 mod cache;
@@ -67,7 +67,7 @@ pub struct About {
     pub summary: &'static str,
     /// Meaning of weights.
     pub weights: Weights,
-    /// The scheduler's behaviour towards a client whose server has weight 0.
+    /// The scheduler's behaviour for a client whose server has a weight of 0.
     pub at_zero: AtZero,
     /// Whether the scheduler uses the response time of servers, so that it accepts only servers
     /// behind NAT.
@@ -88,7 +88,7 @@ pub struct About {
 }
 
 impl About {
-    /// The properties of most schedulers.
+    /// The properties that most schedulers have, for use in struct updates.
     const USUAL: Self = Self {
         name: "",
         summary: "",
@@ -174,7 +174,7 @@ pub const BUILT_IN: &[About] = &[
     NoScheduler::ABOUT,
 ];
 
-/// `none`: no connection is ever accepted.
+/// `none`: a scheduler that refuses every connection.
 #[derive(Clone, Copy, Debug, Default)]
 struct NoScheduler;
 
@@ -207,7 +207,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::{Forwarding, Instant, Pool, Protocol, Registry, ServerConfig};
 
-    /// Servers 10.0.0.1:80, 10.0.0.2:80, ... of these weights, named A, B, ... in [`letters`].
+    /// A pool of servers 10.0.0.1:80, 10.0.0.2:80 and so on with these weights; [`letters`] calls
+    /// them A, B and so on.
     pub(crate) fn pool(scheduler: &str, weights: &[i32]) -> Pool {
         let mut pool = Pool::new(Registry::new().create(scheduler).unwrap());
         for (n, &weight) in (1..).zip(weights) {
@@ -292,7 +293,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A scheduler that is described as random depends on its seed, and no other scheduler does.
+    /// A scheduler's choice depends on the seed if, and only if, its description says so.
     #[test]
     fn random_schedulers_are_described_as_random() {
         for about in BUILT_IN {

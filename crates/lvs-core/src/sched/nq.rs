@@ -8,7 +8,6 @@ use super::least::{ByQuotient, Following, Quotient};
 use super::wlc::{least_by, of_usable};
 use crate::{Request, Scheduler, Server};
 
-/// Description of `nq`.
 pub(super) const ABOUT: About = About {
     name: "nq",
     summary: "an idle server, else the shortest expected delay",
@@ -16,8 +15,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Chooses the first idle server of any weight above 0; if none is idle, the server with the
-/// shortest expected delay.
+/// Chooses the first server with a weight above 0 that has no active connections; if there is none,
+/// the server with the shortest expected delay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NeverQueue;
 

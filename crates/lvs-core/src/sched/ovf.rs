@@ -7,7 +7,6 @@ use super::fo::heaviest;
 use super::{About, Weights};
 use crate::{Request, Scheduler, Server};
 
-/// Description of `ovf`.
 pub(super) const ABOUT: About = About {
     name: "ovf",
     summary: "the server with the highest weight, until it has as many connections; then the next",

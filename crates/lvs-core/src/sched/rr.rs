@@ -6,7 +6,6 @@ use alloc::sync::Arc;
 use super::{About, Weights};
 use crate::{Request, Scheduler, Server};
 
-/// Description of `rr`.
 pub(super) const ABOUT: About = About {
     name: "rr",
     summary: "round robin",
@@ -18,7 +17,7 @@ pub(super) const ABOUT: About = About {
 /// Chooses the usable servers in turn. A server is usable if its weight is above 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin {
-    /// The server chosen last; `None` is the head of the list.
+    /// The server chosen last; `None`: the next choice starts at the head of the list.
     last: Option<usize>,
 }
 

@@ -8,7 +8,6 @@ use super::least::{ByQuotient, Following, Quotient};
 use super::wlc::{least_by, of_usable};
 use crate::{Request, Scheduler, Server};
 
-/// Description of `sed`.
 pub(super) const ABOUT: About = About {
     name: "sed",
     summary: "shortest expected delay",

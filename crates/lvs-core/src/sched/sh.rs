@@ -8,11 +8,9 @@ use super::{About, AtZero, HashSlot};
 use crate::hash::{fold, hash_32};
 use crate::{Protocol, Request, Scheduler, Server, ServiceFlags};
 
-/// Binary logarithm of the number of slots (`CONFIG_IP_VS_SH_TAB_BITS`).
 const BITS: u32 = 8;
 const SLOTS: u32 = 1 << BITS;
 
-/// Description of `sh`.
 pub(super) const ABOUT: About = About {
     name: "sh",
     summary: "hash of the source address",
@@ -28,8 +26,8 @@ pub(super) const ABOUT: About = About {
 
 /// Chooses the server by a hash of the client's address; with `sh-port`, of its address and port.
 ///
-/// Without `sh-fallback` the clients of a server that cannot take connections are refused; with it,
-/// further slots are probed.
+/// If the chosen server cannot accept connections, the connection is refused, or with `sh-fallback`
+/// assigned to another server.
 #[derive(Clone, Debug, Default)]
 pub struct SourceHashing {
     /// Slots, as indices into the list of servers; empty without servers.
@@ -92,7 +90,8 @@ impl Scheduler for SourceHashing {
     }
 }
 
-/// The client's address, and its port if the service's second flag is set.
+/// Returns the client's address as a number, plus its port if the service's second flag is set
+/// (`sh-port`, `mh-port`).
 pub(super) fn client_key(request: &Request) -> u32 {
     let ported = matches!(
         request.protocol,

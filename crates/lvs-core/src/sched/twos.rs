@@ -7,7 +7,6 @@ use super::About;
 use crate::random::SplitMix64;
 use crate::{Request, Scheduler, Server};
 
-/// Description of `twos`.
 pub(super) const ABOUT: About = About {
     name: "twos",
     summary: "the less loaded of two servers drawn at random by weight",
@@ -20,13 +19,12 @@ pub(super) const ABOUT: About = About {
 /// weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RandomTwos {
-    /// The random numbers. In the kernel they are unpredictable; here they follow from the
-    /// director's seed.
+    /// Random numbers that depend on the director's seed only. In the kernel they are
+    /// unpredictable.
     random: SplitMix64,
 }
 
 impl RandomTwos {
-    /// A random number from 0 to `last`, inclusive.
     fn draw(&mut self, last: u32) -> i64 {
         let drawn = self.random.draw_below(u64::from(last) + 1);
         i64::try_from(drawn).unwrap_or(0)

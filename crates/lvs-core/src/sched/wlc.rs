@@ -7,7 +7,6 @@ use super::About;
 use super::least::{ByQuotient, Following, Quotient};
 use crate::{Request, Scheduler, Server};
 
-/// Description of `wlc`.
 pub(super) const ABOUT: About = About {
     name: "wlc",
     summary: "fewest connections in proportion to the weight; the default",
@@ -35,8 +34,7 @@ impl ByQuotient for WeightedLeastConnections {
     }
 }
 
-/// Load divided by the weight of the server; the weight of an unusable server
-/// counts as 0.
+/// Load divided by weight. The weight of an unusable server counts as 0.
 pub(super) fn of_usable(server: &Server, load: i64) -> Quotient {
     // A negative load also counts for servers that are not usable; their weight counts as 0.
     let weight = if server.is_usable() {
@@ -49,7 +47,7 @@ pub(super) fn of_usable(server: &Server, load: i64) -> Quotient {
 
 /// The usable server with the smallest `cost` divided by weight; the first of equal servers.
 ///
-/// Quotients are compared crosswise: `a / wa > b / wb` as `a * wb > b * wa`.
+/// `a / wa > b / wb` is computed as `a * wb > b * wa`.
 pub(super) fn least_by(servers: &[Arc<Server>], cost: impl Fn(&Server) -> i64) -> Option<usize> {
     let mut least = servers.iter().position(|server| server.is_usable())?;
     for index in least + 1..servers.len() {

@@ -6,7 +6,6 @@ use alloc::sync::Arc;
 use super::About;
 use crate::{Request, Scheduler, Server};
 
-/// Description of `wrr`.
 pub(super) const ABOUT: About = About {
     name: "wrr",
     summary: "round robin by weight",
@@ -18,7 +17,7 @@ pub(super) const ABOUT: About = About {
 /// each pass the servers whose weight reaches it.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightedRoundRobin {
-    /// The server chosen last; `None` is the head of the list.
+    /// The server chosen last; `None`: the next choice starts at the head of the list.
     last: Option<usize>,
     /// Threshold of the present pass.
     current: i32,
@@ -50,9 +49,9 @@ impl WeightedRoundRobin {
         self.last = None;
     }
 
-    /// Skips the passes in which no server can be chosen and the round does not end: with weights
-    /// of a million and every server at its upper threshold, there are a million such passes.
-    /// `heaviest`: the greatest weight for which a pass may choose a server.
+    /// Skips passes in which no server can be chosen, except the last pass of the round. If every
+    /// server is at its upper threshold and weights are a million, there are a million such passes.
+    /// `heaviest` is the greatest weight of a server that can be chosen.
     fn skip_passes(&mut self, heaviest: i32) {
         let floor = heaviest.max(self.step);
         if self.current > floor {
@@ -137,7 +136,6 @@ impl Scheduler for WeightedRoundRobin {
     }
 }
 
-/// The greatest weight of a server that may be chosen.
 fn heaviest(servers: &[Arc<Server>]) -> i32 {
     let free = servers.iter().filter(|server| !server.is_overloaded());
     free.map(|server| server.weight()).fold(0, i32::max)

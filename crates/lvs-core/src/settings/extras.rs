@@ -1,10 +1,9 @@
-//! Settings of a service beyond the kernel's IPVS. All of them are off by default.
+//! Settings of a service that the kernel's IPVS does not have. They are off by default.
 
 use crate::settings::Limits;
 
-/// Treatment of the connections of a server that goes down, that is, leaves its service: the server
-/// is removed, or the service is deleted. A weight of 0 drains a server instead, and its
-/// connections continue.
+/// Action on the connections of a server that is removed, alone or with its service. A weight of 0
+/// drains a server instead, and its connections continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
@@ -18,8 +17,8 @@ pub enum OnServerDown {
     /// ([`Shard::end_down`](crate::Shard::end_down)). For other protocols, the next packet is
     /// refused (ICMP port unreachable), and the packet after it opens a new connection.
     Reset = 1,
-    /// The next packet opens a connection to another server. A TCP connection, which cannot move,
-    /// is reset as with `Reset`, so that its client connects again.
+    /// The next packet opens a connection to another server. A TCP connection cannot move to
+    /// another server: it is reset as with `Reset`, and its client connects again.
     Reschedule = 2,
     /// Connections end without a message: their packets are dropped for two minutes at most.
     Drop = 3,
@@ -35,7 +34,7 @@ impl OnServerDown {
         }
     }
 
-    /// Whether TCP connections are reset.
+    /// Whether the director resets the TCP connections of a removed server.
     pub const fn resets(self) -> bool {
         matches!(self, Self::Reset | Self::Reschedule)
     }
@@ -46,7 +45,7 @@ impl OnServerDown {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default, deny_unknown_fields))]
 pub struct Extras {
-    /// Treatment of the connections of a server that goes down.
+    /// Action on the connections of a server that is removed.
     pub on_server_down: OnServerDown,
     /// Seconds in which a server that is added to a running service reaches its full share; 0 means
     /// at once.
@@ -61,7 +60,7 @@ pub struct Extras {
 }
 
 impl Extras {
-    /// Whether all extras are off: the service behaves like the kernel's.
+    /// Whether all of these settings are off, so that the service behaves like the kernel's.
     pub fn is_off(&self) -> bool {
         *self == Self::default()
     }

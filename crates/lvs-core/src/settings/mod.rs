@@ -1,5 +1,5 @@
-//! Settings of a director and its services: sysctls, initial timeouts, and settings beyond the
-//! kernel's IPVS.
+//! Settings of a director and of its services: sysctls, initial timeouts, and settings that the
+//! kernel's IPVS does not have.
 
 mod extras;
 mod limits;

@@ -11,8 +11,8 @@ use crate::Error;
 /// values.
 macro_rules! sysctls {
     ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr, $take:expr;)*) => {
-        /// The values in force. Fields have the kernel's names and defaults; a boolean is on for
-        /// every number but 0.
+        /// The values of all sysctls. Fields have the kernel's names and defaults. A boolean is
+        /// false for 0, and true for any other number.
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Sysctls {
@@ -70,7 +70,8 @@ macro_rules! sysctls {
 sysctls! {
     /// Drop rate of `drop_packet` mode 3: one connection in this many is dropped. Default 10.
     am_droprate: i32 = 10, NUMBER;
-    /// Pages of free memory below which the automatic defences act. Default 1024.
+    /// Number of pages of free memory below which the automatic modes of the defences are active.
+    /// Default 1024.
     amemthresh: i32 = 1024, NUMBER;
     /// Forward no packets while a backup daemon runs. Default off.
     backup_only: bool = false, SWITCH;
@@ -86,20 +87,21 @@ sysctls! {
     conntrack: bool = false, SWITCH;
     /// Log level of the kernel's debug builds; stored without effect. Default 0.
     debug_level: i32 = 0, NUMBER;
-    /// Defence that drops half-open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
+    /// Defence that removes half-open connections: 0 off, 1 and 2 depending on free memory, 3
+    /// always. Default 0.
     drop_entry: i32 = 0, Within(0..=3);
-    /// Defence that drops packets which open connections: 0 off, 1 and 2 by memory, 3 always.
-    /// Default 0.
+    /// Defence that drops packets which would open connections: 0 off, 1 and 2 depending on free
+    /// memory, 3 always. Default 0.
     drop_packet: i32 = 0, Within(0..=3);
     /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Only an empty list has an
     /// effect here: it stops the estimation, as `run_estimation` does. Default 0.
     est_cpulist: String = "0".into(), CPU_LIST;
-    /// Priority of the kernel's estimator threads; stored without effect. Default 0.
+    /// Nice value of the kernel's estimator threads; stored without effect. Default 0.
     est_nice: i32 = 0, Within(-20..=19);
-    /// Remove connections of removed servers at once, and allow a SYN to leave a quiesced server.
-    /// Default off.
+    /// Remove connections of removed servers at once, and let a SYN of an existing connection
+    /// choose another server if the connection's server has weight 0. Default off.
     expire_nodest_conn: bool = false, SWITCH;
-    /// Allow clients to leave a persistent server whose weight is 0. Default off.
+    /// Ignore persistence templates whose server has weight 0. Default off.
     expire_quiescent_template: bool = false, SWITCH;
     /// Pass the inner packets of tunnels that the host decapsulates to the host. Default off. The
     /// embedding program decides which packets these are.
@@ -108,15 +110,17 @@ sysctls! {
     lblc_expiration: u32 = 86_400, POSITIVE;
     /// Seconds after which `lblcr` removes an unused destination, and reduces a set. Default 86400.
     lblcr_expiration: u32 = 86_400, POSITIVE;
-    /// Send "port unreachable" to a server that sends packets without a connection. Default off.
+    /// Send "port unreachable" to a server that sends packets which belong to no connection.
+    /// Default off.
     nat_icmp_send: bool = false, SWITCH;
     /// Check the MTU of tunnels, and copy DF to the outer header. Default on.
     pmtu_disc: bool = true, SWITCH;
     /// Take snapshots of counters and compute rates. Default on.
     run_estimation: bool = true, SWITCH;
-    /// Let ICMP errors of unknown connections open connections. Default off.
+    /// Let ICMP errors that belong to no connection open connections. Default off.
     schedule_icmp: bool = false, SWITCH;
-    /// State tables that trust only the server: 0 off, 1 and 2 by memory, 3 always. Default 0.
+    /// TCP state tables in which only the server's packets establish a connection: 0 off, 1 and 2
+    /// depending on free memory, 3 always. Default 0.
     secure_tcp: i32 = 0, Within(0..=3);
     /// Any SCTP packet except ABORT may open a connection. Default off.
     sloppy_sctp: bool = false, SWITCH;
@@ -125,7 +129,7 @@ sysctls! {
     /// Route replies as if the host had created them. Default on; without effect if routes depend
     /// only on the destination.
     snat_reroute: bool = true, SWITCH;
-    /// Do not synchronise connections that a template controls. Default off.
+    /// Do not synchronise connections that a persistence template controls. Default off.
     sync_persist_mode: bool = false, SWITCH;
     /// Number of UDP ports to which a synchronisation daemon distributes its messages, a power of
     /// two. Default 1.
@@ -146,7 +150,7 @@ sysctls! {
     sync_version: u32 = 1, Within(0..=1);
 }
 
-/// Formats a value like the kernel.
+/// The format in which the kernel prints a value.
 trait Show {
     fn show(&self) -> String;
 }
@@ -181,16 +185,14 @@ impl Show for (u32, u32) {
     }
 }
 
-/// The valid values of a sysctl.
 trait Takes<T> {
-    /// Parses a value.
     fn take(&self, value: &str) -> Result<T, Error>;
 
-    /// Describes the valid values.
+    /// Describes the valid values, for messages.
     fn values(&self) -> String;
 }
 
-/// A type of values: its parser, and its description.
+/// The values of one type: their parser, and their description.
 struct Kind<T>(fn(&str) -> Result<T, Error>, &'static str);
 
 impl<T> Takes<T> for Kind<T> {
@@ -233,7 +235,6 @@ const THRESHOLD: Kind<(u32, u32)> = Kind(
     "two whole numbers, the first below the second unless that is 0, such as \"3 50\"",
 );
 
-/// Parses a whole number.
 fn number(value: &str) -> Result<i32, Error> {
     value.trim().parse().map_err(|_| Error::SysctlValue)
 }
@@ -252,7 +253,7 @@ fn power_of_two(value: &str) -> Result<u32, Error> {
     }
 }
 
-/// Parses a list of numbers and ranges, separated by commas; the list may be empty.
+/// Parses a list of CPUs, such as `0-3,8`; it may be empty.
 fn cpu_list(value: &str) -> Result<String, Error> {
     let list = value.trim();
     match is_cpu_list(list) {
@@ -262,13 +263,11 @@ fn cpu_list(value: &str) -> Result<String, Error> {
 }
 
 impl Sysctls {
-    /// Whether snapshots are taken and rates computed.
     pub(crate) fn estimates(&self) -> bool {
         self.run_estimation && !self.est_cpulist.is_empty()
     }
 }
 
-/// Whether a text is a list of numbers and ranges, separated by commas; the list may be empty.
 fn is_cpu_list(list: &str) -> bool {
     let number = |text: &str| text.parse::<u32>().ok();
     list.is_empty()
@@ -280,7 +279,8 @@ fn is_cpu_list(list: &str) -> bool {
         })
 }
 
-/// Two numbers; the first is smaller unless the second is 0 (`proc_do_sync_threshold`).
+/// Parses two numbers; the first must be smaller, unless the second is 0
+/// (`proc_do_sync_threshold`).
 fn threshold(value: &str) -> Result<(u32, u32), Error> {
     let mut numbers = value.split_whitespace().map(|word| {
         let number = word.parse::<i32>().map_err(|_| Error::SysctlValue)?;

@@ -1,6 +1,6 @@
-//! Behaviour of a full table.
+//! Action for a new connection if the table is full.
 
-/// Behaviour of a full table for a new connection.
+/// Action for a new connection if the table is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Refuse the new connection.

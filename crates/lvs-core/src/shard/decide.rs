@@ -1,5 +1,4 @@
-//! Decisions about packets for which the shard alone suffices: their connection, its changes, and
-//! their destination.
+//! Decisions about packets that need only the shard: those of existing connections.
 
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
@@ -15,27 +14,24 @@ use crate::{
     Reply, ServerId, TcpFlags, Transport, Tuple, Verdict,
 };
 
-/// Whether the present packet has opened its connection.
+/// Whether the packet has just opened its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Age {
-    /// The packet has opened the connection.
     New,
-    /// The connection was in the table before.
     Known,
 }
 
-/// The side that has sent a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sender {
     Client,
     Server,
 }
 
-/// Longest time in seconds for which a connection of a health check that has ended stays in the
-/// table. Until then, it counts as a connection of its server.
+/// A health check's connection is removed at most this number of seconds after it was closed. Until
+/// then, it counts as a connection of its server.
 const PROBE_CLOSED: u32 = 1;
-/// Longest time in seconds for which a UDP connection of a health check stays in the table without
-/// packets. Until then, a check with the same source port would reach the same server.
+/// A health check's UDP connection is removed this number of seconds after its last packet. Until
+/// then, a check with the same source port would reach the same server.
 const PROBE_UDP: u32 = 30;
 
 impl Shard {
@@ -140,7 +136,7 @@ impl Shard {
         }
     }
 
-    /// Whether a server that sends without a connection receives an ICMP error.
+    /// Whether to send an ICMP error to a server, because its packet belongs to no connection.
     fn sends_error_to_server(&self, meta: &PacketMeta<'_>) -> bool {
         self.settings.sysctls.nat_icmp_send
             && match meta.transport {
@@ -151,8 +147,8 @@ impl Shard {
             }
     }
 
-    /// Whether a packet that opens a connection replaces the existing connection with its addresses
-    /// and ports (`is_new_conn`, `is_new_conn_expected`).
+    /// Whether a packet opens a new connection in place of the existing one with its addresses and
+    /// ports (`is_new_conn`, `is_new_conn_expected`).
     fn is_replaced_by(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
         if !opens(meta) {
             return false;
@@ -186,7 +182,8 @@ impl Shard {
                 && slot.has(flag::NO_OUTPUT))
     }
 
-    /// The connection of a packet from a server, or from a virtual address, to `dst`.
+    /// The connection to which a packet to `dst` from a server, or from a virtual address, is a
+    /// reply.
     pub(super) fn find_reply(
         &self,
         protocol: Protocol,
@@ -274,7 +271,7 @@ impl Shard {
         Verdict::Forward(self.forward_of(index, age))
     }
 
-    /// Forwards the only packet of a connection that is never in the table, and counts it.
+    /// Forwards the packet of a one-packet connection, which is not in the table, and counts it.
     pub(crate) fn forward_once(&mut self, slot: &Draft, meta: &PacketMeta<'_>) -> Verdict {
         if let Some(link) = self.link_of(slot.server) {
             self.count_for(link, Counters::count_connection);
@@ -301,7 +298,8 @@ impl Shard {
         }
     }
 
-    /// Local address and port of connection `index` towards its server, if it uses full NAT.
+    /// The director's address and port towards the server of connection `index`, if it uses full
+    /// NAT.
     #[inline]
     pub(super) fn local_of(&self, index: u32) -> Option<SocketAddr> {
         match self.table.get(index).method() {
@@ -310,7 +308,7 @@ impl Shard {
         }
     }
 
-    /// Decides how packets to a virtual address are sent to a server of this record and address.
+    /// Decides how packets to a virtual address are sent to this server.
     #[inline]
     fn forward_to(
         &self,
@@ -386,7 +384,8 @@ impl Shard {
         })
     }
 
-    /// Marks each reply of a connection that a health check opened ([`Reply::probe`]).
+    /// Sets a flag by which each later reply of connection `index` is recognised as one to a health
+    /// check ([`Reply::probe`]).
     pub(crate) fn mark_probe(&mut self, index: u32) {
         self.table.get(index).set(flag::PROBE);
     }
@@ -404,9 +403,10 @@ impl Shard {
     }
 }
 
-/// Effects of a packet on its connection: state, timeout, counters.
+/// Effects of a packet on its connection: state, timeout and counters.
 impl Shard {
-    /// Updates the state, the timeout, and the active and inactive counts.
+    /// Updates the connection's state and timeout, and its server's counts of active and inactive
+    /// connections.
     #[inline]
     pub(super) fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, sender: Sender) {
         let slot = self.table.get(index);
@@ -470,15 +470,15 @@ impl Shard {
     }
 
     /// Marks the template of a connection as assured: it is not removed together with its
-    /// connections, and is evicted only after other templates.
+    /// connections, and it is evicted after templates that are not assured.
     fn assure(&mut self, index: u32) {
         if let Some(Some(template)) = self.templates.get(index) {
             template.assured.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Adds counts to those of the server, its service and the director, while the server is
-    /// configured (`ip_vs_in_stats`).
+    /// Adds to the counters of the connection's server, of its service and of the director, unless
+    /// the server is removed (`ip_vs_in_stats`).
     #[inline]
     pub(crate) fn count(&self, index: u32, count: impl Fn(&Counters)) {
         if let Some(link) = self.link(index) {
@@ -486,13 +486,13 @@ impl Shard {
         }
     }
 
-    /// Counts a packet of connection `index` that is not forwarded, for its service.
+    /// Counts a dropped packet of connection `index` in the counters of its service.
     pub(super) fn count_drop(&mut self, index: u32, reason: DropReason) {
         let server = self.server_of(index);
         self.drops.count(server, reason.name());
     }
 
-    /// Drops a packet of connection `index`.
+    /// Counts a packet of connection `index` as dropped, and returns the verdict.
     pub(super) fn drop_of(&mut self, index: u32, reason: DropReason) -> Verdict {
         self.count_drop(index, reason);
         Verdict::Drop(reason)
@@ -519,7 +519,6 @@ impl Shard {
 /// the same hosts.
 const ISAKMP: u16 = 500;
 
-/// Whether the director balances packets of this protocol.
 pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     matches!(
         protocol,
@@ -527,7 +526,8 @@ pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     )
 }
 
-/// The tuple of the packet's connection: IPsec uses the ISAKMP connection between the two hosts.
+/// The tuple by which the packet's connection is found. For IPsec, it is that of the ISAKMP
+/// connection between the two hosts.
 #[inline]
 pub(super) fn connection_tuple(tuple: Tuple) -> Tuple {
     if is_ipsec(tuple.protocol) {

@@ -1,20 +1,21 @@
-//! Closes the connections of a server that went down, if its service requires this
-//! ([`OnServerDown`]); the kernel only drops their packets.
+//! Closes the connections of a removed server, if the settings of its service require this
+//! ([`OnServerDown`]). The kernel only drops their packets.
 //!
-//! When a server leaves such a service, the shard walks over its table once, a bounded number of
-//! slots at a time, and ends the server's connections. A TCP connection ends with a reset to both
-//! ends. RFC 5961 requires that a reset has exactly the number that the receiver expects next. So
-//! the shard stores two numbers for each connection of such a service. Behind NAT, it reads them
-//! from the segments of both directions; otherwise from the client's segments, whose
-//! acknowledgements contain the server's number. The numbers may be inexact because of segments in
-//! flight, a lost segment, or a connection that is older than the setting. The receiver then
-//! answers with an acknowledgement that contains the expected number, and the shard replies with
-//! the right number: an ended entry stays for a while and resets late packets.
+//! When a server of such a service is removed, the shard walks over its table once, a bounded
+//! number of slots at a time, and closes the server's connections. It closes a TCP connection by a
+//! reset to both ends. RFC 5961 requires that a reset has exactly the sequence number that the
+//! receiver expects next. The shard therefore stores two numbers for each connection of such a
+//! service. With NAT, it reads them from the segments of both directions; otherwise from the
+//! client's segments, whose acknowledgements contain the server's number. The numbers may be
+//! inexact because of segments in flight, a lost segment, or a connection that is older than the
+//! setting. The receiver then answers with an acknowledgement that contains the expected number,
+//! and the shard sends a reset with this number: the entry of a closed connection stays for a while
+//! and resets late packets.
 //!
-//! The kernel fast path stores no numbers, because a slot has no room for them. So the shard first
-//! sends a probe to the client of an offloaded connection: a copy of the server's SYN+ACK, which
-//! any receiver answers with such an acknowledgement (RFC 5961 section 4.2). With this answer, the
-//! shard resets both ends.
+//! The kernel fast path stores no numbers, because a slot has no room for them. The shard therefore
+//! first sends a probe to the client of an offloaded connection: a copy of the server's SYN+ACK,
+//! which any receiver answers with such an acknowledgement (RFC 5961 section 4.2). With this
+//! answer, the shard resets both ends.
 
 use super::decide::Age;
 use super::{NeedsControl, Shard, tcp};
@@ -28,10 +29,11 @@ use crate::{
 use alloc::vec::Vec;
 use core::time::Duration;
 
-/// Number of packets of a connection whose client has repeated its SYN once.
+/// Number of packets that a client has sent if it has repeated its SYN once, and nothing else.
 const SYN_AND_REPEAT: u32 = 2;
 
-/// Longest time in seconds for which packets of silently ended connections are dropped.
+/// Longest time in seconds for which packets of a connection that was closed without a reset are
+/// dropped.
 const SILENCE: u32 = 120;
 
 /// Sequence numbers of a TCP segment (RFC 9293 section 3.1).
@@ -42,13 +44,13 @@ struct Numbers {
     next: u32,
     /// The acknowledgement number, if the segment has one.
     ack: Option<u32>,
-    /// Whether the packet is a SYN: the sequence numbers start again.
+    /// Whether the packet is a SYN, so that the stored numbers become invalid.
     syn: bool,
 }
 
 impl Numbers {
-    /// Reads `tcp`, a header and all of its payload, also of a super-packet; `None` if the header
-    /// is truncated.
+    /// Reads a segment, a TCP header with all of its payload (also of a super-packet); `None` if
+    /// the header is truncated.
     fn read(tcp: &[u8]) -> Option<Self> {
         let header = tcp::data_offset(tcp)?.max(tcp::HEADER_LEN);
         let payload = tcp.len().checked_sub(header)?;
@@ -76,46 +78,46 @@ pub struct Reset {
     /// Source and destination: from the virtual address to the client, or from the client to the
     /// virtual address.
     pub tuple: Tuple,
-    /// Whether a SYN+ACK is sent instead of the reset: the receiver answers with an
-    /// acknowledgement, to which the director then sends the reset.
+    /// Whether this is a probe: a SYN+ACK, which the receiver answers with an acknowledgement that
+    /// contains the number for the reset.
     pub asks: bool,
     /// The sequence number: the one that the receiver expects next, or expected earlier.
     pub seq: u32,
     /// The acknowledgement number, if known; without it, the segment has no ACK bit.
     pub ack: Option<u32>,
-    /// The way in which the reset is forwarded to the server, like a packet of the client; `None`
-    /// for a reset to the client, which is routed.
+    /// How to forward the reset to the server, as a packet of the client; `None` for a reset to the
+    /// client, which is routed.
     pub forward: Option<Forward>,
 }
 
-/// Sequence numbers that the two ends of a connection expect next.
+/// Sequence numbers that the two ends of a TCP connection expect next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expected {
-    /// The number that the server expects from the client.
+    /// The next sequence number that the server expects from the client.
     of_client: Option<u32>,
-    /// The number that the client expects from the server.
+    /// The next sequence number that the client expects from the server.
     of_server: Option<u32>,
     /// Whether the kernel fast path may have forwarded packets since the numbers were recorded.
     missed: bool,
 }
 
-/// A shard's walk over the connections of servers that went down, and the resets to send.
+/// A shard's walk over the connections of removed servers, and the resets to send.
 #[derive(Debug, Default)]
 pub(crate) struct Down {
     /// The expected numbers of tracked connections, by their indices.
     expected: Sparse<Expected>,
-    /// The slot at which the walk continues.
+    /// The slot at which the walk continues; `None` if no walk is necessary.
     at: Option<usize>,
-    /// Whether another server went down since the walk began.
+    /// Whether another server was removed since the walk began, so that a second walk is necessary.
     again: bool,
-    /// Resets that the caller must send.
     resets: Vec<Reset>,
-    /// Resets for servers, with the numbers from their clients' answers.
+    /// Resets to send to servers, with sequence numbers that their clients' answers to probes
+    /// contained.
     late: Vec<Reset>,
 }
 
 impl Down {
-    /// Records that connection `index` is new.
+    /// Discards the numbers of a previous connection in the slot of connection `index`.
     pub(crate) fn track(&mut self, index: u32) {
         *self.expected.entry(index) = Expected::default();
     }
@@ -127,7 +129,7 @@ impl Down {
         }
     }
 
-    /// Starts a walk over the table, because a server went down.
+    /// Starts a walk over the table, because a server was removed.
     pub(crate) fn begin(&mut self) {
         match self.at {
             None => self.at = Some(0),
@@ -160,8 +162,8 @@ impl Expected {
     }
 }
 
-/// Raises `number` to `to` if `to` is later: retransmissions and reordered segments do not lower
-/// it.
+/// Sets `number` to `to` if `to` is later in the sequence: retransmitted and reordered segments do
+/// not lower it.
 fn raise(number: &mut Option<u32>, to: u32) {
     let later = number.is_none_or(|now| to.wrapping_sub(now).cast_signed() > 0);
     if later {
@@ -187,14 +189,15 @@ impl Shard {
         }
     }
 
-    /// Whether [`end_down`](Self::end_down) must be called.
+    /// Whether connections of removed servers may remain to be closed by
+    /// [`end_down`](Self::end_down).
     pub fn has_down(&self) -> bool {
         self.down.at.is_some() || !self.down.resets.is_empty()
     }
 
-    /// Continues to close the connections of servers that went down: visits at most `budget` slots,
-    /// and closes at most a sixteenth as many connections. Returns the resets to send. Call it
-    /// until [`has_down`](Self::has_down) is false, and handle packets in between.
+    /// Closes more connections of removed servers, as their services require: visits at most
+    /// `budget` slots, and closes at most a sixteenth as many connections. Returns the resets to
+    /// send. Call it until [`has_down`](Self::has_down) is false, and handle packets in between.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let mut ends = (budget / 16).max(1);
         let mut left = budget.max(1);
@@ -223,14 +226,14 @@ impl Shard {
         core::mem::take(&mut self.down.late)
     }
 
-    /// Whether the server of entry `index` went down, and the entry has not been closed for this
-    /// reason yet.
+    /// Whether the server of entry `index` is removed, and the entry must still be closed for this
+    /// reason.
     pub(crate) fn is_orphan(&self, index: u32) -> bool {
         !self.table.get(index).has(flag::GONE)
             && self.link(index).is_some_and(|link| link.server.has_gone())
     }
 
-    /// Closes a connection whose server went down.
+    /// Closes a connection whose server is removed.
     pub(crate) fn end_orphan(&mut self, index: u32, now: Instant) {
         let on_down = self.on_down(index);
         let slot = self.table.get(index);
@@ -256,7 +259,7 @@ impl Shard {
         }
     }
 
-    /// Sends resets to both sides of a TCP connection whose expected sequence numbers are known.
+    /// Sends resets to both ends of a TCP connection, if the expected sequence numbers are known.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
@@ -323,8 +326,8 @@ impl Shard {
         }
     }
 
-    /// Treatment of the next packet from the client of connection `index`, if its server was
-    /// removed; `None` if the server is present.
+    /// If the server of connection `index` is removed: the reason for which a client's next packet
+    /// will be refused. `None` if the server exists.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
         let removed = self
@@ -355,7 +358,7 @@ impl Shard {
             .map_or(OnServerDown::Kernel, |link| link.server.on_down())
     }
 
-    /// Decides on a client's packet of a connection that ended with its server.
+    /// Decides on a client's packet of a connection that was closed because its server was removed.
     pub(crate) fn decide_gone(
         &mut self,
         index: u32,
@@ -410,8 +413,8 @@ impl Shard {
         }
     }
 
-    /// Decides on a server's packet of a connection that was closed with the server; `None` if the
-    /// packet is forwarded to the client.
+    /// Decides on a server's packet of a connection that was closed because the server was removed;
+    /// `None` if the packet is forwarded to the client.
     fn reply_gone(&mut self, index: u32, meta: &PacketMeta<'_>) -> Option<Verdict> {
         const REASON: DropReason = DropReason::ServerDown;
         let verdict = match (self.on_down(index), meta.transport) {
@@ -427,8 +430,8 @@ impl Shard {
         Some(verdict)
     }
 
-    /// Handles a packet from the server of connection `index`, which is watched, before the
-    /// decision.
+    /// Work before the decision about a packet from the server of connection `index`, if the
+    /// connection has one of the flags [`flag::WATCHED`].
     pub(crate) fn watch_reply(
         &mut self,
         index: u32,
@@ -455,10 +458,11 @@ impl Shard {
         None
     }
 
-    /// Handles a packet from the client of connection `index`, which is watched, before the
-    /// decision. If the server's first answer is awaited, a packet that opens the connection once
-    /// more shows that the one before was not answered. Any other packet of the client shows that
-    /// there was an answer, which the director does not see with direct routing and tunnels.
+    /// Work before the decision about a packet from the client of connection `index`, if the
+    /// connection has one of the flags [`flag::WATCHED`]. While the server's first answer is
+    /// awaited, a repeated SYN shows that the server did not answer the previous one. Any other
+    /// packet of the client shows that the server answered; with direct routing and tunnels, the
+    /// director does not see the answer itself.
     pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TRACKED) {
@@ -489,8 +493,8 @@ impl Shard {
         }
     }
 
-    /// Counts an unanswered attempt, if the client's packets prove one. Called when the timer of
-    /// connection `index` has fired while its server's first answer is awaited.
+    /// Called when connection `index` expires before its server's first answer: counts an
+    /// unanswered attempt, if the client's packets prove that there was no answer.
     pub(crate) fn note_expired_attempt(&self, index: u32) {
         let slot = self.table.get(index);
         // A second repetition was counted when it arrived. Without a repetition, a client of direct

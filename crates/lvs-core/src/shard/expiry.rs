@@ -9,8 +9,8 @@ use crate::conn::{Draft, Key, TEMPLATE_BIT, Template, flag};
 use crate::{Forwarding, Instant, Tuple};
 
 impl Shard {
-    /// Inserts a new connection into the table, with or without a template; `None` if the table is
-    /// full.
+    /// Inserts a new connection into the table, and counts it in its template if it has one; `None`
+    /// if the table is full.
     pub(crate) fn open(
         &mut self,
         mut slot: Draft,
@@ -36,8 +36,8 @@ impl Shard {
         Some(index)
     }
 
-    /// Ends a connection after a packet that replaced it (`ip_vs_conn_expire_now`). The host's own
-    /// answer to that packet may still use it.
+    /// Ends a connection, because a packet replaced it (`ip_vs_conn_expire_now`). It stays until
+    /// the next packet, because the host's own answer to this packet may belong to it.
     pub(crate) fn end(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) == 0 && !slot.has(flag::DYING) {
@@ -46,8 +46,8 @@ impl Shard {
         }
     }
 
-    /// Removes the connection of a client's packet in any state, unless it controls other
-    /// connections; `false` if there is no such connection.
+    /// Removes the connection of the client's packets with this tuple, in any state, unless it
+    /// controls other connections; `false` if there is no such connection.
     pub(crate) fn end_at_once(&mut self, tuple: &Tuple) -> bool {
         let key = Key {
             protocol: tuple.protocol,
@@ -72,9 +72,9 @@ impl Shard {
         }
     }
 
-    /// Removes a connection by force, and also a connection that controlled only this one
-    /// (`ip_vs_conn_del`). Returns the number of a template that controls no connections any more
-    /// and must be removed, too.
+    /// Removes a connection by force; if it was the only one that another connection controlled,
+    /// removes that, too (`ip_vs_conn_del`). Returns the number of its template if the caller must
+    /// remove the template, because it has no connections any more.
     pub(crate) fn kill(&mut self, index: u32) -> Option<u32> {
         let slot = self.table.get(index);
         let (template, controller) = (slot.template(), slot.controller());
@@ -127,8 +127,8 @@ impl Shard {
         self.destroy(index);
     }
 
-    /// Frees an entry. `true` if it was the last entry that its template controlled, and the
-    /// template is not protected.
+    /// Frees an entry. Returns `true` if it was the last one of its template, and the template is
+    /// not assured.
     pub(crate) fn destroy(&mut self, index: u32) -> bool {
         if self.replicas.is_some() {
             self.strike(index);
@@ -146,9 +146,10 @@ impl Shard {
         template.is_some_and(|template| template.release())
     }
 
-    /// Removes the state of entry `index`, which is still in the table, from all side tables;
-    /// returns its template. State in [`down`](super::down) is overwritten when the slot is used
-    /// again, and [`reap`](Self::reap) checks whether the removed entry is still dying.
+    /// Removes the state of entry `index` that is stored outside of its slot, and returns its
+    /// template. The entry must still be in the table. State in [`down`](super::down) is
+    /// overwritten when the slot is used again, and [`reap`](Self::reap) checks whether the removed
+    /// entry is still dying.
     fn forget(&mut self, index: u32) -> Option<Arc<Template>> {
         let slot = self.table.get(index);
         let (full_nat, helped) = (slot.method() == Forwarding::FullNat, slot.has(flag::HELPED));

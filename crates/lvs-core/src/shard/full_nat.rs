@@ -1,4 +1,5 @@
-//! Connections of full NAT, with an address and a port of the director towards the server.
+//! Connections with full NAT: towards the server, they have an address and a port of the director
+//! (local address, local port).
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -40,13 +41,13 @@ impl Shard {
         ports.has_free(protocol, server, pool, &self.table, now)
     }
 
-    /// Starts to store changes of local addresses and ports for
-    /// [`local_changes`](Self::local_changes). The caller must take them regularly.
+    /// Starts to record changes of local addresses and ports for
+    /// [`local_changes`](Self::local_changes). The caller must then call that regularly.
     pub fn follow_local_ends(&mut self) {
         self.local_changes.get_or_insert_default();
     }
 
-    /// Number of changes that wait for the caller.
+    /// Number of recorded changes that the caller has not read yet.
     pub fn local_changes_len(&self) -> usize {
         self.local_changes.as_ref().map_or(0, VecDeque::len)
     }
@@ -58,7 +59,7 @@ impl Shard {
         iter::from_fn(|| self.local_changes.as_mut()?.pop_front())
     }
 
-    /// Records a change of the local end of connection `index` for
+    /// Records a change of the local address and port of connection `index` for
     /// [`local_changes`](Self::local_changes).
     pub(super) fn record_local_change(
         &mut self,

@@ -78,7 +78,8 @@ impl Shard {
         Ok(request.map_or(UNRELATED, |index| self.reply_icmp_error(index, error)))
     }
 
-    /// Handles an ICMP error about a packet from the client of connection `index`.
+    /// Handles an ICMP error about a packet that the director sent to the server of connection
+    /// `index`.
     pub(crate) fn reply_icmp_error(&mut self, index: u32, error: &IcmpError) -> Verdict {
         if self.table.get(index).method().translates() && !error.checksum_ok {
             return self.drop_of(index, DropReason::IcmpChecksum);
@@ -87,7 +88,8 @@ impl Shard {
         Verdict::Reply(self.reply_of(index))
     }
 
-    /// Handles an ICMP error about a packet to the client of connection `index`.
+    /// Handles an ICMP error about a packet that the director sent to the client of connection
+    /// `index`.
     pub(crate) fn forward_icmp_error(
         &mut self,
         index: u32,

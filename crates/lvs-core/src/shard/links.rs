@@ -1,4 +1,4 @@
-//! The links of a shard to all servers.
+//! A shard's references to the records of all servers.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -13,7 +13,7 @@ use crate::{Protocol, Server};
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,
     pub(crate) counters: Arc<Counters>,
-    /// Counters of the server's service; `None` for a removed server.
+    /// Counters of the server's service; `None` if the server is removed.
     pub(crate) service: Option<Arc<Counters>>,
 }
 
@@ -21,18 +21,18 @@ pub(crate) struct ServerLink {
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     links: Vec<Option<ServerLink>>,
-    /// Number of changes of records that were applied.
+    /// Number of logged changes of records that this shard has applied.
     seen: Option<u64>,
-    /// Whether decisions depend on which addresses are servers behind NAT.
+    /// Whether any decision depends on which addresses belong to servers with NAT.
     heeded: bool,
-    /// Translated addresses by record, with the protocol of their service or 0 for any.
+    /// For each record of a server with NAT: the address of the server, and the protocol of its
+    /// service or 0 for any.
     translated: BTreeMap<u32, (SocketAddr, u8)>,
-    /// Masqueraded servers by address, with the number of records.
+    /// Number of records for each address and protocol of servers with NAT.
     masqueraded: BTreeMap<(SocketAddr, u8), u32>,
 }
 
-/// A link, with its server's address and its service's protocol (0 for any) if the server is behind
-/// NAT.
+/// A link. If the server uses NAT, also its address and the protocol of its service (0 for any).
 type NewLink = Option<(ServerLink, Option<(SocketAddr, u8)>)>;
 
 impl Links {
@@ -41,18 +41,18 @@ impl Links {
         self.links.get(place as usize)?.as_ref()
     }
 
-    /// Number of changes of records that are applied; `None` before the first.
+    /// Number of applied changes of records; `None` before the first.
     pub(crate) const fn seen(&self) -> Option<u64> {
         self.seen
     }
 
-    /// Records that this number of changes is applied.
+    /// Sets the number of applied changes of records.
     pub(crate) const fn has_seen(&mut self, changes: u64) {
         self.seen = Some(changes);
     }
 
-    /// Sets whether decisions depend on which addresses are servers behind NAT. After a change, all
-    /// servers must be read again.
+    /// Sets whether any decision depends on which addresses belong to servers with NAT. After a
+    /// change of this, the caller must set all links again.
     pub(crate) fn heed(&mut self, heeded: bool) {
         if self.heeded != heeded {
             self.heeded = heeded;
@@ -104,7 +104,7 @@ impl Links {
         }
     }
 
-    /// Whether `addr` is a server behind NAT of a service for `protocol` or for every protocol
+    /// Whether `addr` is a server with NAT in a service for `protocol` or for all protocols
     /// (`ip_vs_has_real_service`).
     pub(super) fn is_masqueraded(&self, protocol: Protocol, addr: SocketAddr) -> bool {
         [protocol.0, 0]

@@ -1,4 +1,4 @@
-//! Connections in the form of listings.
+//! Lists the connections of a shard.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -35,7 +35,7 @@ pub struct Connection {
 }
 
 impl Shard {
-    /// Connections from slot `start` on.
+    /// Lists connections from slot `start` on.
     pub fn connections_from(
         &self,
         start: usize,
@@ -49,8 +49,9 @@ impl Shard {
         self.table.slots_len()
     }
 
-    /// Connections from slot `from` on, and the next slot: each piece of such a listing takes a
-    /// short time, for a full table or an empty one. `budget` is the maximum of visited slots.
+    /// Lists connections from slot `from` on, and returns the slot at which the next call
+    /// continues. `budget` bounds the number of visited slots, so that each call takes a short
+    /// time, whether the table is full or empty.
     pub fn connections_piece(
         &self,
         from: usize,
@@ -63,8 +64,7 @@ impl Shard {
         (piece.collect(), next)
     }
 
-    /// The connections in these slots. Listing a piece of [`slots`](Self::slots) takes the same
-    /// short time for a full table and an empty one.
+    /// The connections in these slots, of which the shard has [`slots`](Self::slots).
     pub fn connections_in(
         &self,
         slots: Range<usize>,
@@ -90,7 +90,7 @@ impl Shard {
         }
     }
 
-    /// Whether packets from `source` to `client` belong to a connection.
+    /// Whether a packet from `source` to `client` would be a reply of an existing connection.
     pub fn contains_reply(
         &self,
         protocol: Protocol,

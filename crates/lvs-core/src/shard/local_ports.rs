@@ -26,14 +26,13 @@ use siphasher::sip::SipHasher13;
 use crate::conn::{ConnTable, Sparse};
 use crate::{Instant, Protocol};
 
-/// Time for which a port is not reused towards the same server after its last packet: as long as a
-/// Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that was in TIME_WAIT in the
-/// table is already older.
+/// Time for which a port is not reused towards the same server after its last packet: the time for
+/// which a Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`).
 const QUIET: Duration = Duration::from_secs(60);
-/// Maximum number of ports of one local address that are tried for one connection. More than one is
-/// needed only while connections still use ports of an earlier range.
+/// Maximum number of ports of one local address that are tried for one connection. A port can be in
+/// use already, as long as connections use ports of an earlier range.
 const TRIES: usize = 32;
-/// Number of pairs of server and local address below which unused pairs are not searched for.
+/// Minimum number of entries at which unused entries of `tuples` are searched for and removed.
 const TUPLES_MIN: usize = 1024;
 
 /// A local address of the director, and its ports that full NAT may use.
@@ -58,7 +57,7 @@ impl LocalAddress {
     }
 }
 
-/// The worker, counted from 0, to which connections with this local port belong.
+/// The number of the worker, from 0, to which connections with this local port belong.
 pub const fn worker_of(port: u16, workers: usize) -> usize {
     port as usize % workers
 }
@@ -71,26 +70,25 @@ struct Tuple {
     local: LocalAddress,
 }
 
-/// The free ports of one local address towards one server.
 #[derive(Debug)]
 struct Free {
-    /// Start of the ports that have never been used: `fresh` ports from number `from` on.
+    /// The first of the `fresh` port numbers that were never used.
     from: u16,
     fresh: u16,
-    /// Ports in this range that connections of an earlier director use or used; they are released
-    /// like ports that this director has reserved.
+    /// Ports in this range that connections of a previous process use or used. They are released in
+    /// the same way as ports that this process has reserved.
     apart: BTreeSet<u16>,
-    /// Released ports with the times of their last packets; the port that was unused for the
-    /// longest time is first.
+    /// Released ports with the times of their last packets, as a heap: the port that has been
+    /// unused for the longest time is first.
     released: BinaryHeap<Reverse<(Instant, u16)>>,
-    /// Time at which all ports will have been unused for long enough.
+    /// Time from which on all released ports can be reused.
     quiet_at: Instant,
     used: u32,
 }
 
 impl Free {
-    /// The port with this number among the ports that were never used, in a range of `count` ports
-    /// from `base` on.
+    /// The port with this number among the `fresh` ones. The worker has `count` ports, of which
+    /// `base` is the first.
     fn port(&self, number: u16, count: u16, base: u32, workers: u16) -> Option<u16> {
         let number = (u32::from(self.from) + u32::from(number)) % u32::from(count.max(1));
         u16::try_from(base + number * u32::from(workers)).ok()
@@ -123,18 +121,18 @@ pub(crate) struct LocalPorts {
     workers: u16,
     hash_keys: (u64, u64),
     tuples: BTreeMap<Tuple, Free>,
-    /// Number of tuples at which unused ones are searched for and removed.
+    /// Number of tuples at which unused tuples are searched for and removed.
     tuples_max: usize,
     entries: Sparse<Option<Entry>>,
     buckets: Vec<u32>,
-    /// Addresses in use, with the numbers of their connections; sorted.
+    /// Local addresses in use, each with its number of connections, sorted by address.
     in_use: Vec<(IpAddr, u32)>,
-    /// Index, modulo the size of the pool, of the local address to use next.
+    /// Number of the local address that the next connection gets, modulo the size of the pool.
     turn: usize,
 }
 
 impl LocalPorts {
-    /// Creates the state without used ports. `seed` keys the hash function.
+    /// No ports in use. `seed` keys the hash function.
     pub(crate) fn new(worker: usize, workers: usize, seed: u64) -> Self {
         let workers = u16::try_from(workers.max(1)).unwrap_or(u16::MAX);
         Self {
@@ -150,24 +148,22 @@ impl LocalPorts {
         }
     }
 
-    /// Local addresses that connections use.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.in_use.iter().map(|&(addr, _)| addr)
     }
 
-    /// Whether no address is used.
+    /// Whether no connection uses a local address.
     #[inline]
     pub(crate) const fn is_empty(&self) -> bool {
         self.in_use.is_empty()
     }
 
-    /// Whether a packet to `addr` may be a reply.
+    /// Whether a connection uses `addr`, so that a packet to it may be a reply.
     #[inline]
     pub(crate) fn is_used(&self, addr: IpAddr) -> bool {
         !self.in_use.is_empty() && self.position(addr).is_ok()
     }
 
-    /// Number of connections that use `addr`.
     pub(crate) fn connections(&self, addr: IpAddr) -> u64 {
         let at = self.position(addr);
         at.map_or(0, |at| self.in_use[at].1.into())
@@ -177,8 +173,8 @@ impl LocalPorts {
         self.in_use.binary_search_by_key(&addr, |&(addr, _)| addr)
     }
 
-    /// Reserves a port towards `server`, of the addresses in `pool` in turn; `None` if none is
-    /// free.
+    /// Reserves a local port towards `server`, using the addresses in `pool` in turn; `None` if no
+    /// port is free.
     pub(crate) fn take(
         &mut self,
         protocol: Protocol,
@@ -212,7 +208,6 @@ impl LocalPorts {
         None
     }
 
-    /// Whether [`take`](Self::take) would return a port.
     pub(crate) fn has_free(
         &self,
         protocol: Protocol,
@@ -291,8 +286,8 @@ impl LocalPorts {
         }
     }
 
-    /// Binds the port of a connection that another director opened; `false` if another connection
-    /// uses it, or it cannot belong to this shard.
+    /// Reserves the port of a connection of a previous process. `false` if another connection uses
+    /// the port, or if the port belongs to another worker.
     pub(crate) fn adopt(
         &mut self,
         index: u32,
@@ -347,8 +342,7 @@ impl LocalPorts {
         first + (u32::from(self.worker) + workers - first % workers) % workers
     }
 
-    /// Releases a port whose connection had its last packet at `quiet_since`, or that was not used
-    /// after all.
+    /// Releases a port. `quiet_since` is the time of the last packet of its connection.
     pub(crate) fn give_back(
         &mut self,
         protocol: Protocol,
@@ -368,7 +362,7 @@ impl LocalPorts {
         }
     }
 
-    /// Removes the state of unused servers whose ports can be reused, once the number of servers
+    /// Removes tuples without connections whose ports can all be reused, once the number of tuples
     /// has doubled since the last removal.
     fn forget_unused(&mut self, now: Instant) {
         if self.tuples.len() < self.tuples_max {
@@ -397,7 +391,7 @@ impl LocalPorts {
         }
     }
 
-    /// Releases the port of connection `index`, which is still in the table.
+    /// Releases the port of connection `index`, which must still be in the table.
     pub(crate) fn release(&mut self, index: u32, table: &ConnTable) {
         let entry = self.entries.get_mut(index).and_then(Option::take);
         let Some(Entry { taken, next }) = entry else {
@@ -426,13 +420,14 @@ impl LocalPorts {
         self.give_back(slot.protocol(), slot.server_addr(), taken, quiet_since);
     }
 
-    /// Local address and port that connection `index` uses towards its server.
+    /// The director's address and port towards the server of connection `index`, if it uses full
+    /// NAT.
     #[inline]
     pub(crate) fn of(&self, index: u32) -> Option<SocketAddr> {
         Some(self.entries.get(index)?.as_ref()?.taken.addr())
     }
 
-    /// The connection of a packet from `server` to `local`.
+    /// The connection to which a packet from `server` to `local` belongs.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -508,7 +503,7 @@ mod tests {
         Arc::from([local("10.0.0.2"), local("fd00::2")])
     }
 
-    /// A table with its ports, as in a shard.
+    /// A connection table, and its local ports.
     struct Bed {
         table: ConnTable,
         ports: LocalPorts,
@@ -524,8 +519,8 @@ mod tests {
             }
         }
 
-        /// A bed for a few hundred connections: a large table takes 60 ms of page faults, and a
-        /// property has 256 cases.
+        /// A test bed for a few hundred connections: the page faults of a large table take 60 ms,
+        /// and a property test has 256 cases.
         fn small(last: u16) -> Self {
             Self {
                 table: ConnTable::new(1 << 9, 1),

@@ -53,9 +53,8 @@ pub(crate) use self::settings::{Settings, Shared};
 ///
 /// A packet of an existing connection needs only its shard: no lock and no allocation. A packet
 /// that needs a decision is returned as [`NeedsControl`], and must be passed to
-/// [`Control::admit`](crate::Control::admit). A shard belongs to one thread at a time, and all
-/// packets of a connection, in both directions, must be passed to the same shard by the embedding
-/// program.
+/// [`Control::admit`](crate::Control::admit). A shard belongs to one thread at a time, and the
+/// caller must pass all packets of a connection, in both directions, to the same shard.
 ///
 /// | | methods | called |
 /// |---|---|---|
@@ -78,31 +77,28 @@ pub struct Shard {
     settings: Settings,
     shared: Arc<Shared>,
     generation: u32,
-    /// The templates that connections were made from, by the connections' indices.
+    /// The persistence templates that control connections, by connection index.
     templates: Sparse<Option<Arc<Template>>>,
     /// Local addresses and ports of full NAT connections.
     local_ports: LocalPorts,
-    /// Local addresses and ports that connections have bound and released, if the caller requested
-    /// them.
+    /// Changes of local addresses and ports that the caller has not read yet; `None` if the caller
+    /// does not read them.
     local_changes: Option<VecDeque<LocalChange>>,
-    /// Connections that have ended and that the host's own answer to their last packet can still
-    /// use.
+    /// Connections that have ended, but stay until the next packet, because the host's own answer
+    /// to their last packet may belong to them.
     dying: Vec<u32>,
-    /// Synchronisation messages to send.
     sync: Queue,
-    /// Received adjustments of sequence numbers, by the connections' indices.
+    /// Adjustments of sequence numbers that were received by synchronisation, by connection index.
     sequences: BTreeMap<u32, Sequences>,
-    /// Sequence numbers of connections whose servers may go down, and pending work for servers that
-    /// did.
+    /// Sequence numbers for resets, and the walk that closes the connections of removed servers.
     down: Down,
-    /// State of FTP control connections, by the indices of the connections.
+    /// State of FTP control connections, by connection index.
     sessions: BTreeMap<u32, ftp::Session>,
-    /// The clock hand of the eviction.
     hand: Hand,
     /// Packets of connections that were dropped or refused, for
     /// [`Control::count_drops`](crate::Control::count_drops).
     pub drops: ServerDrops,
-    /// Replication: connections sent to peers and received from them.
+    /// Connections that are sent to peers, and those received from peers; `None` without peers.
     pub(crate) replicas: Option<Box<Replicas>>,
 }
 
@@ -110,13 +106,13 @@ pub struct Shard {
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the packet is lost if `Control::admit` does not decide on it"]
 pub struct NeedsControl {
-    /// The connection that the packet replaces. It ends after the decision, so that it still counts
-    /// for the scheduler.
+    /// The connection that the packet replaces. It is removed only after the decision, so that the
+    /// scheduler still counts it.
     pub(crate) replaced: Option<u32>,
-    /// Whether the shard's copies are out of date and must be read again.
+    /// Whether the shard must first update its copies of the configuration.
     pub(crate) stale: bool,
-    /// Whether the packet is from a server and belongs to no connection; a persistence engine may
-    /// open one.
+    /// Whether a server sent the packet, and it belongs to no connection, so that a persistence
+    /// engine may open one.
     pub(crate) outbound: bool,
 }
 
@@ -132,7 +128,6 @@ impl NeedsControl {
         ..Self::NEW
     };
 
-    /// A packet that replaces connection `index`.
     pub(crate) const fn replacing(index: u32) -> Self {
         Self {
             replaced: Some(index),
@@ -142,7 +137,7 @@ impl NeedsControl {
 }
 
 impl Shard {
-    /// Creates shard `number` of the director of `shared`, without connections.
+    /// An empty shard with this number, of the director to which `shared` belongs.
     pub(crate) fn new(
         number: usize,
         table: ConnTable,
@@ -172,16 +167,15 @@ impl Shard {
         }
     }
 
-    /// Whether the shard belongs to the director of `shared`.
+    /// Whether the shard belongs to the same director as `shared`.
     pub(crate) fn is_of(&self, shared: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.shared, shared)
     }
 
     /// Decides on a packet of an existing connection.
     ///
-    /// # Errors
-    /// [`NeedsControl`] if the packet needs [`Control::admit`](crate::Control::admit), which then
-    /// gives the verdict.
+    /// # Errors [`NeedsControl`] if the shard cannot decide: call
+    /// [`Control::admit`](crate::Control::admit) for the verdict.
     #[inline]
     pub fn handle_packet(
         &mut self,
@@ -191,8 +185,8 @@ impl Shard {
         self.handle_packet_ahead(meta, &Ahead::NONE, now)
     }
 
-    /// As [`handle_packet`](Self::handle_packet), with the hint that [`ahead`](Self::ahead) and
-    /// [`aim`](Self::aim) have prepared for the packet. The verdict is the same.
+    /// As [`handle_packet`](Self::handle_packet), and faster if [`ahead`](Self::ahead) and
+    /// [`aim`](Self::aim) were called for the packet.
     ///
     /// # Errors
     /// As [`handle_packet`](Self::handle_packet).
@@ -226,9 +220,9 @@ impl Shard {
         self.decide_icmp_error(error, now)
     }
 
-    /// Prepares the look-up of a packet between these two addresses: loads the first words that the
-    /// decision will read, and returns a hint for it. A caller with a batch of packets calls this
-    /// for all of them, then [`aim`](Self::aim) for all, and then
+    /// Prefetches the first words that the look-up of a packet with this tuple will read, and
+    /// returns a hint for [`handle_packet_ahead`](Self::handle_packet_ahead). A caller with a batch
+    /// of packets calls this for all of them, then [`aim`](Self::aim) for all, and then
     /// [`handle_packet_ahead`](Self::handle_packet_ahead): it then waits for memory once, not once
     /// for each packet.
     ///
@@ -251,14 +245,14 @@ impl Shard {
         self.table.ahead_narrow(protocol, src, dst, load)
     }
 
-    /// The second step, after [`ahead`](Self::ahead): reads the words that the first step loaded,
-    /// and loads the slots that they refer to.
+    /// The second step after [`ahead`](Self::ahead): reads the words that were prefetched, and
+    /// prefetches the slots to which they refer.
     #[inline]
     pub fn aim(&self, ahead: &mut Ahead, load: impl Fn(&AtomicU64)) {
         self.table.aim(ahead, load);
     }
 
-    /// Whether a connection between these two addresses exists, in either direction.
+    /// Whether a connection has this tuple, in either direction.
     pub fn knows(&self, tuple: &Tuple) -> bool {
         let Tuple { protocol, src, dst } = *tuple;
         let request = Key {
@@ -269,7 +263,7 @@ impl Shard {
         self.find_reply(protocol, src, dst).is_some() || self.table.find_in(&request).is_some()
     }
 
-    /// Runs the timers of due connections, at most `budget` of them. `true` if more may be due.
+    /// Runs the timers of at most `budget` due connections. Returns `true` if more may be due.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
         self.reap();
         let mut left = budget;
@@ -287,7 +281,7 @@ impl Shard {
         true
     }
 
-    /// The time of the next call of [`advance`](Self::advance); `None` while there are no
+    /// The time at which [`advance`](Self::advance) must be called next; `None` if the shard has no
     /// connections.
     pub fn next_wakeup(&self) -> Option<Instant> {
         self.table.next_wakeup()
@@ -308,13 +302,11 @@ impl Shard {
         self.table.capacity()
     }
 
-    /// The entry of connection `index`.
     #[inline]
     pub(crate) fn conn(&self, index: u32) -> Entry<'_> {
         self.table.get(index)
     }
 
-    /// Whether connection `index` exists.
     pub(crate) fn has(&self, index: u32) -> bool {
         self.table.is_used(index)
     }
@@ -324,12 +316,12 @@ impl Shard {
         self.table.controlled(index) > 0
     }
 
-    /// The connection to which packets from a client belong.
+    /// The connection to which the packets of a client belong.
     pub(crate) fn find_from_client(&self, key: &Key) -> Option<u32> {
         self.table.find_in(key)
     }
 
-    /// The connection to which packets from a server to a client belong.
+    /// The connection to which the packets of a server belong.
     pub(crate) fn find_from_server(
         &self,
         protocol: Protocol,
@@ -339,28 +331,29 @@ impl Shard {
         self.table.find_out(protocol, server, client)
     }
 
-    /// Number of slots among which [`drawn`](Self::drawn) finds all connections.
+    /// Number of slots that [`drawn`](Self::drawn) accepts; they contain all connections.
     pub(crate) fn places(&self) -> usize {
         self.table.populated_len()
     }
 
-    /// The connection in one of the [`places`](Self::places), if the place is used.
+    /// The connection in slot number `place`, below [`places`](Self::places).
     pub(crate) fn drawn(&self, place: usize) -> Option<u32> {
         let index = self.table.populated_slot(place)?;
         self.table.is_used(index).then_some(index)
     }
 
-    /// Restarts the timeout of connection `index`.
+    /// Restarts the timer of connection `index` with its timeout.
     pub(crate) fn restart(&mut self, index: u32, now: Instant) {
         self.table.restart(index, now);
     }
 
-    /// Makes connection `index` expire at `at`, unless one of its packets arrives before.
+    /// Sets the deadline of connection `index`; the next packet sets it again.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         self.table.restart_until(index, at);
     }
 
-    /// Binds a connection that was received without a server.
+    /// Binds a connection to a server that was unknown when the connection was received. `flags`
+    /// changes the flags of the connection.
     pub(crate) fn bind(&mut self, index: u32, server: u32, flags: impl FnOnce(u32) -> u32) {
         self.table.change(index, |slot| {
             slot.server = server;
@@ -368,9 +361,9 @@ impl Shard {
         });
     }
 
-    /// Adopts connections in memory, as [`ConnTable::adopt`]. A connection by full NAT stays only
-    /// if `local` returns its local address and port. The port is then reserved in `pool`, if the
-    /// pool has the address.
+    /// Adopts connections in memory, as [`ConnTable::adopt`]. A connection with full NAT is kept
+    /// only if `local` returns its local address and port. The port is reserved if `pool` contains
+    /// the address.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
@@ -430,23 +423,22 @@ impl Shard {
         any
     }
 
-    /// The links to all servers, for an update.
+    /// The links to all servers, for changes.
     pub(crate) const fn links(&mut self) -> &mut Links {
         &mut self.links
     }
 
-    /// Formats the shard's copies of the state of `Control`.
+    /// The shard's copies of the configuration as text, for comparisons.
     #[cfg(test)]
     pub(crate) fn copies(&self) -> alloc::string::String {
         alloc::format!("{:?} {:?}", self.links, self.settings)
     }
 
-    /// Starts a walk over the table, because a server went down.
+    /// Starts a walk over the table, because a server was removed.
     pub(crate) fn begin_down(&mut self) {
         self.down.begin();
     }
 
-    /// Synchronisation messages to send.
     pub(crate) const fn sync_queue(&mut self) -> &mut Queue {
         &mut self.sync
     }
@@ -456,7 +448,7 @@ impl Shard {
         self.sequences.insert(index, sequences);
     }
 
-    /// The slot that was made free last for a new connection, since
+    /// The slot from which a connection was evicted last, since the last
     /// [`forget_room`](Self::forget_room).
     pub(crate) const fn made_room(&self) -> Option<u32> {
         self.hand.last
@@ -472,12 +464,11 @@ impl Shard {
         self.number
     }
 
-    /// Whether the shard's copies have this generation.
     pub(crate) fn is_at(&self, generation: u32) -> bool {
         self.generation == generation && self.links.seen().is_some()
     }
 
-    /// Copies the settings of this generation.
+    /// Copies the settings, and stores their generation.
     pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
         if settings.master != self.settings.master {
             // Another master sends messages of another kind.

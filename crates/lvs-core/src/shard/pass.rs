@@ -1,6 +1,6 @@
-//! The userspace fast path, for packets that change only the counters and the deadline of their
-//! connection, as most packets do. All other packets use the [slow path](super::decide), whose
-//! effect on these packets would be the same.
+//! The userspace fast path: for packets that change only the counters and the deadline of their
+//! connection, as most packets do. All other packets take the [slow path](super::decide), which
+//! would decide the same.
 
 use core::net::{SocketAddr, SocketAddrV4};
 
@@ -11,8 +11,7 @@ use crate::fast_path::Plain;
 use crate::tunnel::Tunnel;
 use crate::{ConnId, Forward, Forwarding, Instant, Reply, ServerId, Verdict};
 
-/// A packet that the userspace fast path decided on: it is counted, and the timer of its connection
-/// restarts.
+/// A packet that the userspace fast path has accepted and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the packet is lost unless the caller sends it"]
 #[non_exhaustive]
@@ -70,9 +69,9 @@ impl Passed {
 }
 
 impl Shard {
-    /// Decides on a packet that cannot change its connection, by the userspace fast path. It
-    /// decides on replies only if they pass through the host. `None` means that nothing has
-    /// changed: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
+    /// Decides on a packet by the userspace fast path, if the packet cannot change the state of its
+    /// connection. A reply must also pass through the host. If it returns `None`, nothing has
+    /// changed: call [`handle_packet_ahead`](Self::handle_packet_ahead).
     #[inline]
     pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         let Plain {
@@ -134,8 +133,8 @@ impl Shard {
     }
 
     /// Whether the fast path is permitted: the shard's copies are up to date, there are IPv4
-    /// services, and no feature requires the slow path. Full NAT, connections to remove, replication
-    /// to peers, a sync master and `backup_only` require it.
+    /// services, and none of these requires the slow path: full NAT, connections that must be
+    /// closed, replication to peers, a synchronisation master, `backup_only`.
     #[inline]
     fn lets_pass(&self) -> bool {
         let settings = &self.settings;

@@ -1,4 +1,5 @@
-//! Offload: connections whose packets the kernel fast path may forward, in the same memory.
+//! Offload: marks connections in the table, so that the kernel fast path, which reads the same
+//! memory, forwards their packets.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -9,8 +10,8 @@ use crate::conn::{Entry, NO_SLOT, State, flag};
 use crate::tunnel::Tunnel;
 use crate::{ConnId, Forwarding, Protocol};
 
-/// Flags that require more than counting a packet and restarting the timer, or that allow changes
-/// of the packet. The most informative reason comes first.
+/// Flags of connections that cannot be offloaded, and the reasons; if several flags are set, the
+/// first one is reported.
 const REASONS: [(u32, Unpublished); 10] = [
     (flag::HELPED, Unpublished::Helped),
     (flag::ONE_PACKET, Unpublished::OnePacket),
@@ -24,7 +25,7 @@ const REASONS: [(u32, Unpublished); 10] = [
     (flag::DYING, Unpublished::Ended),
 ];
 
-/// Checks that each flag that prevents offloading has a reason, and that no other flag has one.
+/// Each flag that prevents the offload is in `REASONS`, and no other flag is.
 const _: () = {
     let (mut all, mut number) = (0, 0);
     while number < REASONS.len() {
@@ -47,18 +48,18 @@ pub enum Unpublished {
     /// The service is persistent and uses UDP, and no server has answered its client yet. The
     /// answer protects the client's template.
     PersistentUdp,
-    /// A through-VIP health check opened the connection, and the sender of each reply must be
-    /// checked.
+    /// A through-VIP health check opened the connection. The dataplane must check which host
+    /// forwarded each reply.
     HealthCheck,
     /// A helper (FTP) inspects the connection's payload.
     Helped,
     /// The connection ends with its first packet.
     OnePacket,
-    /// The server went down, and the connection does not continue when the server returns.
+    /// The server was removed, and the connection does not continue if the server is added again.
     ServerDown,
-    /// The time until its server's first answer is measured.
+    /// The time until the server's first answer is being measured.
     Timed,
-    /// The sequence numbers of the connection are adjusted.
+    /// The director adjusts the connection's sequence numbers.
     Adjusted,
     /// The client's port is unknown or 0.
     NoClientPort,
@@ -82,7 +83,7 @@ pub enum Unpublished {
     LocalAddress,
     /// The director is only a backup, and forwards no packets.
     BackupOnly,
-    /// The client of the connection is a server behind NAT.
+    /// The connection's client is itself a server with NAT.
     ClientIsServer,
 }
 
@@ -119,7 +120,7 @@ impl fmt::Display for Unpublished {
 
 impl core::error::Error for Unpublished {}
 
-/// The reason why the next packets may change the state of a connection; `None` if they cannot.
+/// The reason why the next packet may change the state of a connection, as far as its slot shows.
 #[inline]
 fn what_changes(entry: Entry<'_>) -> Option<Unpublished> {
     match entry.protocol() {
@@ -133,14 +134,14 @@ fn what_changes(entry: Entry<'_>) -> Option<Unpublished> {
     }
 }
 
-/// Whether a connection's next packets change no state.
+/// Whether the next packet cannot change the state of a connection.
 #[inline]
 pub(super) fn is_still(entry: Entry<'_>) -> bool {
     what_changes(entry).is_none()
 }
 
-/// Returns the reason why the packets of a connection need work that the kernel fast path cannot
-/// do, if there is one.
+/// The reason why the kernel fast path cannot process the packets of a connection, as far as its
+/// slot shows.
 #[inline]
 fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     let flags = entry.flags();
@@ -162,7 +163,7 @@ fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
 /// Whether a connection is due for offloading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadState {
-    /// Offloading is suspended: no connection can be offloaded now.
+    /// The epoch is 0: no connection can be offloaded now.
     NoEpoch,
     /// The connection is offloaded in this epoch.
     Published,
@@ -170,9 +171,10 @@ pub enum OffloadState {
     Stale,
     /// The client has sent too few packets.
     Early,
-    /// The client has sent enough packets; the next check is at a multiple of that number.
+    /// The client has sent enough packets; the connection is checked again when the number of
+    /// packets is a multiple of the required number.
     Between,
-    /// The connection is due now.
+    /// The connection must be offloaded now.
     Due,
 }
 
@@ -197,7 +199,7 @@ fn offload_state(entry: Entry<'_>, packets: u32, epoch: u16) -> OffloadState {
     }
 }
 
-/// Offload plan: a connection for which the caller has to find the next hops.
+/// An offload plan: the data of a connection, for which the caller finds the next hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// TCP or UDP.
@@ -214,14 +216,14 @@ pub struct Offer {
     pub tunnel: Tunnel,
     /// The number of the server's record.
     pub record: u32,
-    /// Local address and port, if both ends are translated. It is set only in the first offload
-    /// plan of a connection, for a caller that has not received it from [`Shard::local_changes`].
+    /// Local address and port with full NAT. Set only in the first offload plan of a connection,
+    /// and only if the caller does not use [`Shard::local_changes`].
     pub local: Option<LocalEnd>,
 }
 
-/// Local address and port of a full-NAT connection towards its server. The kernel fast path finds
-/// the local address and port of a request by the slot, and the slot of a reply by its addresses
-/// and ports.
+/// Local address and port of a full-NAT connection towards its server. They are not in the
+/// connection's slot: the kernel fast path stores them by slot, for requests, and by addresses and
+/// ports, for replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalEnd {
     /// The number of the connection's slot in the table.
@@ -244,8 +246,9 @@ pub enum LocalChange {
 }
 
 impl Shard {
-    /// Whether look-ups should try an entry's home slot before the tags: in the IPv4 slots, and in
-    /// the wide slots. This changes as the table fills. A program with an old value is only slower.
+    /// Whether look-ups should read an entry's home slot before the tags: first for narrow (IPv4)
+    /// slots, then for wide slots. This changes as the table fills. A program that uses an old
+    /// value is slower, and finds the same entries.
     pub const fn tries_homes(&self) -> [bool; 2] {
         self.table.at_home()
     }
@@ -255,8 +258,8 @@ impl Shard {
     /// has sent `packets` packets or a multiple of this number, or the connection was offloaded in
     /// another epoch. In epoch 0, no connection is offloaded.
     ///
-    /// So a connection that cannot be offloaded for another reason is examined periodically, and
-    /// not with every packet.
+    /// If the connection cannot be offloaded for another reason, it is thus examined only
+    /// periodically.
     #[inline]
     pub fn is_offload_due(&self, conn: ConnId, packets: u32, epoch: u16) -> bool {
         let entry = self.table.get(conn.0);
@@ -322,9 +325,9 @@ impl Shard {
         })
     }
 
-    /// Returns the reason why the next packets may change the state of a connection or of its
-    /// template, if there is one. A reply assures a template only once; with direct routing and
-    /// tunnels, replies do not pass through this host.
+    /// As the function of the same name, but also covers the connection's template: the first reply
+    /// marks a template as assured. With direct routing and tunnels, replies do not pass through
+    /// this host.
     fn what_changes(&self, index: u32, entry: Entry<'_>) -> Option<Unpublished> {
         let reason = what_changes(entry)?;
         let template = self.templates.get(index).and_then(Option::as_ref);
@@ -335,8 +338,7 @@ impl Shard {
         (!stays).then_some(reason)
     }
 
-    /// Reason in the settings, or in state outside the slot, why packets of the connection may
-    /// require work that their headers do not show.
+    /// A reason against the offload that is in the settings, or in state outside of the slot.
     fn what_speaks_against(&self, conn: ConnId, entry: Entry<'_>) -> Option<Unpublished> {
         let (client, virt) = (entry.client(), entry.virt());
         let settings = &self.settings;
@@ -371,14 +373,14 @@ impl Shard {
         })
     }
 
-    /// Offloads a connection: a program that reads the table's memory forwards its packets, as long
-    /// as `epoch` is the current one. `client_hop` is the program's index of the next hop to the
-    /// client; without it, the program looks up the next hop of each reply. Returns `false` if the
-    /// connection cannot be offloaded: it has ended, or another connection has the same addresses
-    /// and ports.
+    /// Offloads a connection: a BPF program that reads the table's memory forwards its packets, as
+    /// long as `epoch` is the current one. `client_hop` is the program's index of the next hop to
+    /// the client; without it, the program looks up the next hop of each reply. Returns `false` if
+    /// the connection cannot be offloaded: it has ended, or another connection has the same
+    /// addresses and ports.
     ///
-    /// Packets that change the state of the connection are still decided here: the program passes
-    /// them to the dataplane.
+    /// The program passes packets that change the state of the connection to the dataplane, so that
+    /// the shard decides about them.
     pub fn publish(&mut self, conn: ConnId, epoch: u16, client_hop: Option<u16>) -> bool {
         if !self.table.is_used(conn.0) {
             return false;
@@ -403,8 +405,8 @@ impl Shard {
         }
     }
 
-    /// Evicts connections from the kernel fast path: those in at most `budget` slots from slot
-    /// `from` on. Returns the next slot.
+    /// Evicts the connections in at most `budget` slots, from slot `from` on, from the kernel fast
+    /// path. Returns the slot at which the next call continues; `None` at the end.
     pub fn withdraw_piece(&mut self, from: usize, budget: usize) -> Option<usize> {
         let (handles, next) = self.table.piece(from, budget);
         for handle in handles {
@@ -416,7 +418,8 @@ impl Shard {
         next
     }
 
-    /// Whether the shard's copies of the settings are out of date, so that a sweep is due.
+    /// Whether the shard's copies of the configuration are out of date, so that
+    /// [`Control::sweep`](crate::Control::sweep) must be called.
     pub fn is_behind(&self) -> bool {
         self.is_stale()
     }
@@ -479,8 +482,8 @@ mod tests {
         }
     }
 
-    /// The numbers, among the first 64 packets, of the packets after which an offload plan is
-    /// created.
+    /// The numbers, among the first 64 packets of a connection, of those after which its offload is
+    /// due.
     fn due(protocol: Protocol, forwarding: Forwarding, first: u8) -> alloc::vec::Vec<u32> {
         let mut director = director(protocol, forwarding);
         (1..=64)

@@ -1,5 +1,5 @@
-//! Replication in a shard: owned connections, which are sent to peers, and borrowed ones, which
-//! peers have sent.
+//! Replication of connections: a shard sends the connections that it owns to peers, and stores
+//! those that it has borrowed from peers.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -12,18 +12,18 @@ use crate::sync::bulk::{Digest, Identity, Item, Kind, Pass, Ranges, Replicas, ha
 use crate::sync::wire::Entry;
 use crate::{Forwarding, Instant, Protocol};
 
-/// Age below which a packet counts as just received.
+/// A packet counts as just received if it is not older than this.
 pub(crate) const RECENT: Duration = Duration::from_secs(2);
 
 impl Shard {
-    /// Enables replication. `keys` are the hash keys of the digests, and are sent to the peers.
+    /// Enables replication. `keys` are the hash keys of the digests, which peers must use as well.
     pub fn keep_replicas(&mut self, keys: [u64; 2]) {
         if self.replicas.is_none() {
             self.replicas = Some(Box::new(Replicas::new(keys)));
         }
     }
 
-    /// Sets whether a peer is subscribed to updates.
+    /// Sets whether any peer is subscribed to updates.
     pub fn set_has_receiver(&mut self, has_receiver: bool) {
         if let Some(replicas) = &mut self.replicas {
             replicas.has_receiver = has_receiver;
@@ -34,8 +34,8 @@ impl Shard {
     }
 
     /// Accepts updates of a peer with a number below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX)
-    /// and these keys. No earlier borrowed connections of that number may be left
-    /// ([`adopt_borrowed`](Self::adopt_borrowed)).
+    /// and with these hash keys. The shard must not contain borrowed connections of an earlier peer
+    /// with this number ([`adopt_borrowed`](Self::adopt_borrowed)).
     pub fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
         if let Some(replicas) = &mut self.replicas {
             replicas.listen_to(peer, keys);
@@ -63,23 +63,23 @@ impl Shard {
             .map_or_else(Default::default, |replicas| replicas.take())
     }
 
-    /// Digest of the owned connections.
+    /// Digest of the connections that this director owns.
     pub fn replicated(&self) -> Digest {
         let replicas = self.replicas.as_ref();
         replicas.map_or_else(Digest::default, |replicas| replicas.replicated().clone())
     }
 
-    /// Digest of the connections borrowed from a peer, to be compared with the digest that the peer
-    /// sends.
+    /// Digest of the connections borrowed from a peer, for a comparison with the digest that the
+    /// peer sends.
     pub fn borrowed(&self, peer: usize) -> Digest {
         let replicas = self.replicas.as_ref();
         let borrowed = replicas.and_then(|replicas| replicas.borrowed(peer));
         borrowed.cloned().unwrap_or_default()
     }
 
-    /// Returns the items of the connections from slot `from` on, and the next slot, as
-    /// [`connections_piece`](Self::connections_piece) does. This director becomes the owner of
-    /// connections that should be replicated and have no owner.
+    /// Returns the items of the connections from slot `from` on, and the slot at which the next
+    /// call continues, as [`connections_piece`](Self::connections_piece). Connections without an
+    /// owner that are worth replicating become owned by this director.
     pub fn replicated_piece(
         &mut self,
         from: usize,
@@ -124,8 +124,9 @@ impl Shard {
         (out, next)
     }
 
-    /// Takes ownership of the connections borrowed from a peer, or of those in these ranges, in
-    /// slots from `from` on; returns the next slot. The caller uses it after the peer has stopped.
+    /// Makes this director the owner of the connections borrowed from a peer, in slots from `from`
+    /// on; with `ranges`, only of those in these ranges of the digest. Returns the slot at which
+    /// the next call continues. To be called when the peer has stopped.
     pub fn adopt_borrowed(
         &mut self,
         peer: usize,
@@ -169,7 +170,8 @@ impl Shard {
         }
     }
 
-    /// Whether a connection should be replicated; connections that a flood opens should not, nor
+    /// Whether a connection is worth replicating. Half-open connections and single datagrams, of
+    /// which a flood consists, are not; nor are those that a peer cannot continue (full NAT), and
     /// those of this director's own health checks.
     pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
         let settled = match slot.protocol() {
@@ -192,7 +194,7 @@ impl Shard {
             && has_place(slot.client(), slot.virt(), slot.server_addr())
     }
 
-    /// Takes ownership of a connection without an owner.
+    /// Makes this director the owner of a connection that has no owner.
     pub(super) fn tell(&mut self, index: u32, kind: Kind, now: Instant) {
         let slot = self.table.get(index);
         slot.set(flag::REPLICATED);
@@ -203,8 +205,7 @@ impl Shard {
         self.say(index, kind, now);
     }
 
-    /// Stops the replication of a connection. If this director owned it, its removal is reported to
-    /// the peers.
+    /// Ends the replication of a connection. If this director owned it, peers receive its removal.
     pub(crate) fn strike(&mut self, index: u32) {
         if self.table.get(index).has(flag::REPLICATED) {
             self.say(index, Kind::Ended, Instant::ZERO);
@@ -212,8 +213,8 @@ impl Shard {
         self.strike_quietly(index);
     }
 
-    /// Does the same as [`strike`](Self::strike), without a report to the peers: the connection
-    /// continues at another director.
+    /// As [`strike`](Self::strike), but peers receive no removal, because the connection continues
+    /// at another director.
     pub(crate) fn strike_quietly(&mut self, index: u32) {
         let slot = self.table.get(index);
         let (identity, peer) = (identity(slot), peer_of(slot));
@@ -229,7 +230,7 @@ impl Shard {
         }
     }
 
-    /// Marks connection `index`, which this director does not own, as borrowed from a peer.
+    /// Marks connection `index` as borrowed from a peer; this director must not own it.
     pub(crate) fn lend(&mut self, index: u32, peer: usize) {
         let slot = self.table.get(index);
         let number = u32::try_from(peer).unwrap_or(0);
@@ -278,7 +279,7 @@ impl Shard {
     }
 }
 
-/// Appends an item about a template, if peers can use it.
+/// Appends an item about a template, if the template is valid and has a server.
 pub(crate) fn write_template(template: &Template, left: Duration, out: &mut Vec<u8>) {
     if template.invalid.load(Relaxed) || template.server.load(Relaxed) == NO_SLOT {
         return;

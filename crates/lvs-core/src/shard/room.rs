@@ -1,9 +1,9 @@
-//! Room in a full table: eviction of a connection for a new one (`when_full = "evict"`).
+//! Eviction of a connection from a full table, to make room for a new one (`when_full = "evict"`).
 //!
 //! A flood fills the table with expendable connections: half-open ones, single datagrams,
-//! connections that were opened and never used. They are evicted first, the oldest of a few
-//! candidates; then connections that have been idle for long. A connection that transfers data is
-//! never evicted: if there is no other, the new connection is refused.
+//! connections that were opened and never used. These are evicted first, the oldest of a few
+//! candidates; then connections that have been idle for a minute or longer. A connection that
+//! transfers data is never evicted: if there is no other, the new connection is refused.
 //!
 //! A clock hand moves over the table. Each new connection moves it over one window of slots and
 //! evicts the oldest entry of the most expendable kind, so that within a window the oldest entry is
@@ -21,18 +21,17 @@ use core::time::Duration;
 /// Maximum number of windows that are searched for one connection.
 const WINDOWS: usize = 4;
 
-/// Number of packets that a client sends in a handshake. A connection with no more packets from its
-/// client counts as unused.
+/// Number of packets that a client sends in a handshake. A client that has sent no more has not
+/// used its connection.
 const HANDSHAKE: u32 = 2;
 
 /// Time without a packet after which a connection counts as unused, if its client has sent no more
 /// packets than in a handshake.
 const UNUSED_AFTER: Duration = Duration::from_secs(3);
 
-/// Time without a packet after which a connection counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(60);
 
-/// The value of a connection for eviction; the least valuable first.
+/// The value of a connection; the least valuable is evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Worth {
     HalfOpen,
@@ -45,9 +44,9 @@ enum Worth {
 /// evictions.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
-    /// The window at which the search continues.
+    /// Number of the window of slots at which the search continues.
     at: usize,
-    /// The slot that was made free last.
+    /// The slot from which a connection was evicted last.
     pub(crate) last: Option<u32>,
     pub(crate) taken: Evictions,
 }
@@ -58,8 +57,8 @@ impl Shard {
         self.hand.taken
     }
 
-    /// Evicts a connection to make room for a new one, if the table is full, eviction is enabled,
-    /// and the table has an evictable connection.
+    /// Evicts a connection if the table is full and eviction is enabled. If no connection can be
+    /// evicted, nothing changes.
     pub(crate) fn make_room(&mut self, now: Instant) {
         if !self.settings.evicts || self.table.len() < self.table.capacity() {
             return;
@@ -81,13 +80,12 @@ impl Shard {
         let _ = self.destroy(index);
     }
 
-    /// Whether there is a free slot for a new connection; if `evicts`, other connections may be
-    /// evicted for it.
+    /// Whether a slot is free for a new connection. With `evicts`, also if a connection can be
+    /// evicted.
     pub(crate) fn has_room(&self, evicts: bool, now: Instant) -> bool {
         self.table.len() < self.table.capacity() || evicts && self.evictable(now).is_some()
     }
 
-    /// The connection that would be evicted to make room for a new one.
     fn evictable(&self, now: Instant) -> Option<(Worth, u32)> {
         let mut found: Option<(Worth, Reverse<Duration>, u32)> = None;
         for window in scattered(self.hand.at, self.table.populated_len(), WINDOWS) {
@@ -110,7 +108,7 @@ impl Shard {
     }
 }
 
-/// Returns the value of a connection for the eviction; `None` if it is never evicted.
+/// The value of a connection; `None` if it is never evicted.
 fn worth(slot: Entry<'_>, now: Instant) -> Option<Worth> {
     let idle = slot.idle(now);
     let unused = slot.in_packets() <= HANDSHAKE && idle >= UNUSED_AFTER;

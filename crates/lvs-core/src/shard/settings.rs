@@ -1,4 +1,4 @@
-//! Settings that are copied into each shard.
+//! Settings of which each shard has a copy.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -8,14 +8,14 @@ use crate::conn::{Timeouts, flag};
 use crate::settings::Sysctls;
 use crate::{Forwarding, Protocol};
 
-/// State that control and shards share in addition to the servers' records.
+/// State of the control half that the shards read as well.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// Raised when a shard's copies of the settings or of the list of servers are out of date.
+    /// Changes whenever the shards' copies of the configuration become out of date.
     pub(crate) generation: AtomicU32,
 }
 
-/// Settings that are copied into each shard.
+/// Settings of which each shard has a copy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     /// Whether an IPv4 service exists. Without one, the kernel ignores all IPv4 packets, even those
@@ -25,13 +25,14 @@ pub(crate) struct Settings {
     pub(crate) ipv6: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) sysctls: Sysctls,
-    /// Whether the TCP state tables that trust only the server are in force.
+    /// Whether `secure_tcp` is active, so that only the server's packets establish a TCP
+    /// connection.
     pub(crate) secure: bool,
-    /// Whether a backup daemon runs and `backup_only` is set: nothing is forwarded.
+    /// Whether a backup daemon is running and `backup_only` is set, so that nothing is forwarded.
     pub(crate) backup_only: bool,
-    /// The synchronisation master that runs.
+    /// The running synchronisation master.
     pub(crate) master: Option<crate::sync::Master>,
-    /// Whether a full table evicts connections for new ones.
+    /// Whether a connection is evicted if the table is full.
     pub(crate) evicts: bool,
     /// Whether a service has a persistence engine, which opens connections for datagrams from its
     /// servers.
@@ -41,8 +42,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Whether a packet that comes from a server behind NAT and belongs to no connection has an
-    /// effect.
+    /// Whether anything happens for a packet of a server with NAT that belongs to no connection.
     pub(crate) const fn heeds_servers(&self) -> bool {
         self.outbound || self.sysctls.nat_icmp_send
     }
@@ -54,8 +54,8 @@ impl Settings {
         }
     }
 
-    /// The flags of a connection that the helper inspects (`ip_vs_bind_app`,
-    /// `ip_vs_ftp_init_conn`).
+    /// The flags of a new connection: `flags`, and those that the FTP helper needs
+    /// (`ip_vs_bind_app`, `ip_vs_ftp_init_conn`).
     pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
         let nat = flags & flag::METHOD == Forwarding::Nat as u32;
         if nat && protocol == Protocol::TCP && self.ftp_ports.contains(&virt.port()) {

@@ -1,4 +1,4 @@
-//! Synchronisation messages about a shard's connections.
+//! Synchronisation messages about the connections of a shard.
 
 use super::Shard;
 use crate::Instant;
@@ -7,7 +7,7 @@ use crate::sync::wire::{Entry, Sequences};
 use crate::sync::{HZ, Message, Subject, latest_due, needed, sync_counted_template};
 
 impl Shard {
-    /// The next synchronisation message to send, if one is full or old enough.
+    /// The next synchronisation message to send, if a message is full or old enough.
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         self.sync.take(now, &self.settings.sysctls)
     }
@@ -17,7 +17,7 @@ impl Shard {
         self.sync.lost()
     }
 
-    /// Maximum number of messages that wait to be sent (`sync_qlen_max` for each port).
+    /// Maximum number of messages in the queue (`sync_qlen_max` for each port).
     pub fn sync_messages_max(&self) -> usize {
         let ports = self.settings.master.map_or(1, |master| master.ports);
         let max = usize::try_from(self.settings.sysctls.sync_qlen_max).unwrap_or(0);
@@ -30,14 +30,14 @@ impl Shard {
         self.sync.next_message()
     }
 
-    /// Whether this director runs a master daemon.
+    /// Whether a synchronisation master is running.
     pub const fn has_master(&self) -> bool {
         self.settings.master.is_some()
     }
 
     /// Queues synchronisation messages about offloaded connections whose clients have sent packets
-    /// since the last visit of the connection. Visits the connections from slot `from` on, at most
-    /// `budget` slots. Returns the next slot.
+    /// since the last visit of the connection. Visits at most `budget` slots, from slot `from` on.
+    /// Returns the slot at which the next call continues.
     pub fn sync_offloaded_piece(
         &mut self,
         from: usize,
@@ -56,9 +56,9 @@ impl Shard {
         next
     }
 
-    /// Queues a message about a connection, if one of its client's packets since the last call
-    /// requires it. The kernel fast path may have forwarded several of these packets; they cause
-    /// one message.
+    /// Queues a message about an offloaded connection, if at least one of its client's packets
+    /// since the last call requires it (`ip_vs_sync_conn`). Several such packets cause only one
+    /// message.
     pub(super) fn sync_packets(&mut self, index: u32, now: Instant) {
         let entry = self.table.get(index);
         let (live, packets) = (entry.is_live(), entry.in_packets());
@@ -69,7 +69,7 @@ impl Shard {
         self.sync_connection(index, due.unwrap_or(packets), now);
     }
 
-    /// Queues messages about a connection and its controlling entries, if they are due
+    /// Queues messages about a connection and the entries that control it, if they are due
     /// (`ip_vs_sync_conn`).
     pub(crate) fn sync_connection(&mut self, index: u32, packets: u32, now: Instant) {
         let Some(master) = self.settings.master else {
@@ -119,8 +119,8 @@ impl Shard {
         }
     }
 
-    /// Queues a message about the template of a one-packet connection, if it is due; the connection
-    /// itself is not sent.
+    /// Queues a message about the template of a one-packet connection, if it is due. The connection
+    /// itself is never sent.
     pub(crate) fn sync_once(&mut self, template: Option<&Template>, now: Instant) {
         if self.settings.master.is_some()
             && self.settings.sysctls.sync_version != 0
@@ -173,7 +173,7 @@ mod tests {
 
     const VIRT: &str = "198.51.100.1:80";
 
-    /// A director with a synchronisation master, and one connection through direct routing.
+    /// A director with a synchronisation master, and one connection with direct routing.
     fn master(protocol: Protocol) -> Director {
         let mut director = Director::new(Options {
             max_connections: 100,
@@ -214,7 +214,7 @@ mod tests {
         }
     }
 
-    /// Lets the kernel fast path forward that many packets of the connection.
+    /// Adds packets to the connection's count in its slot, as the kernel fast path does.
     fn pass(director: &Director, conn: ConnId, packets: u32) {
         for _ in 0..packets {
             director.shard.table.get(conn.0).count_packet();
@@ -228,7 +228,8 @@ mod tests {
         }
     }
 
-    /// Counts the entries of the messages so far: an entry has 36 bytes, the header of a message 8.
+    /// Number of entries in the queued messages: an entry has 36 bytes, and the header of a message
+    /// 8.
     fn entries(director: &mut Director) -> usize {
         let later = Instant::from_secs(60);
         core::iter::from_fn(|| director.shard.take_sync_message(later))

@@ -1,17 +1,13 @@
-//! Fields of a TCP header (RFC 9293 section 3.1), for the parts of a shard that need more than
-//! flags and ports.
+//! Fields of a TCP header (RFC 9293 section 3.1).
 
 use core::ops::Range;
 
-/// Bytes of the sequence number in the header.
 pub(super) const SEQUENCE: Range<usize> = 4..8;
-/// Bytes of the acknowledgement number.
 pub(super) const ACKNOWLEDGEMENT: Range<usize> = 8..12;
-/// Offset of the byte whose upper half is the length of the header in words of 32 bits.
+/// Offset of the byte whose upper half is the length of the header, in words of 32 bits.
 const DATA_OFFSET: usize = 12;
-/// Offset of the flags.
 pub(super) const FLAGS: usize = 13;
-/// Bytes of the receive window, which is not scaled.
+/// Bytes of the receive window; the value is not scaled.
 pub(super) const WINDOW: Range<usize> = 14..16;
 /// Length of a header without options, in bytes.
 pub(super) const HEADER_LEN: usize = 20;
@@ -21,7 +17,7 @@ pub(super) fn number(tcp: &[u8], field: Range<usize>) -> Option<u32> {
     Some(u32::from_be_bytes(tcp.get(field)?.try_into().ok()?))
 }
 
-/// The header's length field, in bytes; `None` if the header is truncated.
+/// Length of the header in bytes, as its length field says; `None` if the header is truncated.
 pub(super) fn data_offset(tcp: &[u8]) -> Option<usize> {
     Some(usize::from(tcp.get(DATA_OFFSET)? >> 4) * 4)
 }

@@ -1,5 +1,6 @@
-//! Replication between peers, in addition to IPVS sync messages: each connection with its remaining
-//! time, the removal of connections, and digests of all connections, which reveal a lost update.
+//! Messages of the replication between peers, which IPVS does not have: each connection with its
+//! remaining time, the removal of connections, and digests of all connections, which reveal a lost
+//! update.
 //!
 //! ```text
 //! item     kind 1 | 0 | length 2 | milliseconds left 4 | a connection as in a message of version 1
@@ -8,9 +9,9 @@
 //!
 //! The owner of a connection is the director that receives its packets; it replicates the
 //! connection, and the peers store a *borrowed* replica. A director that receives a packet of a
-//! borrowed connection becomes its owner. The sender maintains a digest of the owned connections,
-//! and the receiver one of the borrowed connections. A change combines the hash of one connection
-//! with the sum of its range by exclusive or, so that digests are always available.
+//! borrowed connection becomes its owner. The sender maintains a digest of the connections that it
+//! owns, and the receiver a digest of those that it has borrowed. A change of a connection changes
+//! the digest at once: its hash is combined with the sum of its range by exclusive or.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -26,7 +27,7 @@ use crate::conn::sip13;
 /// Maximum number of peers from which a director receives connections.
 pub const PEERS_MAX: usize = 8;
 
-/// Number of ranges in a digest.
+/// Number of ranges in a digest; the first bits of a connection's hash are the number of its range.
 pub const RANGES: usize = 1 << RANGE_BITS;
 const RANGE_BITS: u32 = 10;
 
@@ -47,7 +48,7 @@ const OUT_FIRST: usize = 4 << 10;
 pub enum Kind {
     /// The connection exists.
     Lives,
-    /// The connection has ended.
+    /// The connection was removed.
     Ended,
     /// The connection exists, and the sender has just received a packet of it.
     Comes,
@@ -56,7 +57,7 @@ pub enum Kind {
 /// A connection or a template, and the kind of update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// The kind of item: whether the connection exists or has ended.
+    /// The kind of update.
     pub kind: Kind,
     /// Time until the timer of the connection or template fires.
     pub left: Duration,
@@ -86,15 +87,15 @@ impl Item {
     }
 }
 
-/// Whether a connection between these addresses fits into an item: an item has addresses of one
-/// family.
+/// Whether a connection between these addresses fits into an item: all of its addresses must be of
+/// one family.
 pub(crate) fn has_place(client: SocketAddr, virt: SocketAddr, server: SocketAddr) -> bool {
     [virt, server]
         .iter()
         .all(|addr| addr.is_ipv4() == client.is_ipv4())
 }
 
-/// The received bytes are not a valid message of a peer.
+/// The received bytes are not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -132,7 +133,7 @@ pub fn parse(mut bytes: &[u8]) -> Result<Vec<Item>, Malformed> {
     Ok(items)
 }
 
-/// Length in bytes of the first of some items.
+/// Length in bytes of the first item.
 fn first_len(items: &[u8]) -> Option<usize> {
     let len = items.get(2..4)?;
     Some(HEADER + usize::from(u16::from_be_bytes([len[0], len[1]])))
@@ -164,15 +165,14 @@ pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The sum (exclusive or) of the hashes of connections whose hashes have the same first bits, and
-/// their number.
+/// For the connections in one range: the exclusive or of their hashes, and their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Range {
     sum: u64,
     count: u32,
 }
 
-/// Sums and numbers of connections, by the first bits of their hashes.
+/// Hash sums and numbers of connections, by the first bits of their hashes (ranges).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Digest(Box<[Range]>);
 
@@ -240,7 +240,7 @@ impl Digest {
         Ok(digest)
     }
 
-    /// Compares the borrowed connections with the digest of their owner.
+    /// Compares the digest of borrowed connections with the digest that their owner sent.
     pub fn compare(&self, sender: &Self) -> Differences {
         let mut all = Differences {
             replicated: sender.count(),
@@ -259,7 +259,7 @@ impl Digest {
     }
 }
 
-/// The result of comparing a peer's digest with the replicas of its connections.
+/// Result of the comparison of a peer's digest with the connections borrowed from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
     /// Number of connections that the sender owns.
@@ -274,14 +274,14 @@ const fn range_of(hash: u64) -> usize {
     (hash >> (u64::BITS - RANGE_BITS)) as usize
 }
 
-/// The connections that a walk over the table sends.
+/// The selection of connections that a full sync or a repair sends.
 #[derive(Clone, Debug)]
 pub enum Pass {
     /// All connections.
     All,
     /// Connections that received a packet at or after this time.
     Since(crate::Instant),
-    /// A request for the connections in these ranges.
+    /// Connections in these ranges, which the receiver has requested.
     Ranges(Ranges),
 }
 
@@ -313,7 +313,7 @@ impl Ranges {
     }
 }
 
-/// The fields that identify a connection.
+/// The fields of a connection that its hash covers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) protocol: Protocol,
@@ -344,19 +344,18 @@ impl Identity {
     }
 }
 
-/// Digests of a shard's owned and borrowed connections, and its outgoing updates.
+/// Digests of the connections that a shard owns or has borrowed, and its outgoing updates.
 #[derive(Debug)]
 pub(crate) struct Replicas {
     keys: [u64; 2],
     replicated: Digest,
     borrowed: [Option<Borrowed>; PEERS_MAX],
-    /// Whether a peer is subscribed to updates.
+    /// Whether any peer is subscribed to updates.
     pub(crate) has_receiver: bool,
     out: Vec<u8>,
     lost: bool,
 }
 
-/// Connections borrowed from a peer.
 #[derive(Debug)]
 struct Borrowed {
     keys: [u64; 2],
@@ -375,7 +374,7 @@ impl Replicas {
         }
     }
 
-    /// Adds a connection to the owned connections, or with `is` false removes it.
+    /// Adds a connection to the digest of owned connections; with `is` false, removes it.
     pub(crate) fn tell(&mut self, identity: &Identity, is: bool) {
         let hash = identity.hash(self.keys);
         if is {
@@ -385,18 +384,17 @@ impl Replicas {
         }
     }
 
-    /// Whether a connection is owned and in one of these ranges.
+    /// Whether this director owns the connection, and it is in one of these ranges.
     pub(crate) fn is_replicated_in(&self, ranges: &Ranges, identity: &Identity) -> bool {
         ranges.has(identity.hash(self.keys))
     }
 
-    /// Whether a connection is borrowed from a peer and in one of these ranges.
     pub(crate) fn is_borrowed_in(&self, peer: usize, ranges: &Ranges, identity: &Identity) -> bool {
         let borrowed = self.borrowed.get(peer).and_then(Option::as_ref);
         borrowed.is_some_and(|borrowed| ranges.has(identity.hash(borrowed.keys)))
     }
 
-    /// Adds a connection to the connections borrowed from a peer, or with `is` false removes it.
+    /// Adds a connection to the digest of those borrowed from a peer; with `is` false, removes it.
     pub(crate) fn lend(&mut self, peer: usize, identity: &Identity, is: bool) {
         if let Some(Some(borrowed)) = self.borrowed.get_mut(peer) {
             let hash = identity.hash(borrowed.keys);
@@ -408,7 +406,7 @@ impl Replicas {
         }
     }
 
-    /// Sets the keys with which a peer hashes. Nothing may be borrowed from the peer yet.
+    /// Sets the hash keys that a peer uses. No connection may be borrowed from the peer yet.
     pub(crate) fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
         if let Some(borrowed) = self.borrowed.get_mut(peer) {
             let digest = Digest::default();
@@ -416,8 +414,8 @@ impl Replicas {
         }
     }
 
-    /// Takes the outgoing buffer, to be extended and [returned](Self::put_back); `None` if no
-    /// peer is subscribed, or if the buffer is full.
+    /// Takes the outgoing buffer, so that the caller can append to it and [return](Self::put_back)
+    /// it; `None` if no peer is subscribed, or if the buffer is full.
     pub(crate) fn take_buffer(&mut self) -> Option<Vec<u8>> {
         if !self.has_receiver {
             return None;
@@ -429,7 +427,6 @@ impl Replicas {
         Some(core::mem::take(&mut self.out))
     }
 
-    /// Stores the outgoing buffer again, to which the caller has appended updates.
     pub(crate) fn put_back(&mut self, out: Vec<u8>) {
         self.out = out;
     }
@@ -533,7 +530,7 @@ mod tests {
         assert_eq!(Digest::parse(&bytes[1..]), Err(Malformed));
     }
 
-    /// A director's digest does not depend on how its connections are divided among its shards.
+    /// A director's digest does not depend on the distribution of its connections over shards.
     #[test]
     fn digests_of_shards_make_digest_of_director() {
         let mut whole = Replicas::new([1, 2]);

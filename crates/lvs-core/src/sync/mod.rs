@@ -19,7 +19,7 @@ pub(crate) use self::queue::{
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// The UDP port of the first thread of a daemon.
+/// The UDP port of a daemon; further threads use the next ports.
 pub const PORT: u16 = 8848;
 /// The default multicast group.
 pub const GROUP: core::net::Ipv4Addr = core::net::Ipv4Addr::new(224, 0, 0, 81);
@@ -30,7 +30,7 @@ pub const PORTS_MAX: u16 = 64;
 /// A message of a master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Offset to the daemon's port: all messages of a connection use the same port.
+    /// Offset from the daemon's port. All messages about a connection have the same offset.
     pub port: u16,
     /// The payload of the datagram.
     pub bytes: Vec<u8>,
@@ -39,20 +39,20 @@ pub struct Message {
 /// A master's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Master {
-    /// Identity in each message. A backup with another `syncid` ignores the message, unless the
-    /// `syncid` of the backup is 0.
+    /// The master's sync ID, in each message. A backup ignores messages with another sync ID,
+    /// unless its own is 0.
     pub syncid: u8,
-    /// Length at which a message is full, in bytes of UDP payload.
+    /// Maximum length of a message: bytes of UDP payload.
     pub maxlen: u16,
     /// Number of ports to which connections are distributed, a power of two:
     /// [`Control::start_master`](crate::Control::start_master) sets it from `sync_ports`.
     pub ports: u16,
-    /// Maximum number of connections in a message.
+    /// Maximum number of entries in a message.
     pub count_max: u32,
 }
 
 impl Master {
-    /// The settings that the kernel derives: `maxlen` is limited to the longest datagram. Its
+    /// The settings that the kernel would use: `maxlen` is limited to the longest datagram. Its
     /// default is the payload of an Ethernet frame to an IPv4 or IPv6 group.
     pub fn new(syncid: u8, maxlen: Option<u16>, ipv6: bool) -> Self {
         let headers: u16 = if ipv6 { 48 } else { 28 };
@@ -64,9 +64,9 @@ impl Master {
         }
     }
 
-    /// Returns these settings with a limit of connections for each message, so that its count field
-    /// can express their number. The kernel has no such limit and counts modulo 256, so that its
-    /// backups lose 256 connections of each longer message.
+    /// Returns these settings with a limit of 255 entries in each message, because the count field
+    /// has 8 bits. The kernel has no such limit and counts modulo 256, so that its backups lose 256
+    /// entries of each longer message.
     pub fn counted(self) -> Self {
         Self {
             count_max: u8::MAX.into(),
@@ -85,7 +85,7 @@ pub struct Backup {
 }
 
 impl Backup {
-    /// The settings that the kernel derives: `maxlen` is limited to the longest datagram. Its
+    /// The settings that the kernel would use: `maxlen` is limited to the longest datagram. Its
     /// default depends on the MTU of the interface.
     pub fn new(syncid: u8, maxlen: Option<u16>, mtu: u32, ipv6: bool) -> Self {
         let headers: u16 = if ipv6 { 48 } else { 28 };
@@ -97,7 +97,7 @@ impl Backup {
     }
 }
 
-/// Number of ports of a daemon that is started with this value of `sync_ports`.
+/// Number of ports that a daemon uses if it is started with this value of `sync_ports`.
 pub fn ports(sysctl: u32) -> u16 {
     u16::try_from(sysctl)
         .unwrap_or(u16::MAX)
@@ -154,7 +154,8 @@ pub struct SyncDaemon {
 }
 
 impl SyncDaemon {
-    /// These settings, with defaults for missing values, for an interface with this MTU.
+    /// These settings, with the kernel's defaults in place of missing values, for an interface with
+    /// this MTU.
     #[must_use]
     pub fn completed(&self, mtu: u32) -> Self {
         let ipv6 = self.group.is_some_and(|group| group.is_ipv6());

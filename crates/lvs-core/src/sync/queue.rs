@@ -1,4 +1,4 @@
-//! Outgoing messages of a master, and the decision when to send an entry (`ip_vs_sync_conn`,
+//! The outgoing messages of a master, and the decision whether an entry is sent (`ip_vs_sync_conn`,
 //! `ip_vs_sync_conn_needed`).
 
 use alloc::collections::VecDeque;
@@ -13,24 +13,24 @@ use crate::conn::{NO_SLOT, State, Template};
 use crate::settings::Sysctls;
 use crate::{Instant, Protocol};
 
-/// Age at which a message is sent even if it is not full.
+/// Maximum age of an entry in a message that is not full; then the message is sent.
 const SEND_AFTER: Duration = Duration::from_secs(2);
 
 pub(crate) const HZ: u32 = 250;
 
-/// Messages that wait to be sent, by port.
+/// The messages to send, for each port.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     ports: Vec<PortQueue>,
 }
 
-/// Messages for one port: the complete ones, and the one that is being filled.
+/// The messages for one port: the complete ones, and the one that is being filled.
 #[derive(Debug, Default)]
 struct PortQueue {
     buffer: Vec<u8>,
     count: u32,
     version: u32,
-    /// Length in bytes at which the buffer is full.
+    /// Maximum length of the message that is being filled, in bytes.
     room: usize,
     begun: Instant,
     full: VecDeque<Vec<u8>>,
@@ -64,8 +64,8 @@ impl Queue {
         ports.filter_map(PortQueue::next_message).min()
     }
 
-    /// Completes the unfinished message of each port, so that all queued entries are sent although
-    /// the master has stopped.
+    /// Completes the message of each port that is being filled, because the master has stopped: all
+    /// queued entries are sent.
     pub(crate) fn finish(&mut self, sysctls: &Sysctls) {
         for queue in &mut self.ports {
             if !queue.buffer.is_empty() {
@@ -74,14 +74,13 @@ impl Queue {
         }
     }
 
-    /// Number of messages that were dropped because the queue was full.
     pub(crate) fn lost(&self) -> u64 {
         self.ports.iter().map(|queue| queue.lost).sum()
     }
 }
 
-/// Returns a hash of the client's address and port and of the virtual port, so that all messages
-/// about a connection use one port of the daemon.
+/// A hash of the client's address and port and of the virtual port, from which the port for all
+/// messages about a connection follows.
 fn spread(entry: &Entry) -> u16 {
     let last = match entry.client.ip() {
         IpAddr::V4(addr) => u32::from(addr),
@@ -157,7 +156,7 @@ impl PortQueue {
     }
 }
 
-/// The fields of an entry that the decision uses.
+/// The fields of a connection or template on which the decision depends.
 pub(crate) struct Subject {
     pub(crate) template: bool,
     pub(crate) protocol: Protocol,
@@ -169,7 +168,7 @@ pub(crate) struct Subject {
     pub(crate) persistent: bool,
 }
 
-/// Whether an entry is to be sent; if so, returns its new `sync_end` (`ip_vs_sync_conn_needed`).
+/// Whether an entry must be sent; if so, returns its new `sync_end` (`ip_vs_sync_conn_needed`).
 pub(crate) fn needed(
     subject: &Subject,
     packets: u32,
@@ -223,8 +222,8 @@ pub(crate) fn needed(
     Some(end)
 }
 
-/// The number of the latest client packet, after `before` and up to `packets`, for which [`needed`]
-/// sends the connection because of the number alone.
+/// The number of the latest of a client's packets, after `before` and up to `packets`, for which
+/// [`needed`] would send the connection.
 pub(crate) fn latest_due(before: u32, packets: u32, sysctls: &Sysctls) -> Option<u32> {
     let (threshold, period) = sysctls.sync_threshold;
     let passed = packets.wrapping_sub(before);
@@ -252,7 +251,7 @@ pub(crate) fn sync_counted_template(
     sync_template(queue, master, sysctls, template, packets, now);
 }
 
-/// Sends a template, if needed.
+/// Queues a message about a template, if it is due.
 pub(crate) fn sync_template(
     queue: &mut Queue,
     master: Option<Master>,

@@ -1,5 +1,5 @@
-//! Digests of services and of their servers, which show whether two directors choose the same
-//! server for a client.
+//! Digests of services and of their servers, which peers compare. If they are equal, both directors
+//! choose the same server for a client.
 //!
 //! ```text
 //! services  each: key 20 | choice 8 | ways 8
@@ -21,7 +21,7 @@ use crate::conn::sip13;
 use crate::service::ServiceKeyOrd;
 use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
-/// Maximum number of services whose digests are sent: the first ones by their keys.
+/// Maximum number of services whose digests are sent: those with the lowest keys.
 pub const SERVICES_MAX: usize = 1 << 16;
 /// Length in bytes of a service's key and digest.
 pub const SERVICE_LEN: usize = KEY_LEN + 16;
@@ -101,11 +101,11 @@ impl ServiceDigest {
     }
 }
 
-/// The digests of a director's services.
+/// The digests of a director's services, by key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceDigests(BTreeMap<ServiceKeyOrd, ServiceDigest>);
 
-/// A service that differs between two directors.
+/// A service whose digests differ between two directors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Differs {
     /// The service.
@@ -117,7 +117,7 @@ pub struct Differs {
 }
 
 impl ServiceDigests {
-    /// Digests of the first [`SERVICES_MAX`] services, and the number of services beyond.
+    /// Digests of the first [`SERVICES_MAX`] services, and the number of the remaining services.
     pub fn new(all: impl IntoIterator<Item = (ServiceKey, ServiceDigest)>) -> (Self, usize) {
         let all = all.into_iter();
         let mut all: BTreeMap<_, _> = all
@@ -173,7 +173,7 @@ impl ServiceDigests {
         Ok(Self(all))
     }
 
-    /// The services that differ at a peer.
+    /// The services whose digests differ from those of a peer.
     pub fn compare<'a>(&'a self, theirs: &'a Self) -> impl Iterator<Item = Differs> + 'a {
         let ours = self.0.iter().filter_map(|(key, digest)| {
             let other = theirs.0.get(key);
@@ -193,7 +193,7 @@ impl ServiceDigests {
     }
 }
 
-/// The service's settings as a part of [`ServiceDigest::choice`]. `slots` is the size of the
+/// Hash of a service's settings, as a part of [`ServiceDigest::choice`]. `slots` is the size of the
 /// scheduler's hash table.
 pub(crate) fn settings(key: &ServiceKey, config: &ServiceConfig, slots: u32, servers: u32) -> u64 {
     let mut hasher = SipHasher13::new_with_keys(KEYS[0], KEYS[1]);
@@ -225,8 +225,8 @@ fn address(addr: SocketAddr) -> [u64; 3] {
     ]
 }
 
-/// The server as a part of [`ServiceDigest::choice`]. `place` is its position among the servers if
-/// the scheduler uses the position, else 0.
+/// Hash of a server, as a part of [`ServiceDigest::choice`]. `place` is its position in the list of
+/// servers if the scheduler's choice depends on it, otherwise 0.
 pub(crate) fn server(addr: SocketAddr, config: &ServerConfig, last_weight: i32, place: u64) -> u64 {
     let [a, b, c] = address(addr);
     let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
@@ -235,7 +235,8 @@ pub(crate) fn server(addr: SocketAddr, config: &ServerConfig, last_weight: i32, 
     sip13(KEYS, [a, b, c, weights, thresholds, place])
 }
 
-/// The server as a part of [`ServiceDigest::ways`]; `None` if the server is the director itself.
+/// Hash of the path to a server, as a part of [`ServiceDigest::ways`]; `None` if the server is the
+/// director itself.
 pub(crate) fn way(addr: SocketAddr, config: &ServerConfig) -> Option<u64> {
     let [a, b, c] = address(addr);
     let tunnel = match config.forwarding {

@@ -19,7 +19,7 @@ const OPTION_NAME: u8 = 3;
 /// A receiver that does not support an option with this bit may skip the option.
 const OPTION_SKIPPABLE: u8 = 0x40;
 const SEQ_LEN: usize = 24;
-/// Flags that announce sequence numbers.
+/// Flags of entries that contain sequence numbers.
 const SEQ_MASK: u32 = flag::IN_SEQ | flag::OUT_SEQ;
 
 /// Adjustment of sequence numbers in both directions: `init_seq`, `delta`, `previous_delta` of
@@ -54,7 +54,6 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The identity of the connection or template.
     pub(crate) const fn key(&self) -> Key {
         Key {
             protocol: self.protocol,
@@ -63,8 +62,8 @@ impl Entry {
         }
     }
 
-    /// Length in bytes in a message of `version`, without padding; `None` if this version cannot
-    /// contain the entry.
+    /// Length in bytes in a message of `version`, without padding; `None` if the format of this
+    /// version cannot represent the entry.
     pub(crate) fn len(&self, version: u32) -> Option<usize> {
         let sequences = self.flags & SEQ_MASK != 0;
         if version == 0 {
@@ -142,7 +141,7 @@ fn write_addr(addr: IpAddr, out: &mut Vec<u8>) {
     }
 }
 
-/// Writes the header of a message of `version` without connections.
+/// Writes the header of an empty message of `version`.
 pub(crate) fn start(version: u32, syncid: u8, out: &mut Vec<u8>) {
     if version == 0 {
         out.extend([0, syncid, 0, 0]);
@@ -162,7 +161,7 @@ pub(crate) fn finish(version: u32, count: u32, message: &mut [u8]) {
     message[if version == 0 { 0 } else { 4 }] = count as u8;
 }
 
-/// The readable entries of a message.
+/// The valid entries of a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entries {
     /// Connections and templates.
@@ -171,7 +170,7 @@ pub struct Entries {
     pub damaged: bool,
 }
 
-/// Reasons to ignore a message.
+/// The reason why a backup ignores a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
     /// The message is too short for a header, or its length field is wrong.
@@ -180,11 +179,11 @@ pub enum Unread {
     OtherId,
 }
 
-/// The connections of a message, up to the first error. A connection with an unknown mandatory
-/// option is omitted.
+/// The entries of a message, up to the first invalid one. Entries with an unknown mandatory option
+/// are omitted.
 ///
 /// # Errors
-/// If the message as a whole is not for a backup with `syncid`, or its length is wrong
+/// If the length in the message is wrong, or the message is not for a backup with `syncid`
 /// (`ip_vs_process_message`).
 pub fn parse(message: &[u8], syncid: u8) -> Result<Entries, Unread> {
     let [first, id, high, low, rest @ ..] = message else {
@@ -228,8 +227,8 @@ fn parse_v1(message: &[u8], count: u8) -> Entries {
     all
 }
 
-/// Parses a connection of version 1; `Ok(None)` if only this entry must be ignored. An error ends
-/// the message.
+/// Parses an entry of version 1. `Ok(None)` means that only this entry must be ignored; an error,
+/// that the rest of the message must be ignored.
 pub(super) fn parse_entry(bytes: &[u8], size: usize) -> Result<Option<Entry>, ()> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let long = |at: usize| u32::from(word(at)) << 16 | u32::from(word(at + 2));

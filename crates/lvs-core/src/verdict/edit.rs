@@ -1,4 +1,4 @@
-//! Changes of a segment in addition to its addresses and ports: sequence numbers and text.
+//! Changes that a helper makes to a TCP segment: its sequence numbers and its text.
 
 use core::ops::Range;
 
@@ -23,12 +23,12 @@ pub struct Replacement {
     text: [u8; TEXT_MAX],
 }
 
-/// Length of the longest text: `255,255,255,255,255,255`.
+/// Length in bytes of the longest text: `255,255,255,255,255,255`.
 const TEXT_MAX: usize = 23;
 
 impl Replacement {
-    /// Creates an edit that replaces these bytes by no text yet; `None` if they are beyond the
-    /// maximum length of a segment.
+    /// An edit that removes these bytes; `None` if they are beyond the maximum length of a segment.
+    /// Text is added with [`push`](Self::push).
     pub(crate) fn of(place: &Range<usize>) -> Option<Self> {
         Some(Self {
             start: u16::try_from(place.start).ok()?,
@@ -48,12 +48,13 @@ impl Replacement {
         &self.text[..usize::from(self.len)]
     }
 
-    /// Number of bytes by which the payload grows.
+    /// Number of bytes by which the payload grows; negative if it shrinks.
     pub fn growth(&self) -> i32 {
         i32::from(self.len) + i32::from(self.start) - i32::from(self.end)
     }
 
-    /// Returns the same edit, `by` bytes further on.
+    /// The same edit, moved by this number of bytes; `None` if it is then beyond the maximum length
+    /// of a segment.
     pub(crate) fn moved(mut self, by: usize) -> Option<Self> {
         let by = u16::try_from(by).ok()?;
         self.start = self.start.checked_add(by)?;
@@ -61,13 +62,11 @@ impl Replacement {
         Some(self)
     }
 
-    /// Adds a byte of text.
     pub(crate) fn push(&mut self, byte: u8) {
         self.text[usize::from(self.len)] = byte;
         self.len += 1;
     }
 
-    /// Adds a number in decimals.
     pub(crate) fn push_number(&mut self, number: u16) {
         let mut unit = 10_000;
         while unit > 0 {

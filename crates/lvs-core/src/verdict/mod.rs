@@ -11,12 +11,12 @@ pub(crate) use self::shift::is_after;
 use crate::Forwarding;
 use crate::tunnel::Tunnel;
 
-/// A connection of one shard; valid until the connection ends.
+/// Identifies a connection in one shard, until the connection is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub(crate) u32);
 
 impl ConnId {
-    /// The connection in a slot, for tests of programs that carry out verdicts.
+    /// The identifier of the connection in this slot, for tests.
     pub const fn from_index(index: u32) -> Self {
         Self(index)
     }
@@ -27,8 +27,8 @@ impl ConnId {
     }
 }
 
-/// A real server's record (one server in one service): an index that stays the same as long as the
-/// record exists.
+/// Identifies the record of a real server (one server in one service): an index that stays the same
+/// as long as the record exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerId(pub(crate) u32);
 
@@ -51,8 +51,8 @@ pub enum Verdict {
     /// The packet belongs to no service: pass it to the host's network stack (delivery or ordinary
     /// forwarding).
     Accept(AcceptReason),
-    /// Answer with ICMP destination (port) unreachable from the packet's own destination address,
-    /// then drop it.
+    /// Answer with ICMP destination unreachable (port unreachable), whose source is the packet's
+    /// destination address. Then drop the packet.
     Unreachable(DropReason),
     /// Answer the TCP segment with a reset whose source is the segment's destination (RFC 9293
     /// section 3.10.7.1), then drop the segment.
@@ -66,7 +66,8 @@ pub enum Verdict {
 pub struct Forward {
     /// The connection; `None` for a one-packet connection that has already ended.
     pub conn: Option<ConnId>,
-    /// The real server; `None` for a connection that is bound to none (bypass, synchronised).
+    /// The real server; `None` if the connection has no server (bypass, or received by
+    /// synchronisation).
     pub server: Option<ServerId>,
     /// NAT, direct routing, tunnel, local or bypass.
     pub method: Forwarding,
@@ -99,15 +100,15 @@ pub struct Reply {
     /// The client: the new destination of the packet and, in an ICMP error, the new source of the
     /// embedded packet. Set only for full NAT, where the server sends to a local address.
     pub destination: Option<SocketAddr>,
-    /// Change of the TCP segment by a helper.
+    /// Changes of the TCP segment by a helper.
     pub edit: Option<Edit>,
     /// Whether a through-VIP check opened the connection ([`Control::pin`](crate::Control::pin)).
     /// The check accepts replies only if they use the path of the replies to clients.
     pub probe: bool,
 }
 
-/// Declares an enumeration of reasons, each with a name and a description. For the crates of this
-/// project.
+/// Declares an enumeration of reasons, each with a name and a description; the crates of this
+/// project use it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! reasons {
@@ -151,8 +152,8 @@ reasons! {
     DropReason {
         /// The packet belongs to a connection whose real server was removed.
         ServerRemoved => "server_removed",
-        /// Packet of a connection whose real server went down. The service's `on_server_down`
-        /// determines what happens to such packets.
+        /// The packet belongs to a connection whose server was removed, and the service's
+        /// `on_server_down` requires that it is dropped.
         ServerDown => "server_down",
         /// No real server of the service accepts a new connection.
         NoServer => "no_server",
@@ -166,18 +167,18 @@ reasons! {
         SourceRate => "source_rate",
         /// The service's filter, or the director's, denies the source.
         Filtered => "filtered",
-        /// The embedding program has passed a shard of another director.
+        /// The caller has passed a shard of another director.
         ForeignShard => "foreign_shard",
         /// The transport header is truncated.
         ShortHeader => "short_header",
-        /// An ICMP error with a wrong checksum.
+        /// The packet is an ICMP error with a wrong checksum.
         IcmpChecksum => "icmp_checksum",
         /// The defence `drop_packet` selected the packet.
         DropPacket => "drop_packet",
         /// The persistence engine found no key in the packet.
         PersistenceEngine => "persistence_engine",
-        /// Packet from a real server without a connection; the server receives an ICMP error
-        /// (`nat_icmp_send`).
+        /// The packet is from a real server and belongs to no connection; the server receives an
+        /// ICMP error (`nat_icmp_send`).
         StrayReply => "stray_reply",
         /// The connection was received by synchronisation, and its tunnel matches no configured
         /// server.
@@ -187,10 +188,10 @@ reasons! {
         NoLocalPort => "no_local_port",
         /// A rule that sets firewall marks drops the packet.
         MarkRule => "mark_rule",
-        /// Control connection of FTP with a wrong TCP checksum.
+        /// The packet belongs to an FTP control connection, and its TCP checksum is wrong.
         HelperChecksum => "helper_checksum",
-        /// Packet of an FTP control connection that acknowledges data that the other side has not
-        /// sent.
+        /// The packet belongs to an FTP control connection, and acknowledges data that the other
+        /// side has not sent.
         HelperSequence => "helper_sequence",
         /// The embedding program's own hook dropped the packet.
         Hook => "hook",
@@ -220,24 +221,23 @@ reasons! {
         NoService => "no_service",
         /// The packet belongs to no connection and may not open one (TCP without SYN, RST).
         NotNew => "not_new",
-        /// A protocol that is not balanced.
+        /// The director does not balance packets of this protocol.
         Protocol => "protocol",
         /// The source port is 20, which is never scheduled.
         SourcePort20 => "source_port_20",
         /// The port is FTP data, which the service accepts only if it is persistent.
         FtpData => "ftp_data",
-        /// An ICMP error that belongs to no connection.
+        /// The packet is an ICMP error that belongs to no connection.
         UnrelatedIcmp => "unrelated_icmp",
-        /// A packet in transit, or a packet of IPsec, that belongs to no connection; the host
-        /// handles it.
+        /// The packet belongs to no connection, and is in transit or of IPsec. The host handles it.
         NoConnection => "no_connection",
-        /// A backup daemon runs and `backup_only` is set.
+        /// A backup daemon is running and `backup_only` is set.
         BackupOnly => "backup_only",
-        /// Reply of a real server on this host to a client of this host.
+        /// The packet is the reply of a real server on this host to a client on this host.
         LocalReply => "local_reply",
-        /// The packet was decapsulated by the host, and `ignore_tunneled` is set.
+        /// The host has decapsulated the packet, and `ignore_tunneled` is set.
         Tunneled => "tunneled",
-        /// A rule for marks passes the packet to the host.
+        /// A rule that sets firewall marks passes the packet to the host.
         MarkRule => "mark_rule",
         /// The hook of the embedding program passed the packet to the host.
         Hook => "hook",

@@ -1,19 +1,18 @@
-//! Adjustment of sequence numbers in a stream in which text was replaced by text of another length
-//! (`nf_conntrack_seqadj`).
+//! Adjustment of the sequence numbers of a stream, after text in it was replaced by text of another
+//! length (`nf_conntrack_seqadj`).
 
-/// The difference between the sequence numbers of one direction before and after the director:
-/// `before` up to the place of the last replacement, `after` from there on.
+/// The number of bytes by which the director shifts the sequence numbers of one direction: `before`
+/// up to the last replacement, `after` beyond it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shift {
-    /// The original sequence number of the segment in which text was replaced last.
+    /// The sender's sequence number of the segment in which text was replaced last.
     place: u32,
     before: i32,
     after: i32,
 }
 
 impl Shift {
-    /// Records that text was replaced in the segment with the number `sequence`, which grows by
-    /// `growth` bytes.
+    /// Records that the segment with the sequence number `sequence` grew by `growth` bytes.
     pub(crate) fn replaced(&mut self, sequence: u32, growth: i32) {
         // The segment repeats text that was already replaced.
         let again = self.before != self.after && !is_after(sequence, self.place);
@@ -25,23 +24,22 @@ impl Shift {
         self.after = self.after.wrapping_add(growth);
     }
 
-    /// Whether no sequence number changes.
     pub(crate) const fn is_none(self) -> bool {
         self.before == 0 && self.after == 0
     }
 
-    /// The sequence number at the receiver for a sequence number of the sender.
+    /// Converts a sequence number of the sender to the receiver's numbering.
     pub const fn sequence(self, sent: u32) -> u32 {
         sent.wrapping_add_signed(self.offset(sent))
     }
 
-    /// An acknowledged number in the sender's numbering.
+    /// Converts an acknowledgement number of the receiver to the sender's numbering.
     pub const fn acknowledgement(self, seen: u32) -> u32 {
         let sent = seen.wrapping_sub(self.before.cast_unsigned());
         seen.wrapping_sub(self.offset(sent).cast_unsigned())
     }
 
-    /// Bytes that were added in front of a number of the sender.
+    /// Number of bytes by which this sequence number of the sender is shifted.
     pub(crate) const fn offset(self, sequence: u32) -> i32 {
         if is_after(sequence, self.place) {
             self.after
@@ -51,7 +49,7 @@ impl Shift {
     }
 }
 
-/// Whether `a` is after `b` in the circle of sequence numbers.
+/// Whether sequence number `a` is after `b`, modulo 2^32.
 pub(crate) const fn is_after(a: u32, b: u32) -> bool {
     b.wrapping_sub(a).cast_signed() < 0
 }

@@ -1,4 +1,4 @@
-//! Lists of changes are applied completely or not at all.
+//! A list of changes is applied completely or not at all.
 #![cfg(feature = "api")]
 
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use lvs_core::{
 };
 use proptest::prelude::*;
 
-/// A host with one interface, one broadcast address, and no direct routing.
+/// A host with one interface and one broadcast address, which refuses servers with direct routing.
 struct SmallHost;
 
 impl Host for SmallHost {
@@ -43,7 +43,7 @@ fn control() -> Control {
     })
 }
 
-/// The complete state of a director, including its schedulers.
+/// The complete state of a director, including its schedulers, as text.
 fn picture(control: &Control) -> String {
     format!("{control:?}")
 }
@@ -197,8 +197,8 @@ fn call() -> impl Strategy<Value = Call> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A list has the same result as its changes one by one, or changes nothing and returns the
-    /// refusal of its first invalid change.
+    /// A list either has the same result as its changes one by one, or changes nothing and is
+    /// refused for its first invalid change.
     #[test]
     fn change_list_is_applied_completely_or_refused(lists in prop::collection::vec(prop::collection::vec(call(), 0..12), 1..12)) {
         let (mut whole, mut single) = (control(), control());

@@ -1,4 +1,4 @@
-//! Features beyond the kernel's IPVS, none of which is active by default: servers that go down,
+//! Features that the kernel's IPVS does not have, and that are off by default: `on_server_down`,
 //! slow starts, the scheduler `ewma`, the modern profile.
 
 use std::net::SocketAddr;
@@ -41,7 +41,7 @@ const fn down(on_server_down: OnServerDown) -> Extras {
     }
 }
 
-/// A director that resets the connections of a server that goes down, after a second.
+/// A director with `on_server_down = Reset`, and the time one second after its start.
 fn resetting(method: Forwarding, servers: u8) -> (Director, Instant) {
     let config = service("rr", down(OnServerDown::Reset));
     let director = director(ServiceKey::tcp(addr(VIP)), config, method, servers);
@@ -99,8 +99,8 @@ fn send(
     director.handle_packet(&PacketMeta { segment, ..*meta }, now)
 }
 
-/// Establishes a connection that has transferred a request of 100 bytes, and behind NAT an answer
-/// of 1000.
+/// Opens a connection on which the client has sent a request of 100 bytes. With NAT, the server has
+/// also sent an answer of 1000 bytes.
 fn establish(director: &mut Director, client: SocketAddr, nat: bool, now: Instant) {
     let vip = addr(VIP);
     let (cs, ss) = (1000, 0xffff_ff00);
@@ -519,7 +519,7 @@ fn explain_reports_outcome_of_connection_to_down_server() {
 
 // --- slow start ----------------------------------------------------------------------------------
 
-/// How many of `count` new connections each of the servers 1 to 3 gets.
+/// The numbers of connections that servers 1 to 3 get, of `count` new ones.
 fn shares(director: &mut Director, count: u16, now: Instant) -> [u32; 3] {
     let mut shares = [0; 3];
     for n in 0..count {
@@ -789,7 +789,7 @@ fn consecutive_failed_attempts_are_counted() {
     assert_eq!(count(&direct), 0);
 }
 
-/// Numbers of all attempts and of unanswered attempts to the only server.
+/// Numbers of all attempts to open a connection to the only server, and of the unanswered ones.
 fn attempts(director: &Director) -> (u64, u64) {
     let service = director.control.services().next().unwrap();
     let id = service.servers()[0].id();
@@ -797,7 +797,8 @@ fn attempts(director: &Director) -> (u64, u64) {
     (total.opened, total.unanswered)
 }
 
-/// Sends SYNs of one client in these seconds, and lets the connection expire.
+/// Sends SYNs of one client at these seconds, and waits until the connection expires. Returns the
+/// numbers of all attempts and of the unanswered ones.
 fn syns_alone(method: Forwarding, seconds: &[u64]) -> (u64, u64) {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), method, 1);
@@ -865,7 +866,7 @@ fn attempt_is_answered_by_the_servers_reply_or_the_clients_next_packet() {
     }
 }
 
-/// Whether a server is suspicious by the attempts of the last minute.
+/// Whether the attempts of the last minute make a server suspicious.
 fn has_suspect(director: &Director) -> bool {
     let service = director.control.services().next().unwrap();
     let of = |server: &Arc<Server>| director.control.server_attempts(server.id()).unwrap();
@@ -881,9 +882,9 @@ fn has_suspect(director: &Director) -> bool {
     })
 }
 
-/// Three servers, and ten clients every two seconds: each client sends a SYN, the server sends the
-/// `answer` to the client with this number, if it returns one, and then the client sends its next
-/// packet. Returns whether a server became suspicious.
+/// Ten clients connect to three servers every two seconds: each client sends a SYN, the server
+/// sends `answer` to it if there is one, and then the client sends its next packet. Returns whether
+/// a server became suspicious.
 fn blames(
     method: Forwarding,
     answer: impl Fn(u16, SocketAddr) -> Option<u8>,
@@ -1063,7 +1064,7 @@ fn modern_profile_has_timeouts_of_rfcs() {
     }
 }
 
-/// Sends `bytes` of a TCP stream from `src` to `dst`.
+/// Sends a TCP segment with the payload `bytes` from `src` to `dst`.
 fn say(
     director: &mut Director,
     (src, dst): (SocketAddr, SocketAddr),
@@ -1088,7 +1089,7 @@ fn say(
     director.handle_packet(&meta, now)
 }
 
-/// A client and a server of FTP, between which the helper has changed a reply and expects a data
+/// An FTP client and server: the helper has rewritten a reply of the server, and expects a data
 /// connection.
 fn ftp(now: Instant) -> (Director, SocketAddr) {
     let extras = down(OnServerDown::Reset);

@@ -1,4 +1,4 @@
-//! Addresses and packets of several tests.
+//! Addresses and packets that several tests use.
 
 use std::net::SocketAddr;
 
@@ -42,7 +42,7 @@ pub(crate) fn director(
     director
 }
 
-/// A packet of 40 bytes: to the [`VIP`], or in transit.
+/// A packet of 40 bytes; it is in transit unless its destination is the [`VIP`].
 pub(crate) fn packet(src: SocketAddr, dst: SocketAddr, transport: Transport<'_>) -> PacketMeta<'_> {
     let local = dst == addr(VIP);
     let hook = if local { Hook::Local } else { Hook::Transit };

@@ -1,5 +1,5 @@
-//! Tests of the deviations from the kernel in the core. docs/decisions.md lists all deviations; the
-//! other deviations have their tests in the crates that they concern.
+//! Tests of differences from the kernel in this crate. docs/decisions.md lists all differences;
+//! other crates have the tests of the others.
 
 use std::net::SocketAddr;
 
@@ -80,8 +80,8 @@ fn timers_fire_at_their_deadline() {
     assert_eq!(director.shard.len(), 0);
 }
 
-/// The kernel drops a SYN that takes over a connection which netfilter tracks, and schedules its
-/// repetition.
+/// A SYN with the addresses and ports of an old connection opens a new one at once. The kernel
+/// drops it if netfilter tracks the old connection, and schedules the repeated SYN.
 #[test]
 fn port_reuse_with_conntrack_needs_no_second_syn() {
     const FIN: u8 = TcpFlags::FIN | TcpFlags::ACK;

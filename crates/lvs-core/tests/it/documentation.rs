@@ -7,7 +7,7 @@ use lvs_core::sched::BUILT_IN;
 use lvs_core::settings::Sysctls;
 use lvs_core::tunnel::{TunnelChecksum, TunnelType};
 
-/// The text of a file, by its path from the root of the project.
+/// The text of a file; the path is relative to the root of the project.
 fn text(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -112,7 +112,6 @@ fn every_call_is_documented() {
     }
 }
 
-/// The files that ARCHITECTURE names exist.
 #[test]
 fn files_in_code_map_exist() {
     let map = section("ARCHITECTURE.md", "## Code map");
@@ -168,7 +167,7 @@ fn sources_below(directory: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// The pages may name a file by the end of its path.
+/// A page may name a file by the end of its path.
 #[test]
 fn files_that_architecture_names_exist() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -191,8 +190,8 @@ fn files_that_architecture_names_exist() {
     assert!(count > 150, "files named: {count}");
 }
 
-/// The page names the 15 files through which a packet of a known connection passes, and a function
-/// in each; all of these functions exist.
+/// The page names 15 files through which a packet of an existing connection passes, and a function
+/// in each. All of these functions must exist.
 #[test]
 fn path_of_packet_has_fifteen_files_with_existing_functions() {
     let way = section("ARCHITECTURE.md", "### From socket to socket");
@@ -291,8 +290,8 @@ fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
     }
 }
 
-/// Each deviation in docs/decisions.md names its test, each test that the list names exists, and
-/// the list has each test of the files `deviations.rs`.
+/// Each difference in docs/decisions.md must name its test, each test named there must exist, and
+/// each test of a file `deviations.rs` must be named there.
 #[test]
 fn every_deviation_has_its_test() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -335,7 +334,7 @@ fn every_deviation_has_its_test() {
     }
 }
 
-/// Each line of docs/limits.md names a test that reaches the limit, and the file of the test.
+/// Each line of docs/limits.md must name a test that reaches the limit, and the test's file.
 #[test]
 fn every_limit_has_its_test() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -378,8 +377,7 @@ fn every_limit_has_its_test() {
     }
 }
 
-/// The method's name decides the required access, before the parameters are parsed. A call that
-/// becomes readable for all clients is added to this list as well.
+/// Clients with read access can make exactly these calls; the access depends on the method's name.
 #[cfg(feature = "api")]
 #[test]
 fn documented_calls_with_read_access_are_complete() {
@@ -456,7 +454,7 @@ fn anchors(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// `mdbook build` leaves out a page that the summary does not list.
+/// `mdbook build` would omit a page that the summary does not list.
 #[test]
 fn book_summary_lists_every_page_once() {
     let summary = links(&text("docs/SUMMARY.md"));
@@ -466,7 +464,8 @@ fn book_summary_lists_every_page_once() {
     }
 }
 
-/// docs/embedding.md prints lines of an example that the workspace compiles and tests.
+/// The code in docs/embedding.md consists of lines of an example that the workspace compiles and
+/// tests.
 #[test]
 fn embedding_page_blocks_are_lines_of_the_example() {
     let example = text("examples/src/bin/embed.rs");

@@ -1,4 +1,4 @@
-//! Floods: their effect on a full table and on other clients.
+//! The effect of floods on a full table, and on other clients.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::common::{VIP, addr, packet, server};
 const SYN: u8 = TcpFlags::SYN;
 const ACK: u8 = TcpFlags::ACK;
 
-/// The source with number `n`; there are 2^32 of them.
+/// The address and port of source number `n`.
 fn source(n: u32) -> SocketAddr {
     let [_, a, b, c] = n.to_be_bytes();
     SocketAddr::from(([10 + (n >> 24) as u8, a, b, c], 1024 + (n % 60_000) as u16))
@@ -76,7 +76,8 @@ impl Bed {
         self.director.handle_packet(&meta, self.now)
     }
 
-    /// Returns the address that the packet is forwarded to; `None` if it is not forwarded.
+    /// Passes a packet to the director, and returns the server to which it is forwarded; `None` if
+    /// it is not forwarded.
     fn opens(&mut self, src: SocketAddr, flags: u8) -> Option<SocketAddr> {
         match self.send(src, flags) {
             Verdict::Forward(forward) => Some(forward.target),
@@ -89,7 +90,8 @@ impl Bed {
         let _ = self.director.handle_packet(&meta, self.now);
     }
 
-    /// SYN, SYN/ACK, ACK, and a request.
+    /// Sends the SYN, SYN+ACK and ACK of a handshake and then a request; `false` if one of them is
+    /// not forwarded.
     fn connect(&mut self, src: SocketAddr) -> bool {
         let Some(server) = self.opens(src, SYN) else {
             return false;
@@ -296,8 +298,8 @@ fn persistent(slots: usize, when_full: WhenFull) -> Bed {
     Bed::new(slots, when_full, key, config, Forwarding::Nat)
 }
 
-/// A full table of clients whose connections have ended has an eighth and 128 more templates than
-/// connections.
+/// A table of templates has slots for the connections of all shards, an eighth more, and another
+/// 128.
 #[test]
 fn full_template_table_refuses_next_template() {
     let mut bed = persistent(512, WhenFull::Drop);
@@ -319,8 +321,7 @@ fn full_template_table_refuses_next_template() {
     assert_eq!(bed.director.control.evicted_templates(), 0);
 }
 
-/// A flood leaves more templates with the same deadline than one call removes (4,096); the next
-/// call is due at once.
+/// If more templates expire at once than one call removes (4,096), the next call is due at once.
 #[test]
 fn expired_templates_are_removed_in_portions() {
     const ALL: usize = 10_000;

@@ -1,4 +1,4 @@
-//! Full NAT: decisions of the director for connections with destination and source NAT.
+//! Full NAT: decisions about connections whose client address is also translated.
 
 use std::net::SocketAddr;
 

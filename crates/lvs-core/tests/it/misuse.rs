@@ -1,5 +1,5 @@
-//! Every operation called wrongly: it is refused with an error value, and nothing has changed. No
-//! order of calls, no value and no shard of another director makes the director panic.
+//! Each operation refuses wrong arguments with an error, and then changes nothing. No order of
+//! calls, no value, and no shard of another director makes a director panic.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn syn(client: &str) -> PacketMeta<'static> {
     PacketMeta::tcp(Hook::Local, addr(client), addr(VIP), TcpFlags::SYN)
 }
 
-/// The complete state of a director, which a refused operation must not change.
+/// The complete state of a director as text; a refused operation must not change it.
 fn seen(control: &Control) -> String {
     let services: Vec<_> = control
         .services()

@@ -1,6 +1,6 @@
-//! The userspace fast path against the slow path: two directors receive the same packets, and one
-//! of them uses the fast path. After each packet both have the same verdict, states, deadlines and
-//! counters.
+//! Compares the userspace fast path with the slow path: two directors receive the same packets, and
+//! only one of them uses the fast path. After each packet, both must have the same verdict, states,
+//! deadlines and counters.
 
 use crate::common::forwarded;
 use std::net::{SocketAddr, SocketAddrV4};
@@ -17,8 +17,8 @@ use lvs_core::{
 };
 use proptest::prelude::*;
 
-/// A kind of service: its protocol, port, method, scheduler and flags, and whether its servers are
-/// absent.
+/// Properties of a service: protocol, port, forwarding method, scheduler, flags, and whether it has
+/// no servers.
 type Kind = (Protocol, u16, Forwarding, &'static str, u32, bool);
 
 const KINDS: [Kind; 11] = {
@@ -45,7 +45,7 @@ const SERVERS: u8 = 3;
 /// One step of a generated case.
 #[derive(Clone, Debug)]
 enum Act {
-    /// A packet from a client to a service, or an answer to it.
+    /// A packet from a client to a service, or the server's answer to it.
     Packet {
         kind: usize,
         client: u8,
@@ -61,7 +61,7 @@ enum Act {
     Sysctl(usize),
     Master(bool),
     Backup(bool),
-    /// Connections of servers that went down are ended.
+    /// Closes connections of removed servers, as their services require.
     EndDown,
 }
 
@@ -305,7 +305,8 @@ impl Twin {
         format!("{done} {messages:?}")
     }
 
-    /// An answer to a client's last packet that matches the table: its sender and its receiver.
+    /// Addresses of an answer to a client's last packet: those of the server and of the client, as
+    /// the connection in the table requires.
     fn answers(&self, kind: usize, number: u8) -> Option<(SocketAddr, SocketAddr)> {
         let (client, virt) = (client(number), virt(kind));
         let mut all = self.director.shard.connections_from(0, self.now);
@@ -352,7 +353,7 @@ proptest! {
     }
 }
 
-/// The comparison with the slow path is useful only if packets take the fast path.
+/// The comparison shows something only if packets take the fast path.
 #[test]
 fn established_connection_uses_fast_path() {
     let client: SocketAddrV4 = "192.0.2.1:1000".parse().expect("an address");

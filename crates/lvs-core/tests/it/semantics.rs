@@ -1,5 +1,5 @@
-//! Behaviour that no recording shows: defences, IPsec, ICMP errors that open connections, servers
-//! that send first, several shards.
+//! Behaviour that no recording of the kernel covers: defences, IPsec, ICMP errors that open
+//! connections, servers that send first, several shards.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -383,8 +383,8 @@ fn drop_packet_does_not_affect_existing_connections() {
     }
 }
 
-/// The kernel visits one in 32 buckets of its hash table at random; here it is one in 32 slots. The
-/// spared states are the same.
+/// `drop_entry` visits one in 32 slots at random each second, as the kernel visits one in 32
+/// buckets. It spares connections in the same states as the kernel.
 #[test]
 fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
@@ -428,9 +428,9 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     assert_eq!(counted as usize, established);
 }
 
-/// Compares with Linux 6.12: of 400 connections of one kind, the number that remain some seconds
-/// after `drop_entry = 3`. They had been idle for 70 s, except those in SYN_RECV. Both choose at
-/// random, so the numbers are close, not equal.
+/// Compares with measurements of Linux 6.12: the number of 400 connections that remain some seconds
+/// after `drop_entry` was set to 3. They had been idle for 70 s, except those in SYN_RECV. Both
+/// choose at random, so the numbers are close, not equal.
 #[test]
 fn drop_entry_keeps_as_many_connections_as_the_kernel() {
     const SYN: u8 = TcpFlags::SYN;
@@ -507,8 +507,8 @@ fn drop_entry_keeps_as_many_connections_as_the_kernel() {
     }
 }
 
-/// `am_droprate` is read when the mode changes and every second, but not when the present mode is
-/// written again.
+/// The kernel reads `am_droprate` when the mode changes, and then every second, but not when the
+/// present mode is written again.
 #[test]
 fn rewritten_defence_mode_has_no_immediate_effect() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
@@ -629,7 +629,8 @@ fn sync_daemon_and_tunnel_to_other_family_exclude_each_other() {
     );
 }
 
-/// A backup with the same services takes over the entries of a master: server, state, time.
+/// A backup with the same services stores the entries of a master, with their server, state and
+/// remaining time.
 #[test]
 fn backup_takes_over_entries_of_master() {
     let mut config = rr();
@@ -687,7 +688,7 @@ fn backup_takes_over_entries_of_master() {
     }
 }
 
-/// Messages of a master until `now`, as (port, entries).
+/// The messages that a master sends until `now`: the port offset, and the entries.
 fn sent(director: &mut Director, now: Instant) -> Vec<(u16, Vec<sync::wire::Entry>)> {
     let messages = core::iter::from_fn(|| director.take_sync_message(now));
     messages
@@ -699,8 +700,8 @@ fn sent(director: &mut Director, now: Instant) -> Vec<(u16, Vec<sync::wire::Entr
         .collect()
 }
 
-/// `ip_vs_sync_conn`: all messages about a connection go to one port; the connections are spread
-/// over all ports.
+/// All messages about a connection have the same port, and the ports are distributed over the
+/// connections (`ip_vs_sync_conn`).
 #[test]
 fn sync_messages_of_connection_use_one_port() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
@@ -737,8 +738,8 @@ fn sync_messages_of_connection_use_one_port() {
     assert!(count.iter().all(|&count| count > 1200 / 8), "{count:?}");
 }
 
-/// A message has 8 bits for its number of connections: the kernel's message continues beyond, so
-/// that 256 connections are lost.
+/// The count field of a message has 8 bits. The kernel exceeds it, so that its backups lose 256
+/// connections; a master here completes the message instead.
 #[test]
 fn sync_message_ends_at_its_entry_count() {
     let counts = |master: sync::Master| {
@@ -758,7 +759,7 @@ fn sync_message_ends_at_its_entry_count() {
     assert_eq!(counts(master.counted()), [255, 45]);
 }
 
-/// A master that is stopped sends its queued entries, and no later ones.
+/// A master that is stopped still sends its queued entries, and no further ones.
 #[test]
 fn stopped_master_sends_its_queue() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
@@ -779,7 +780,7 @@ fn stopped_master_sends_its_queue() {
     assert_eq!(sent(&mut director, Instant::from_secs(9)), []);
 }
 
-/// Connections of one client in two shards share a template, which ends after the last of them.
+/// Two connections of one client in two shards share a template, which expires after the later one.
 #[test]
 fn shards_share_templates() {
     let mut control = Control::new(Options {

@@ -1,4 +1,4 @@
-//! Several workers at once: each shard on its own thread, and the `Control` behind a lock.
+//! Several threads at once: each has a shard, and they share a `Control` behind a lock.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Barrier, Mutex};
@@ -50,7 +50,7 @@ fn decide(
     }
 }
 
-/// Opens and answers every connection, and keeps it established.
+/// Opens connections, and lets the server answer each of them.
 fn work(control: &Mutex<Control>, shard: &mut Shard, worker: usize, now: Instant) {
     for n in 0..CONNECTIONS {
         let client = client(worker, n);
@@ -71,8 +71,8 @@ fn work(control: &Mutex<Control>, shard: &mut Shard, worker: usize, now: Instant
     }
 }
 
-/// Workers that open connections at the same moment, while the weights change, lose no connection
-/// and count none twice.
+/// Workers open connections at the same time, while weights change. Each connection is counted
+/// exactly once.
 #[test]
 fn counters_and_counts_are_exact_across_workers() {
     let mut control = Control::new(Options {
@@ -147,8 +147,8 @@ fn counters_and_counts_are_exact_across_workers() {
     }
 }
 
-/// Each worker sends one packet of each of `clients` clients at the same moment. Returns the
-/// refusals and the number of opened connections of each worker.
+/// Each worker sends one packet of each of `clients` clients, all workers at the same time. Returns
+/// the refusals, and the number of connections that each worker opened.
 fn rush(
     control: &Mutex<Control>,
     shards: &mut [Shard],

@@ -1,4 +1,4 @@
-//! Checks whether a change can be made, in the kernel's order of checks.
+//! Checks whether the director can make a change, in the order in which the kernel checks it.
 
 use alloc::collections::BTreeSet;
 use alloc::format;
@@ -19,7 +19,7 @@ use crate::{Control, Error, ServiceKey};
 /// Maximum number of local addresses of full NAT: a connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;
 
-/// Checks whether a change is possible, and parses its parameters.
+/// Checks whether a change is possible, and returns it with parsed parameters.
 pub(super) fn check_call<'a>(
     view: &impl View,
     control: &Control,
@@ -204,7 +204,7 @@ fn set_local<'a>(
     Ok(Step::SetLocal(pool, wanted.hairpin))
 }
 
-/// Checks whether these addresses can be local addresses of full NAT.
+/// Checks whether full NAT can use these local addresses: their number, and each address.
 fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
     if addresses.len() > LOCAL_ADDRESSES_MAX {
         let count = addresses.len();

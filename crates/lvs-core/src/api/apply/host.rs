@@ -1,4 +1,4 @@
-//! Properties of the host on which changes depend.
+//! Properties of the host on which a change of the configuration depends.
 
 use core::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::mark::MarkRule;
 use crate::sync::SyncDaemon;
 use crate::{Forwarding, ServiceKey};
 
-/// Facts about the host that changes depend on.
+/// Properties of the host on which changes of the configuration depend.
 ///
 /// Implementations answer from memory: the caller holds the lock of [`Control`](crate::Control).
 pub trait Host {
@@ -28,13 +28,15 @@ pub trait Host {
         false
     }
 
-    /// The MTU of a network interface in bytes; `None` if no interface has this name.
+    /// The MTU of the network interface with this name, in bytes; `None` if the host has no such
+    /// interface.
     fn mtu(&self, interface: &str) -> Option<u32> {
         let _ = interface;
         Some(1500)
     }
 
-    /// The ports of a local address that full NAT may use: those outside the host's own range.
+    /// The ports of a local address that full NAT may use: those outside the range from which the
+    /// host's kernel chooses ports.
     fn local_ports(&self, addr: IpAddr) -> LocalAddress {
         LocalAddress::new(addr)
     }
@@ -54,12 +56,12 @@ pub enum Need<'a> {
     Service(ServiceKey),
     /// A server with this method, to be added or edited.
     Server(Forwarding),
-    /// A rule that sets firewall marks, to be added.
+    /// A rule to be added, which sets firewall marks.
     Mark(&'a MarkRule),
     /// A local address for full NAT, to be added.
     Local(IpAddr),
-    /// A virtual address for which the dataplane is to answer ARP.
+    /// A virtual address for which the dataplane will answer ARP.
     Own(IpAddr),
-    /// A synchronisation daemon to be started, which passed all other checks.
+    /// A synchronisation daemon to be started, after all other checks of it have succeeded.
     Daemon(&'a SyncDaemon),
 }

@@ -27,7 +27,7 @@ use crate::{Control, Instant, ServiceKey};
 /// Maximum number of changes of one [`Call::Apply`].
 pub const CHANGES_MAX: usize = 1 << 16;
 
-/// Answer to a call that changes the configuration: the change is made.
+/// Answer to a call that changed the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
     /// Parts of the change that the dataplane does not apply yet, each with its fix. Absent if
@@ -45,7 +45,8 @@ pub struct Refused {
     pub failure: Failure,
 }
 
-/// The parts of the state that the dataplane must update after changes.
+/// The parts of the configuration that changed, so that the dataplane must update copies and
+/// settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,

@@ -12,7 +12,7 @@ use crate::mark::MarkRule;
 use crate::sync::{self, SyncDaemon, SyncRole};
 use crate::{Control, Error, Family, Instant, ServiceConfig, ServiceFlags, ServiceKey};
 
-/// A checked change, with the facts that the host supplied.
+/// A checked change, with the properties of the host that it needs.
 pub(super) enum Step<'a> {
     AddService(&'a ServiceSpec),
     EditService(&'a ServiceSpec),
@@ -28,7 +28,7 @@ pub(super) enum Step<'a> {
     StartMaster(sync::Master, SyncDaemon),
     StartBackup(sync::Backup, SyncDaemon),
     StopDaemon(SyncRole),
-    /// Inserts a rule that sets firewall marks at this index, from 0.
+    /// The index counts from 0.
     InsertMark(usize, MarkRule),
     DeleteMark(usize),
     SetMarks(Vec<MarkRule>),
@@ -38,8 +38,8 @@ pub(super) enum Step<'a> {
 }
 
 impl Control {
-    /// Applies a change. New lists of firewall-mark rules are collected in `marks`, which the
-    /// caller sets after the last change.
+    /// Applies the change. New lists of firewall-mark rules are collected in `marks`; the caller
+    /// sets the last list after all changes.
     pub(super) fn make(
         &mut self,
         step: Step<'_>,
@@ -97,7 +97,7 @@ impl Control {
 }
 
 impl Step<'_> {
-    /// Records the effect of this change in the plan, against which later changes are checked.
+    /// Records the change in the plan, against which later changes of the list are checked.
     pub(super) fn note(&self, plan: &mut Plan<'_>) {
         let settings = |spec: &ServiceSpec| {
             let once = spec.config.flags.has(ServiceFlags::ONE_PACKET);
@@ -142,8 +142,6 @@ impl Step<'_> {
         )
     }
 
-    /// Records in `applied` the parts of the state that the dataplane must update after this
-    /// change.
     fn announce(&self, applied: &mut Applied) {
         match self {
             Self::AddService(spec) | Self::EditService(spec) => {
@@ -171,7 +169,7 @@ impl Step<'_> {
     }
 }
 
-/// Whether the scheduler of a service with these settings uses the latency of the servers' answers.
+/// Whether the scheduler of a service with these settings uses the servers' measured latency.
 fn measures(control: &Control, config: &ServiceConfig) -> bool {
     let scheduler = control.scheduler(&config.scheduler);
     scheduler.is_ok_and(|scheduler| scheduler.needs_replies())

@@ -1,4 +1,4 @@
-//! Adoption of a table that another process left in memory.
+//! Adoption of a connection table that a previous process has left in shared memory.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -12,7 +12,7 @@ use super::{ConnTable, Memory, Slots};
 use crate::Instant;
 use crate::conn::Draft;
 
-/// Progress of the adoption of a table that another process left.
+/// Progress of the adoption of a table that a previous process has left in shared memory.
 ///
 /// Look-ups find inherited entries in their buckets from the start, before the entries are visited.
 /// Timers and counters include only the entries visited so far.
@@ -24,13 +24,13 @@ pub struct Adoption {
     next: usize,
     /// Entries of the overflow, in the order of their insertion.
     overflow: Vec<(u64, u32)>,
-    /// Time by which the previous process's clock is ahead of this process's clock.
+    /// Clock of the previous process minus the clock of this process.
     ahead: Duration,
 }
 
 impl Adoption {
-    /// Sets the time by which the clock of the inherited deadlines is ahead of this process's
-    /// clock.
+    /// Sets the difference: clock of the previous process minus clock of this process. Deadlines in
+    /// the table refer to the former.
     #[must_use]
     pub const fn of_a_clock_ahead(mut self, by: Duration) -> Self {
         self.ahead = by;
@@ -58,8 +58,9 @@ impl ConnTable {
         (table, adoption)
     }
 
-    /// Adopts at most `budget` entries. `keep` translates values that have another meaning in this
-    /// process, or decides that the entry is removed. Returns `true` if entries remain.
+    /// Adopts at most `budget` entries. `keep` translates the values of an entry that have another
+    /// meaning in this process, or rejects the entry, which is then removed. Returns `true` if
+    /// entries remain.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
@@ -100,7 +101,6 @@ impl ConnTable {
         Some(handle)
     }
 
-    /// Whether the slot or its tag is in use.
     fn looks_used(&self, handle: u32) -> bool {
         let in_place = self.slots.in_place(handle);
         self.slots.entry(handle).word0() != 0
@@ -110,7 +110,7 @@ impl ConnTable {
             }
     }
 
-    /// Whether an entry is in one of its own buckets. Other errors of an entry cannot be detected.
+    /// Whether the entry is in one of its own buckets. Other damage to an entry is not detected.
     fn lies_where_it_should(&self, handle: u32) -> bool {
         if !self.slots.in_place(handle) {
             return true;
@@ -143,7 +143,6 @@ impl ConnTable {
         self.start(handle);
     }
 
-    /// Counts an entry, and starts its timer.
     fn start(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         self.strangers.forget(entry.client(), entry.protocol());
@@ -203,8 +202,8 @@ impl ConnTable {
     }
 }
 
-/// Reads the table in `memory` and calls `entry` with each entry and its deadline; entries with
-/// equal keys in the order of their creation.
+/// Calls `entry` with each entry of the table in `memory`, and with the deadline of the entry. Of
+/// entries with equal keys, the oldest comes first.
 pub(crate) fn read(memory: Memory, mut entry: impl FnMut(Draft, Instant)) {
     let slots = Slots::new(memory);
     let mut give = |handle: u32| {

@@ -1,4 +1,4 @@
-//! The slots in which an entry may be stored, and the tags with which look-ups find it.
+//! The slots in which an entry may be stored, and the tags by which a look-up selects a slot.
 //!
 //! An entry has two buckets of eight slots, which the hash of its protocol and its client's address
 //! and port selects. Each bucket has a word of tags, one byte a slot: seven bits of the hash if the
@@ -17,17 +17,16 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::memory::{Layout, Region};
 
-/// Bit in the word of a bucket: at least one entry with this bucket as its first one is in the
+/// Bit in the tag word of a bucket: an entry whose first bucket this is has been moved to the
 /// overflow.
 pub(super) const OVERFLOWED: u64 = 0x80;
 /// The lower seven bits of each byte.
 const TAGS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
-/// A word whose bytes are all 1.
 const ONES: u64 = 0x0101_0101_0101_0101;
 /// The uppermost bit of each byte.
 const TOPS: u64 = 0x8080_8080_8080_8080;
 
-/// The lowest of the bits that name the home: those below are the tag.
+/// Number of the lowest hash bit that selects the home slot; the bits below it are the tag.
 pub(super) const HOME: u32 = 7;
 /// If its first bucket has this many free slots, an entry uses it without a check of the second
 /// one. With a smaller number, more entries are in their first bucket. With a larger number, fewer
@@ -58,20 +57,18 @@ impl Buckets {
         }
     }
 
-    /// The slot in which an entry is stored if the slot is free and the first bucket is not nearly
-    /// full.
+    /// The home slot, if it is free and the first bucket is not nearly full.
     #[inline]
     pub(super) const fn home(&self) -> usize {
         self.first * Layout::WAYS + self.home
     }
 
-    /// Whether the entry may be in this bucket.
     pub(super) const fn contains(&self, bucket: usize) -> bool {
         self.first == bucket || self.second == bucket
     }
 }
 
-/// The slots of a bucket with the tag `tag`, as the top bits of their bytes.
+/// The slots of a bucket with the tag `tag`: the top bit of each of their bytes is set.
 #[inline]
 const fn matching(word: u64, tag: u64) -> u64 {
     // A byte that differs carries into its highest bit, and not into the next byte.
@@ -91,12 +88,10 @@ pub(super) fn lanes(word: u64, tag: u64) -> impl Iterator<Item = usize> + Clone 
     })
 }
 
-/// A region of tags.
 #[derive(Clone, Copy)]
 pub(super) struct Tags<'a>(pub(super) &'a Region);
 
 impl<'a> Tags<'a> {
-    /// The word with the tags of a bucket.
     #[inline]
     pub(super) fn place(self, bucket: usize) -> &'a AtomicU64 {
         self.0.word(bucket)
@@ -112,7 +107,6 @@ impl<'a> Tags<'a> {
         word.store(change(word.load(Relaxed)), Relaxed);
     }
 
-    /// Number of free slots of a bucket.
     #[inline]
     fn room(self, bucket: usize) -> u32 {
         matching(self.word(bucket), 0).count_ones()
@@ -133,7 +127,6 @@ impl<'a> Tags<'a> {
         Some(bucket * Layout::WAYS + lane.or_else(|| free.next())?)
     }
 
-    /// Whether a slot is in use.
     #[inline]
     pub(super) fn is_used(self, slot: usize) -> bool {
         self.word(slot / Layout::WAYS) >> (slot % Layout::WAYS * 8) & 0x7f != 0

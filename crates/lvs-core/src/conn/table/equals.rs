@@ -1,4 +1,5 @@
-//! Entries that match the same packets: their order by age, and their slots.
+//! Equal entries (they match the same packets): their order by age, and the slots in which they are
+//! stored.
 
 use alloc::vec::Vec;
 
@@ -43,8 +44,8 @@ impl ConnTable {
         self.slots.buckets_of(narrow, client, draft.key.protocol)
     }
 
-    /// Calls `each` with the entries outside of the overflow that match the same packets as
-    /// `draft`, except `other_than`, and with the matching side.
+    /// Calls `each` for the entries outside of the overflow that match the same packets as `draft`,
+    /// except `other_than`. The second argument is the matching side.
     fn each_equal(&self, draft: &Draft, other_than: Option<u32>, mut each: impl FnMut(u32, Side)) {
         for narrow in [true, false] {
             let Some(buckets) = self.buckets_if_used(draft, narrow) else {
@@ -74,7 +75,7 @@ impl ConnTable {
         }
     }
 
-    /// The newest entry in the overflow's index that the packets of `side` find like `draft`.
+    /// The newest entry in the overflow that matches the packets of `side` that `draft` matches.
     fn newest_like(&self, draft: &Draft, side: Side) -> Option<u32> {
         if side == Side::Out && !draft.has_out_side() {
             return None;
@@ -92,7 +93,7 @@ impl ConnTable {
     }
 
     /// Makes an entry the newest of its equal entries on some sides: from now on look-ups find it
-    /// through the overflow's index. `false`, without a change, if the index has no room.
+    /// through the overflow's index. Returns `false`, without a change, if the index is full.
     pub(super) fn enter(&mut self, handle: u32, sides: impl IntoIterator<Item = Side>) -> bool {
         let draft = self.slots.entry(handle).draft();
         let mut equals = Vec::new();
@@ -135,7 +136,6 @@ impl ConnTable {
         true
     }
 
-    /// Removes an entry from the overflow's index.
     pub(super) fn leave(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         let (word, has_out_side) = (entry.word0(), entry.has_out_side());
@@ -159,7 +159,7 @@ impl ConnTable {
         }
     }
 
-    /// Removes an entry that has no equals any more on a side from the overflow's index.
+    /// Removes an entry from the overflow if no other entry is equal to it on this side any more.
     fn settle(&mut self, handle: u32, side: Side) {
         let entry = self.slots.entry(handle);
         if self.slots.in_place(handle)
@@ -206,7 +206,7 @@ impl ConnTable {
         });
     }
 
-    /// Gives a template ports that no look-up uses, so that look-ups no longer find it
+    /// Gives a template ports that no look-up uses, so that no look-up finds it any more
     /// (`ip_vs_check_template`).
     pub(crate) fn hide_template(&mut self, handle: u32) {
         self.change(handle, |draft| {
@@ -216,8 +216,8 @@ impl ConnTable {
         });
     }
 
-    /// Changes the search key of an entry, except addresses and a known client port. From now on it
-    /// is the newest of equal entries.
+    /// Changes the fields by which look-ups find an entry, except addresses and a known client
+    /// port. The entry becomes the newest of its equal entries.
     pub(crate) fn change(&mut self, handle: u32, change: impl FnOnce(&mut Draft)) {
         let mut draft = self.slots.entry(handle).draft();
         let in_place = self.slots.in_place(handle);

@@ -1,4 +1,4 @@
-//! Finds the entry of a packet.
+//! Look-up of the connection to which a packet belongs.
 
 use core::net::{IpAddr, SocketAddr, SocketAddrV4};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,8 +16,8 @@ use crate::fast_path::Plain;
 use crate::{Forwarding, Protocol};
 
 impl ConnTable {
-    /// The connection of a packet from a client (`ip_vs_conn_in_get`); among equal ones, the
-    /// newest.
+    /// The connection of a packet from a client (`ip_vs_conn_in_get`); the newest, if several
+    /// match.
     #[inline]
     pub(crate) fn find_in(&self, key: &Key) -> Option<u32> {
         self.find_in_ahead(key, &Ahead::NONE)
@@ -44,7 +44,7 @@ impl ConnTable {
         self.find_client(key, 0, kind::TEMPLATE, &Ahead::NONE)
     }
 
-    /// The newest entry of a client's address and `port` with exactly these `kinds`.
+    /// The newest entry with this client address and `port`, and with exactly these `kinds`.
     #[inline]
     fn find_client(&self, key: &Key, port: u16, kinds: u64, ahead: &Ahead) -> Option<u32> {
         let (IpAddr::V4(client), IpAddr::V4(virt)) = (key.client.ip(), key.virt.ip()) else {
@@ -198,9 +198,8 @@ impl ConnTable {
         })
     }
 
-    /// Searches the narrow slots (IPv4) for the connection of a packet. Returns the connection, and
-    /// whether the packet is a reply; `None` if the connection is not found there; it may be in
-    /// another slot.
+    /// Searches the narrow slots (IPv4) for the connection of a packet, and returns it with whether
+    /// the packet is a reply. After `None`, the connection may still be in another slot.
     #[inline]
     pub(crate) fn find_plain(&self, packet: &Plain, ahead: &Ahead) -> Option<(u32, bool)> {
         let part = protocol_part(packet.protocol);
@@ -299,7 +298,7 @@ impl ConnTable {
         Found::none(first)
     }
 
-    /// Finds an entry in the wide slots, as [`find_narrow`](Self::find_narrow) in the narrow ones.
+    /// As [`find_narrow`](Self::find_narrow), for the wide slots.
     fn find_wide(
         &self,
         client: [u64; 2],
@@ -344,8 +343,8 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// Searches for an entry with this client; if there is none, records that the address and port
-    /// do not belong to a client.
+    /// Searches for an entry with this client. If none exists, records that the address and port do
+    /// not belong to a client.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
@@ -368,8 +367,7 @@ impl ConnTable {
         }
     }
 
-    /// Does the same as [`note_source`](Self::note_source) for the source for which `ahead` was
-    /// prepared.
+    /// As [`note_source`](Self::note_source), for the source for which `ahead` was prepared.
     #[inline]
     pub(crate) fn note_stranger(&self, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
@@ -378,8 +376,8 @@ impl ConnTable {
         }
     }
 
-    /// Calls `load` with the words that a look-up of a packet between these two addresses will
-    /// read, with either address as the client; see [`aim`](Self::aim).
+    /// Prefetches: calls `load` with the words that a look-up of a packet between these two
+    /// addresses will read, with either address as the client. [`aim`](Self::aim) continues.
     #[inline]
     pub(crate) fn ahead(
         &self,
@@ -448,7 +446,8 @@ impl ConnTable {
         }
     }
 
-    /// Loads the first words of a look-up of an address and port with this hash.
+    /// Calls `load` with the first words that a look-up of an address and port with this hash will
+    /// read.
     #[inline(always)]
     fn reach(&self, narrow: bool, identity: u64, hash: u64, load: &impl Fn(&AtomicU64)) -> Aim {
         let buckets = Buckets::of(hash, self.slots.buckets(narrow));
@@ -469,7 +468,8 @@ impl ConnTable {
         }
     }
 
-    /// Reads the loaded words, and loads the slot that they refer to.
+    /// Reads the words that [`ahead`](Self::ahead) has prefetched, and prefetches the slot to which
+    /// they refer.
     #[inline]
     pub(crate) fn aim(&self, ahead: &mut Ahead, load: impl Fn(&AtomicU64)) {
         let narrow = ahead.narrow;
@@ -518,16 +518,17 @@ impl ConnTable {
     }
 }
 
-/// A hint to the slot of an entry. It affects only the speed, and is valid only for its shard.
+/// The slot that probably contains the entry of a packet. It affects only the speed, and is valid
+/// only for its shard.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     narrow: bool,
-    /// The aims for the source as a client, and for the destination.
+    /// Index 0: with the packet's source as the client; index 1: with its destination as the
+    /// client.
     sides: [Aim; 2],
 }
 
 impl Ahead {
-    /// A hint for no slot.
     pub(crate) const NONE: Self = Self {
         narrow: true,
         sides: [Aim::NONE; 2],
@@ -545,8 +546,8 @@ impl Ahead {
     }
 }
 
-/// An invalid identity: all valid ones are within [`IDENTITY`]. 0 is valid: the template of a mark
-/// uses it.
+/// An identity that no entry has: all valid ones are within [`IDENTITY`]. 0 is valid: the template
+/// of a mark uses it.
 const NOBODY: u64 = u64::MAX;
 const _: () = assert!(IDENTITY != NOBODY);
 
@@ -590,7 +591,7 @@ impl Strangers {
         self.place(identity).store(identity, Relaxed);
     }
 
-    /// Removes an address and port that is a client of an entry now.
+    /// Removes an address and port that became the client of an entry.
     #[inline]
     pub(super) fn forget(&self, client: SocketAddr, protocol: Protocol) {
         if let IpAddr::V4(addr) = client.ip() {
@@ -608,11 +609,9 @@ impl Default for Strangers {
     }
 }
 
-/// Result of a look-up.
 enum Found {
-    /// The entry is in a slot outside of the overflow.
     Entry(u32),
-    /// The newest entry is not in its buckets; the overflow may have it.
+    /// The newest matching entry may be in the overflow.
     Perhaps,
     Nothing,
 }

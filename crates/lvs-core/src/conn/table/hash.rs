@@ -1,4 +1,4 @@
-//! SipHash-1-3 over whole words; a BPF program computes the same hash.
+//! SipHash-1-3 over whole words. The BPF programs of the kernel fast path compute the same hash.
 
 /// SipHash-1-3 of `words`, each as its eight bytes in memory order.
 ///

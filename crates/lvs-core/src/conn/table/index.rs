@@ -19,12 +19,11 @@ const LOAD: usize = 4;
 #[cfg(test)]
 pub(crate) const PROBES: usize = 2 * WIDTH;
 
-/// References by hash.
+/// References to entries, by hash.
 ///
 /// A used place contains the upper half of the hash, and below it the reference plus one. The hash
 /// distinguishes most entries, so that they need not be read. 0 is a free place.
 pub(crate) struct Index {
-    /// Lines, from [`first`](Self::first) on.
     places: Vec<u64>,
     /// Index of the first line: lines are cache lines.
     first: usize,
@@ -33,7 +32,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// An index for `references` references.
+    /// An empty index with room for `references` references.
     pub(crate) fn new(references: usize) -> Self {
         let lines = references.div_ceil(LOAD).max(1).next_power_of_two();
         // The kernel provides zero pages that need not be written; an aligned type of this crate
@@ -47,7 +46,7 @@ impl Index {
         }
     }
 
-    /// The reference with this hash that `is` recognises.
+    /// The reference with this hash for which `is` returns true.
     #[inline]
     pub(crate) fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
         let (one, other) = self.lines(hash);
@@ -79,20 +78,18 @@ impl Index {
         }
     }
 
-    /// Removes a reference.
     pub(crate) fn remove(&mut self, hash: u64, old: u32) {
         if let Some(place) = self.place_of(hash, old) {
             self.places[place] = 0;
         }
     }
 
-    /// Whether the index contains no references.
+    /// Whether the index is empty. Every line is read.
     #[cfg(test)]
     pub(crate) fn is_clear(&self) -> bool {
         self.places.iter().all(|&place| place == 0)
     }
 
-    /// Whether the index contains a reference.
     #[cfg(test)]
     fn contains(&self, hash: u64, reference: u32) -> bool {
         self.place_of(hash, reference).is_some()

@@ -1,8 +1,8 @@
 //! The memory that contains a connection table, and the description of its layout.
 //!
-//! The creator of a table may supply the memory. The heap is the default. A memory file that
-//! outlives the process and BPF maps that the kernel fast path also reads have the same structure.
-//! It consists of five regions of 64-bit words, all zero at first:
+//! By default, the memory is on the heap. The creator of a table may instead supply a memory file
+//! that outlives the process, or BPF maps that the kernel fast path also reads. The structure is
+//! the same. It consists of five regions of 64-bit words, all zero at first:
 //!
 //! | region | words |
 //! |---|---|
@@ -21,10 +21,10 @@ use core::fmt;
 use core::sync::atomic::AtomicU64;
 use core::time::Duration;
 
-/// Size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Layout of a table's memory: plain numbers, stored next to the memory for a successor.
+/// Layout of a table's memory: plain numbers, stored next to the memory for the process that takes
+/// over after a warm restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Number of buckets with narrow slots.
@@ -56,12 +56,12 @@ impl fmt::Display for OutOfMemory {
 
 impl core::error::Error for OutOfMemory {}
 
-/// Reasons to refuse the memory of a predecessor.
+/// Reasons to refuse the memory that a previous process has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutError {
     /// The memory does not begin with a table's description.
     Foreign,
-    /// Another version of this crate wrote it, with the layout of this version number.
+    /// Another version of this crate wrote the description, with this layout version.
     Version(u64),
     /// The numbers in the description contradict each other, or the memory is too short for them.
     Damaged,
@@ -101,8 +101,8 @@ impl Layout {
     /// Minimum number of overflow slots; a table for fewer connections has one for each connection.
     const OVERFLOW_MIN: usize = 1 << 18;
 
-    /// A layout for at most `connections`, with slots of both widths for all of them: 85 of 100
-    /// slots are used when the table is full. `seed` keys the hash function.
+    /// A layout for at most `connections`, which may all be IPv4 or all IPv6: 85 of 100 slots of a
+    /// width are used when the table is full. `seed` keys the hash function.
     pub fn new(connections: usize, seed: u64) -> Self {
         // The handles of the three regions together fit into 31 bits.
         let connections = connections.clamp(1, 1 << 29);
@@ -118,7 +118,8 @@ impl Layout {
     }
 
     /// Limits the wide slots to this number of connections, for memory that is allocated at once,
-    /// whether used or not. Further entries are stored in the overflow, until it is full.
+    /// whether used or not. More connections that need wide slots are stored in the overflow, until
+    /// it is full.
     #[must_use]
     pub fn with_wide(self, connections: usize) -> Self {
         let wide = Self::new(connections, 0).wide_buckets;
@@ -218,7 +219,7 @@ impl Layout {
 /// A region of 64-bit words in the memory of a table.
 pub struct Region {
     words: Store,
-    /// The first word that begins a cache line.
+    /// Index of the first word that begins a cache line.
     first: usize,
 }
 
@@ -248,7 +249,7 @@ impl Region {
         })
     }
 
-    /// Words that exist for as long as the process.
+    /// A region of words that exist until the process ends.
     pub const fn borrowed(words: &'static [AtomicU64]) -> Self {
         Self {
             words: Store::Borrowed(words),
@@ -256,8 +257,8 @@ impl Region {
         }
     }
 
-    /// Words that exist as long as `owner`, such as a mapping. The region keeps `owner`, and lends
-    /// the words only to borrowers of the region.
+    /// A region of words that exist as long as `owner`, such as a mapping. The region keeps
+    /// `owner`, and returns the words only with the lifetime of a borrow of the region.
     ///
     /// The words are a slice, because a call of `owner` at each access would be an indirect call
     /// for each line of the table.
@@ -280,7 +281,6 @@ impl Region {
         self.all().len() - self.first
     }
 
-    /// Returns line `n`, which has eight words.
     #[inline]
     pub(crate) fn line(&self, n: usize) -> &[AtomicU64; 8] {
         let from = self.first + n * 8;
@@ -289,7 +289,6 @@ impl Region {
             .expect("handles lead to slots")
     }
 
-    /// Returns word `n`.
     #[inline]
     pub(crate) fn word(&self, n: usize) -> &AtomicU64 {
         &self.all()[self.first + n]
@@ -468,7 +467,6 @@ mod tests {
         assert_eq!(uses(), [1; 5]);
     }
 
-    /// Memory that exceeds the address space is refused.
     #[test]
     fn memory_beyond_the_limit_is_an_error() {
         for words in [usize::MAX / 32, usize::MAX / 8, usize::MAX] {

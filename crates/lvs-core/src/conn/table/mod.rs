@@ -64,8 +64,8 @@ use self::wheel::{Entries, Wheel};
 use super::{Draft, flag};
 use crate::{Instant, Protocol};
 
-/// Look-ups read the home slot of an entry first if fewer than one in this many slots of the region
-/// are in use: at least 70 of 100 entries are then in their home slots.
+/// A look-up reads the home slot of an entry first if fewer than one in this many slots of the
+/// region are in use: at least 70 of 100 entries are then in their home slots.
 const HOMELY: usize = 4;
 
 /// Number of buckets whose used slots are counted together, so that a listing skips empty parts of
@@ -80,9 +80,9 @@ const PORTION: usize = 128;
 #[derive(Debug)]
 struct Slots {
     memory: Memory,
-    /// The first handle of a wide slot.
+    /// The lowest handle of a wide slot.
     wide: u32,
-    /// The first handle of the overflow.
+    /// The lowest handle of the overflow.
     overflow: u32,
 }
 
@@ -120,7 +120,7 @@ impl Slots {
         })
     }
 
-    /// The tags that contain the tag of a slot in a bucket, and the index in them.
+    /// The tags of the slot's region, and the index of this slot's tag in them.
     #[inline]
     fn tag_of(&self, handle: u32) -> (Tags<'_>, usize) {
         let narrow = self.is_narrow(handle);
@@ -194,7 +194,8 @@ pub(crate) struct ConnTable {
     parts: Vec<u32>,
     /// Number of used slots in buckets: narrow ones, wide ones.
     used: [usize; 2],
-    /// For each family, whether look-ups try an entry's [home slot](buckets) before the tags.
+    /// For narrow and for wide slots: whether look-ups try an entry's [home slot](buckets) before
+    /// the tags.
     at_home: [bool; 2],
     due: Vec<u32>,
     /// Number of entries whose client port is unknown.
@@ -203,18 +204,17 @@ pub(crate) struct ConnTable {
     mixed: usize,
     /// Number of entries that each entry with [`flag::CONTROLS`] controls.
     controlled: Sparse<u32>,
-    /// End of the timer that was last synchronised, in ticks of 4 ms; the lower two bits count
-    /// retries.
+    /// For a synchronised entry: the end of the timer that was last sent, in ticks of 4 ms; the
+    /// lower two bits count retries.
     sync_ends: Sparse<u32>,
-    /// Number of client packets of an offloaded entry for which the decision whether to synchronise
-    /// has been made; 0 for none.
+    /// For an offloaded entry: the number of client packets up to which the decision whether to
+    /// synchronise has been made; 0 for none.
     sync_packets: Sparse<u32>,
     /// Free slots that the kernel fast path may still read, each with the time until which it is
     /// not reused.
     quarantined: VecDeque<(Instant, u32)>,
-    /// The latest time that a caller passed.
     clock: Instant,
-    /// Recent addresses and ports that are not clients.
+    /// Addresses and ports that recently were not found to be clients.
     strangers: find::Strangers,
 }
 
@@ -272,7 +272,7 @@ impl ConnTable {
         self.capacity
     }
 
-    /// Entry `handle`, which is in use.
+    /// Entry `handle`, which must be in use.
     #[inline]
     pub(crate) fn get(&self, handle: u32) -> Entry<'_> {
         self.slots.entry(handle)
@@ -284,12 +284,12 @@ impl ConnTable {
         Entry::narrow(self.slots.narrow_line(handle as usize))
     }
 
-    /// Whether look-ups find the entry in its buckets, without the overflow's index.
+    /// Whether look-ups find the entry in its buckets: it needs no search in the overflow's index.
     pub(crate) fn is_in_place(&self, handle: u32) -> bool {
         self.slots.in_place(handle)
     }
 
-    /// All handles of slots in buckets are lower than this number.
+    /// One more than the highest handle of a slot in a bucket.
     pub(crate) const fn places_len(&self) -> u32 {
         self.slots.overflow
     }
@@ -384,7 +384,6 @@ impl ConnTable {
         }
     }
 
-    /// Marks a slot of a bucket as used.
     fn occupy(&mut self, handle: u32, tag: u64) {
         let (tags, slot) = self.slots.tag_of(handle);
         tags.set(slot, tag);
@@ -392,7 +391,6 @@ impl ConnTable {
         self.used(self.slots.is_narrow(handle), 1);
     }
 
-    /// Marks a slot of a bucket as free.
     fn vacate(&mut self, handle: u32) {
         let (tags, slot) = self.slots.tag_of(handle);
         tags.set(slot, 0);
@@ -409,7 +407,7 @@ impl ConnTable {
         self.at_home[region] = self.used[region] < slots / HOMELY;
     }
 
-    /// Whether look-ups try an entry's home slot before the tags, for IPv4 and for other entries.
+    /// For IPv4 and for other entries: whether look-ups try an entry's home slot before the tags.
     /// It affects only the speed.
     pub(crate) const fn at_home(&self) -> [bool; 2] {
         self.at_home
@@ -432,7 +430,7 @@ impl ConnTable {
         self.count_as(handle, entry.word0(), entry.is_of_v4_client(), by);
     }
 
-    /// As [`count`](Self::count), for an entry of these kinds.
+    /// As [`count`](Self::count), for an entry with these [kind bits](slot::kind).
     fn count_as(&mut self, handle: u32, kinds: u64, of_v4_client: bool, by: usize) {
         self.len = self.len.wrapping_add(by);
         if kinds & kind::NO_CPORT != 0 {
@@ -462,16 +460,14 @@ impl ConnTable {
         self.wheel.arm(handle, entry);
     }
 
-    /// Sets the time at which the timer of an entry fires.
     pub(crate) fn restart_until(&mut self, handle: u32, at: Instant) {
         let entry = self.slots.entry(handle);
         entry.set_expires(at);
         self.wheel.arm(handle, entry);
     }
 
-    /// Removes the entries due at `now` from the wheel: those of the earliest tick that has any.
-    /// Empty if there are none, or if the budget is used up. Return the vector with
-    /// [`recycle`](Self::recycle).
+    /// Removes the due entries of the earliest tick from the wheel. Empty if there are none, or if
+    /// the budget is used up. Return the vector with [`recycle`](Self::recycle).
     pub(crate) fn take_due_by(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         loop {
             let Some(tick) = self.due_tick(now, budget) else {
@@ -488,7 +484,8 @@ impl ConnTable {
         }
     }
 
-    /// The next tick up to `now` in which entries may be due.
+    /// Returns the next tick up to `now` in which entries may be due; `None` if there is none, or
+    /// if `budget` is used up.
     pub(crate) fn due_tick(&mut self, now: Instant, budget: &mut usize) -> Option<u64> {
         self.see(now);
         self.wheel.next_tick(&self.slots, tick_of(now), budget)
@@ -527,14 +524,13 @@ impl ConnTable {
         self.due = due;
     }
 
-    /// The time of the next search for due entries.
+    /// The time at which the caller must next look for due entries.
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
         self.wheel.next_wakeup()
     }
 
     // --- state that few entries have -------------------------------------------------------------
 
-    /// The number of entries that this entry controls.
     #[inline]
     pub(crate) fn controlled(&self, handle: u32) -> u32 {
         if self.get(handle).has(flag::CONTROLS) {
@@ -544,7 +540,6 @@ impl ConnTable {
         }
     }
 
-    /// Counts another entry that this entry controls.
     pub(crate) fn add_controlled(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         let controlled = self.controlled.entry(handle);
@@ -555,7 +550,6 @@ impl ConnTable {
         *controlled += 1;
     }
 
-    /// Subtracts one from the number of entries that this entry controls.
     pub(crate) fn drop_controlled(&mut self, handle: u32) {
         if self.get(handle).has(flag::CONTROLS)
             && let Some(controlled) = self.controlled.get_mut(handle)
@@ -564,8 +558,8 @@ impl ConnTable {
         }
     }
 
-    /// End of the timer that was last synchronised, in ticks of 4 ms; the lower two bits count
-    /// retries.
+    /// For a synchronised entry: the end of the timer that was last sent, in ticks of 4 ms; the
+    /// lower two bits count retries.
     pub(crate) fn sync_end(&self, handle: u32) -> Option<u32> {
         let end = self.sync_ends.get(handle).copied();
         end.filter(|&end| end != 0)
@@ -575,8 +569,8 @@ impl ConnTable {
         *self.sync_ends.entry(handle) = end;
     }
 
-    /// Number of client packets of an offloaded entry for which the decision whether to synchronise
-    /// has been made.
+    /// For an offloaded entry: the number of client packets up to which the decision whether to
+    /// synchronise has been made.
     pub(crate) fn sync_packets(&self, handle: u32) -> Option<u32> {
         let packets = self.sync_packets.get(handle).copied();
         packets.filter(|&packets| packets != 0)
@@ -594,15 +588,14 @@ impl ConnTable {
     }
 }
 
-/// The time `seconds` after `now`.
 #[inline]
 fn after(now: Instant, seconds: u32) -> Instant {
     let span = u64::from(seconds) * 1_000_000_000;
     Instant::from_nanos(now.as_nanos().saturating_add(span))
 }
 
-/// Whether two socket addresses have the same address and port; other fields of an IPv6 socket
-/// address are not part of a packet.
+/// Compares address and port only: packets do not contain the other fields of an IPv6 socket
+/// address.
 #[inline]
 fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && one.ip() == other.ip()

@@ -1,7 +1,7 @@
 //! Entries without a free slot in their buckets, and entries that match the same packets as other
 //! entries.
 //!
-//! The buckets of an entry follow from its client alone. If one client port has connections to many
+//! The buckets of an entry depend only on its client. If one client port has connections to many
 //! virtual addresses, or through many virtual addresses to one server, their entries would fill the
 //! buckets. The overflow finds such entries by the hash of the whole tuple, in a bounded number of
 //! steps ([`Index`]). Among equal entries, the index refers to the newest, and each has links to
@@ -18,7 +18,7 @@ use super::slot::{Entry, narrow, protocol_part, wide, wide_identity, wire};
 use crate::Protocol;
 use crate::conn::NO_SLOT;
 
-/// The packets by which an entry is found.
+/// The direction of the packets by which an entry is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     /// Packets from the client to the virtual address, and replies of connections that are not
@@ -46,8 +46,8 @@ impl Side {
         (reference >> 1, side)
     }
 
-    /// The address and port that, in addition to the client's, identify the entry for the packets
-    /// of this side: the virtual address or the real server.
+    /// The address and port that identify the entry for the packets of this side, in addition to
+    /// the client: the virtual address or the real server.
     pub(super) fn peer(self, entry: Entry<'_>) -> SocketAddr {
         match self {
             Self::In => entry.virt(),
@@ -56,7 +56,7 @@ impl Side {
     }
 }
 
-/// The next older and newer entry that the same packets would find.
+/// For an entry with equal entries: the next older and the next newer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tie {
     older: u32,
@@ -78,9 +78,9 @@ pub(super) struct Overflow {
     /// reference of the entry in the index.
     ties: BTreeMap<u32, Tie>,
     keys: [u64; 2],
-    /// Slots that were used and are free.
+    /// Slots that were used and are free again.
     free: Vec<u32>,
-    /// Slots that are or were used.
+    /// Number of slots that are in use, or were used before.
     used: u32,
     slots: u32,
     /// Number of entries in the overflow, by whether their first bucket has wide slots, and by the
@@ -106,17 +106,17 @@ impl Overflow {
         }
     }
 
-    /// Slots that are or were used.
+    /// Number of slots that are in use, or were used before.
     pub(super) const fn used(&self) -> u32 {
         self.used
     }
 
-    /// Marks the slots up to this one as possibly used.
+    /// Marks the first `used` slots as possibly in use.
     pub(super) const fn set_used(&mut self, used: u32) {
         self.used = used;
     }
 
-    /// Returns a free slot, which is in use from now on; `None` if no slot is free.
+    /// Allocates a slot; `None` if no slot is free.
     pub(super) fn take(&mut self) -> Option<u32> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
@@ -128,7 +128,6 @@ impl Overflow {
         Some(self.used - 1)
     }
 
-    /// Makes a slot free.
     pub(super) fn give_back(&mut self, slot: u32) {
         self.free.push(slot);
     }
@@ -149,7 +148,7 @@ impl Overflow {
         self.hash(entry.protocol(), entry.client(), side.peer(entry))
     }
 
-    /// The newest entry that `is` recognises.
+    /// The newest entry for which `is` returns true.
     pub(super) fn find(&self, hash: u64, is: impl Fn(u32, Side) -> bool) -> Option<u32> {
         let found = self.index.find(hash, |reference| {
             let (handle, side) = Side::of(reference);
@@ -158,8 +157,8 @@ impl Overflow {
         found.map(|reference| Side::of(reference).0)
     }
 
-    /// Makes an entry the first one for the packets of a side, in front of `equal`, which was the
-    /// first until now. Returns `false` without a change if the index has no free slot for it.
+    /// Makes an entry the newest for the packets of a side; `equal` was the newest until now.
+    /// Returns `false`, without a change, if the index is full.
     pub(super) fn enter(
         &mut self,
         handle: u32,
@@ -180,7 +179,7 @@ impl Overflow {
     }
 
     /// Removes an entry from one side of the index, and replaces it by the next older equal entry.
-    /// Returns the entry that has no equal entry any more.
+    /// If only one equal entry remains, returns this entry.
     pub(super) fn leave(&mut self, handle: u32, side: Side, entry: Entry<'_>) -> Option<u32> {
         let hash = self.hash_of(entry, side);
         let old = side.reference(handle);
@@ -200,7 +199,7 @@ impl Overflow {
             .find(|&left| left != NO_SLOT && !self.ties.contains_key(&side.reference(left)))
     }
 
-    /// Whether an entry has no equals on a side.
+    /// Whether no other entry is equal to this one on a side.
     pub(super) fn is_alone(&self, handle: u32, side: Side) -> bool {
         !self.ties.contains_key(&side.reference(handle))
     }
@@ -217,7 +216,6 @@ impl Overflow {
         }
     }
 
-    /// Whether the overflow is empty, by its own count.
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
         self.ties.is_empty()

@@ -1,28 +1,4 @@
 //! Layout of a slot: words that the kernel fast path reads, and some that it may write.
-//!
-//! ```text
-//!            63     56 55     48 47          32 31                              0
-//! narrow w0  | kind   |protocol |  port        |  address          | client
-//!        w1  | way              |  port        |  address          | virtual address
-//!        w2  | next hop         |  port        |  address          | real server
-//!        w3  | deadline, nanoseconds                               |
-//!        w4  | server's record             |  timeout, seconds     |
-//!        w5  | flags                       |  packets from client  |
-//!        w6  | armed                       |  control              |
-//!        w7  | mark                        | epoch  |old st.|state |
-//!
-//! wide   w0  | kind   |protocol |  port        |  fold of address  | client
-//!     w1 w2  client's address, 16 bytes
-//!     w3 w4  virtual address
-//!     w5 w6  real server's address
-//!        w7  | way              | next hop     | server's port | virtual port |
-//!        w8  | sequence number, in the overflow                    |
-//!    w9 w10  spare
-//!   w11-w15  as w3-w7 of a narrow slot
-//! ```
-//!
-//! Addresses and ports are in network byte order, so that a look-up compares whole words of a
-//! packet.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use core::sync::atomic::AtomicU64;
@@ -64,18 +40,19 @@ pub(crate) mod kind {
 
     /// The kernel fast path may forward the packets of the entry.
     pub(crate) const LIVE: u64 = bit(0);
-    /// A persistence template.
+    /// The entry is a persistence template.
     pub(crate) const TEMPLATE: u64 = bit(1);
     /// The client's port is unknown.
     pub(crate) const NO_CPORT: u64 = bit(2);
     /// A template that look-ups skip.
     pub(crate) const HIDDEN: u64 = bit(3);
-    /// Other entries have the same client and virtual address; the overflow has the newest.
+    /// Other entries have the same client and virtual address; the overflow's index refers to the
+    /// newest.
     pub(crate) const SHADOWED_IN: u64 = bit(4);
-    /// Other entries have the same client and server.
+    /// Other entries have the same client and server; the overflow's index refers to the newest.
     pub(crate) const SHADOWED_OUT: u64 = bit(5);
 
-    /// The kinds that look-ups compare.
+    /// The bits that a look-up compares.
     pub(crate) const DISTINCT: u64 = TEMPLATE | NO_CPORT | HIDDEN;
 }
 
@@ -146,7 +123,6 @@ const fn both(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << 32
 }
 
-/// A port in network byte order, as in a packet.
 #[inline]
 pub(super) const fn wire(port: u16) -> u64 {
     port.to_be() as u64
@@ -160,7 +136,8 @@ const fn unwire(word: u64) -> u16 {
     u16::from_be(word as u16)
 }
 
-/// The client's bits in w0 of a narrow slot; also the encoding of the other addresses and ports.
+/// Encodes a client's address and port as in w0 of a narrow slot. Other addresses and ports have
+/// the same encoding.
 #[inline]
 pub(super) const fn narrow(addr: [u8; 4], port: u16) -> u64 {
     u32::from_ne_bytes(addr) as u64 | wire(port) << 32
@@ -203,26 +180,24 @@ fn unwide(words: [u64; 2], v6: bool) -> IpAddr {
     }
 }
 
-/// Whether w7 of a wide slot marks its client's address as IPv6.
+/// Whether w7 of a wide slot says that its client's address is IPv6.
 #[inline]
 pub(super) const fn is_client_v6(ends: u64) -> bool {
     ends >> 48 & way::CLIENT_IS_V6 != 0
 }
 
-/// w0 of a wide slot without kinds.
+/// w0 of a wide slot, with the kind bits 0.
 #[inline]
 pub(super) const fn wide_identity(client: [u64; 2], port: u16, protocol: Protocol) -> u64 {
     let fold = client[0] ^ client[1];
     (fold ^ fold >> 32) & HALF | wire(port) << 32 | protocol_part(protocol)
 }
 
-/// Hash of a narrow client.
 #[inline]
 pub(super) fn narrow_hash(keys: [u64; 2], identity: u64) -> u64 {
     sip13(keys, [identity])
 }
 
-/// Hash of a wide client.
 #[inline]
 pub(super) fn wide_hash(keys: [u64; 2], client: [u64; 2], identity: u64) -> u64 {
     sip13(keys, [client[0], client[1], identity >> 32])
@@ -256,7 +231,6 @@ impl Draft {
     }
 }
 
-/// An entry in its slot.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
     /// The line with the words that look-ups compare.
@@ -357,7 +331,6 @@ impl<'a> Entry<'a> {
         self.front(if self.narrow { NARROW_VIRT } else { WIDE_ENDS }) >> 48
     }
 
-    /// Whether the entry's client address is IPv4.
     pub(super) fn is_of_v4_client(self) -> bool {
         self.narrow || self.way() & way::CLIENT_IS_V6 == 0
     }
@@ -386,19 +359,18 @@ impl<'a> Entry<'a> {
         self.hot[HOT_DEADLINE].store(at.as_nanos(), Release);
     }
 
-    /// Time of the last start of the timer: the entry's last packet.
+    /// Time of the connection's last packet, which started the timer.
     pub(crate) fn last_restart(self) -> Instant {
         let timeout = u64::from(self.timeout()) * 1_000_000_000;
         Instant::from_nanos(self.expires().as_nanos().saturating_sub(timeout))
     }
 
-    /// Time since the last packet.
     pub(crate) fn idle(self, now: Instant) -> Duration {
         let left = self.expires().saturating_since(now);
         Duration::from_secs(self.timeout().into()).saturating_sub(left)
     }
 
-    /// Timeout in seconds from the next packet on.
+    /// Seconds from the latest packet until the connection expires.
     #[inline]
     pub(crate) fn timeout(self) -> u32 {
         low(self.hot(HOT_SERVER))
@@ -419,7 +391,6 @@ impl<'a> Entry<'a> {
         self.set_hot(HOT_SERVER, both(self.timeout(), record));
     }
 
-    /// Number of packets from the client.
     #[inline]
     pub(crate) fn in_packets(self) -> u32 {
         low(self.hot(HOT_FLAGS))
@@ -456,7 +427,7 @@ impl<'a> Entry<'a> {
         self.update_counted(|word| word & !both(0, flags));
     }
 
-    /// Changes the word in which the kernel fast path counts packets.
+    /// Changes w5, in which the kernel fast path counts packets at the same time.
     #[inline]
     fn update_counted(self, change: impl Fn(u64) -> u64) {
         if self.is_live() {
@@ -471,7 +442,7 @@ impl<'a> Entry<'a> {
         Forwarding::from_bits(self.flags() & flag::METHOD)
     }
 
-    /// The controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template.
+    /// Index of the controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], of a template.
     #[inline]
     pub(crate) fn control(self) -> u32 {
         low(self.hot(HOT_CONTROL))
@@ -481,13 +452,13 @@ impl<'a> Entry<'a> {
         self.set_hot(HOT_CONTROL, both(control, self.armed()));
     }
 
-    /// The template that controls the connection.
+    /// Index of the template that controls the connection.
     pub(crate) fn template(self) -> Option<u32> {
         let control = self.control();
         (control != NO_SLOT && control & TEMPLATE_BIT != 0).then_some(control & !TEMPLATE_BIT)
     }
 
-    /// The controlling connection.
+    /// Handle of the connection that controls this one.
     pub(crate) fn controller(self) -> Option<u32> {
         Some(self.control()).filter(|control| control & TEMPLATE_BIT == 0)
     }
@@ -535,7 +506,7 @@ impl<'a> Entry<'a> {
         self.front(0) & kind::LIVE != 0
     }
 
-    /// The epoch in which the connection was last offloaded; 0 if it never was.
+    /// The epoch in which the connection was last offloaded; 0 if it was never offloaded.
     #[inline]
     pub(crate) fn epoch(self) -> u16 {
         (self.hot(HOT_STATE) >> 16 & 0xffff) as u16
@@ -606,8 +577,8 @@ impl<'a> Entry<'a> {
         self.write_armed(draft, self.armed(), self.epoch());
     }
 
-    /// Writes a free slot. It reads none of its words, so that the processor does not wait for the
-    /// cache line.
+    /// Writes a free slot without reading it, so that the processor does not wait for the cache
+    /// line.
     pub(super) fn fill(self, draft: &Draft, expires: Instant, armed: u32) {
         self.set_expires(expires);
         self.write_armed(draft, armed, 0);
@@ -649,7 +620,6 @@ impl<'a> Entry<'a> {
         self.front[0].store(identity | draft.kinds(), Release);
     }
 
-    /// Makes the slot free.
     pub(super) fn free(self) {
         self.front[0].store(0, Release);
         self.set_armed(UNARMED);

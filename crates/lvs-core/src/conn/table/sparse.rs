@@ -1,4 +1,4 @@
-//! Values for a few of many handles.
+//! A table of values for connection handles, of which only few have a value.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ impl<T> Default for Sparse<T> {
 }
 
 impl<T: Default> Sparse<T> {
-    /// Whether no handle ever had a value.
+    /// Whether no value was ever stored.
     pub(crate) const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -32,7 +32,7 @@ impl<T: Default> Sparse<T> {
         part.get_mut(handle as usize % PART)
     }
 
-    /// The value of a handle, which is created if necessary.
+    /// The value of a handle; a default value is stored if there was none.
     pub(crate) fn entry(&mut self, handle: u32) -> &mut T {
         let (part, place) = (handle as usize / PART, handle as usize % PART);
         if self.0.len() <= part {

@@ -1,4 +1,5 @@
-//! Compares the table with a naive model: the same operations give the same results.
+//! Compares the connection table with a simple model: the same operations must give the same
+//! results.
 
 use std::boxed::Box;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -11,9 +12,8 @@ use super::*;
 use crate::conn::Key;
 use crate::{Forwarding, State};
 
-/// The record of the server of entries that were bound again.
+/// Server record to which some entries are bound later.
 const REBOUND: u32 = 1000;
-/// A budget without a limit.
 const ALL: usize = usize::MAX;
 
 fn key(n: u16) -> Key {
@@ -228,9 +228,8 @@ fn nat(client: u16, virt: SocketAddr, server: SocketAddr) -> Draft {
     draft
 }
 
-/// One client port with connections to every port of an address, and to one port of as many
-/// addresses with one server. The buckets depend only on the client, so all entries have the same
-/// buckets.
+/// One client port has connections to every port of one address, and through many addresses to one
+/// server: the buckets depend only on the client, so all these entries have the same buckets.
 #[test]
 fn many_destinations_of_one_client_port_are_found_in_few_steps() {
     let mut table = ConnTable::new(1 << 17, 1);
@@ -296,7 +295,6 @@ fn full_table_refuses_entry_until_another_is_removed() {
     }
 }
 
-/// An entry whose buckets are both full is stored in the overflow, until the overflow is full.
 #[test]
 fn full_buckets_overflow_and_the_overflow_is_bounded() {
     let layout = Layout {
@@ -444,8 +442,8 @@ fn timer_budget_delays_timers_and_drops_none() {
     }
 }
 
-/// The wheel moves the timers of connections that end together in portions, and none of them is
-/// late.
+/// The wheel processes the timers of many connections with the same deadline in portions, and none
+/// of them is late.
 #[test]
 fn timer_burst_is_spread_before_its_deadline() {
     let mut table = ConnTable::new(50_000, 1);
@@ -468,7 +466,7 @@ fn timer_burst_is_spread_before_its_deadline() {
     assert_eq!(due(&mut table, deadline).len(), 50_000);
 }
 
-/// A simple model of a table, which has only its entries.
+/// A simple model of a table: a list of entries.
 #[derive(Default)]
 struct Naive {
     /// The expected entries; the newest is the last.
@@ -614,7 +612,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Memory that still exists after the table in it was dropped.
+/// Memory that remains after the table in it was dropped.
 fn borrowed(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
     let sizes = layout.region_words();
     sizes.map(|size| &*Box::leak(bytemuck::zeroed_slice_box(size)))

@@ -1,4 +1,4 @@
-//! All entries, in the order of their slots.
+//! Listing of all entries, in the order of their slots.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -9,12 +9,11 @@ use super::{ConnTable, PART};
 const ENTRY_COST: usize = 16;
 
 impl ConnTable {
-    /// Number of slots that may be in use: all handles are lower.
+    /// One more than the highest handle in use.
     pub(crate) const fn slots_len(&self) -> usize {
         (self.slots.overflow + self.overflow.used()) as usize
     }
 
-    /// Whether a slot is in use.
     pub(crate) fn is_used(&self, handle: u32) -> bool {
         if self.slots.in_place(handle) {
             let (tags, slot) = self.slots.tag_of(handle);
@@ -24,7 +23,6 @@ impl ConnTable {
         (handle as usize) < self.slots_len() && self.get(handle).word0() != 0
     }
 
-    /// Handles of entries in use among `slots`.
     pub(crate) fn indices(&self, slots: Range<usize>) -> impl Iterator<Item = u32> + '_ {
         let end = slots.end.min(self.slots_len());
         let mut at = slots.start;
@@ -38,8 +36,8 @@ impl ConnTable {
         })
     }
 
-    /// The next entry in use from slot `at` on; `at` advances past it. `None` at the end
-    /// ([`slots_len`](Self::slots_len)), or if the budget of slots is spent before the next entry.
+    /// The next entry from slot `at` on; `at` advances past it. `None` at the end
+    /// ([`slots_len`](Self::slots_len)), or if the budget of slots is used up first.
     pub(crate) fn walk(&self, at: &mut usize, budget: &mut usize) -> Option<u32> {
         while *at < self.slots_len() && *budget > 0 {
             *budget -= 1;
@@ -57,8 +55,8 @@ impl ConnTable {
         None
     }
 
-    /// Entries from slot `from` on, and the next slot, for listings in pieces of a bounded time: a
-    /// free slot costs one of `budget`, and an entry [`ENTRY_COST`].
+    /// Entries from slot `from` on, and the slot at which the next call must continue. A free slot
+    /// costs one of `budget`, and an entry [`ENTRY_COST`], so that each call takes a bounded time.
     pub(crate) fn piece(&self, from: usize, budget: usize) -> (Vec<u32>, Option<usize>) {
         let (mut at, mut left) = (from, budget);
         let mut piece = Vec::new();
@@ -74,7 +72,7 @@ impl ConnTable {
         self.populated().map(|region| region.len()).sum()
     }
 
-    /// Slot number `n` of the populated slots.
+    /// Handle of the slot number `n` among the slots of regions that have entries.
     pub(crate) fn populated_slot(&self, n: usize) -> Option<u32> {
         let mut left = n;
         for region in self.populated() {
@@ -86,7 +84,7 @@ impl ConnTable {
         None
     }
 
-    /// Entries in use in a window of the populated slots.
+    /// Handles of the entries in a window of the slots of regions that have entries.
     pub(crate) fn populated_in(&self, window: Range<usize>) -> impl Iterator<Item = u32> + '_ {
         window
             .filter_map(|n| self.populated_slot(n))

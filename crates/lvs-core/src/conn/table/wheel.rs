@@ -2,8 +2,8 @@
 //!
 //! A packet only writes its slot's deadline. The slot's record stays in its bucket as long as the
 //! bucket is not later than the deadline. When the bucket is due, a slot whose deadline is later is
-//! recorded again at its deadline. So a busy connection is moved about once per timeout, not once
-//! per packet.
+//! recorded again at its deadline. A busy connection is therefore moved about once per timeout, not
+//! once per packet.
 //!
 //! | level | buckets | each | together |
 //! |---|---|---|---|
@@ -51,11 +51,10 @@ const RECORDS: usize = CHUNK - HEADER;
 
 /// Ticks between two portions of a page that is spread.
 const PORTION_TICKS: u64 = 64;
-/// Number of portions of a page: they use three quarters of its time, and the last quarter is a
+/// Number of portions of a page: they take three quarters of its time, and the last quarter is a
 /// reserve.
 const PORTIONS: u64 = PAGE / PORTION_TICKS * 3 / 4;
 
-/// The tick that contains `when`.
 pub(crate) const fn tick_of(when: Instant) -> u64 {
     when.as_nanos() >> TICK_SHIFT
 }
@@ -65,11 +64,11 @@ pub(crate) const fn start_of(tick: u64) -> Instant {
     Instant::from_nanos(tick << TICK_SHIFT)
 }
 
-/// Access of the wheel to the slots of its records.
+/// The slots whose timers the wheel contains.
 pub(super) trait Entries {
     fn entry(&self, handle: u32) -> Entry<'_>;
 
-    /// Loads the memory that the removal of an entry needs into the CPU cache.
+    /// Loads the cache lines that the removal of an entry will need.
     fn warm(&self, handle: u32) -> u64;
 }
 
@@ -81,23 +80,23 @@ pub(crate) struct Wheel {
     fills: Vec<u32>,
     /// One bit for each bucket that contains records.
     occupied: Vec<u64>,
-    /// All chunks; the first one is never used.
+    /// All chunks. Number 0 is never used: it means "none".
     chunks: Vec<u32>,
     /// The first chunk of the free list, and the number of chunks that were ever used.
     free: u32,
     used: u32,
     /// Position of the record of each handle in the wheel.
     places: Vec<u32>,
-    /// The present tick: all earlier ones are complete.
+    /// The present tick; no entry of an earlier tick remains.
     tick: u64,
-    /// Number of records in a portion of the page that is distributed, and number of records to
-    /// distribute now.
+    /// Number of records in one portion of the page that is being distributed, and number of
+    /// records to distribute now.
     portion: usize,
     owed: usize,
-    /// How far the portions have advanced within the page.
+    /// The position in the present page up to which portions have been planned.
     portioned: u64,
     linked: usize,
-    /// Whether the present tick has entries that are not due yet.
+    /// Whether the bucket of the present tick contains entries that are not due yet.
     stays: bool,
     /// Number of records in the bucket of each page.
     counts: Vec<u32>,
@@ -127,7 +126,7 @@ impl Wheel {
         }
     }
 
-    /// Inserts a slot into the wheel, so that the slot becomes due at its deadline.
+    /// Inserts a slot into the wheel, at its deadline.
     #[inline]
     pub(super) fn arm(&mut self, handle: u32, entry: Entry<'_>) {
         let deadline = tick_of(entry.expires());
@@ -141,7 +140,6 @@ impl Wheel {
         entry.set_armed(self.link(handle, deadline));
     }
 
-    /// Removes a slot from the wheel, if the wheel contains it.
     pub(super) fn disarm(&mut self, handle: u32, entry: Entry<'_>) {
         if entry.armed() != UNARMED {
             self.unlink(handle);
@@ -149,7 +147,7 @@ impl Wheel {
         }
     }
 
-    /// Whether the present tick contains entries that are not due.
+    /// Whether the bucket of the present tick contains entries that are not due yet.
     pub(super) const fn stays(&self) -> bool {
         self.stays
     }
@@ -184,8 +182,8 @@ impl Wheel {
         }
     }
 
-    /// Removes at most `budget` slots whose deadline is not after `now` from the bucket of the
-    /// present tick, and appends them to `due`.
+    /// Removes at most `budget` slots that are due at `now` from the bucket of the present tick,
+    /// and appends them to `due`.
     pub(super) fn take_due(
         &mut self,
         entries: &impl Entries,
@@ -249,7 +247,7 @@ impl Wheel {
         Some(start_of(tick + 1))
     }
 
-    /// The next tick after the present one with records, or with a portion to distribute.
+    /// The next tick with work: a bucket with records, or a portion to distribute.
     fn next_stop(&self) -> u64 {
         let page = self.tick >> PAGE_BITS;
         let tick = self.next_occupied(0, TICKS, self.tick, (page + 2) << PAGE_BITS);
@@ -294,7 +292,7 @@ impl Wheel {
         self.heads[page_bucket((self.tick >> PAGE_BITS) + 1)] != 0
     }
 
-    /// Advances the wheel to `tick`, which must not be after the next stop.
+    /// Advances the wheel to `tick`, which must not be after [`next_stop`](Self::next_stop).
     fn move_to(&mut self, tick: u64) {
         let before = self.tick >> PAGE_BITS;
         (self.tick, self.stays) = (tick, false);
@@ -336,8 +334,8 @@ impl Wheel {
         true
     }
 
-    /// Records up to `most` slots of a bucket again, by their deadlines. `false` if the budget ran
-    /// out first.
+    /// Moves up to `most` records of a bucket to the buckets of their slots' deadlines. `false` if
+    /// the budget is used up first.
     fn empty(
         &mut self,
         entries: &impl Entries,
@@ -367,13 +365,13 @@ impl Wheel {
         true
     }
 
-    /// Number of ticks from the present tick to that of an entry in the wheel.
+    /// Number of ticks from the present tick until `armed`.
     #[inline]
     fn ahead(&self, armed: u32) -> u64 {
         u64::from(armed).wrapping_sub(self.tick) & ARMED_MASK
     }
 
-    /// Records a handle that has no record; returns the value for its slot ([`Entry::armed`]).
+    /// Adds a handle that has no record; returns the value for its slot ([`Entry::armed`]).
     pub(super) fn link(&mut self, handle: u32, deadline: u64) -> u32 {
         let tick = deadline.clamp(self.tick, self.tick + SPAN);
         let present = self.tick >> PAGE_BITS;
@@ -409,7 +407,8 @@ impl Wheel {
         self.unlink_at(self.places[handle as usize] as usize);
     }
 
-    /// Removes the record at an index; the last record of its bucket moves there.
+    /// Removes the record at an index of `chunks`; the last record of its bucket moves to this
+    /// index.
     fn unlink_at(&mut self, place: usize) {
         let bucket = self.chunks[(place & !(CHUNK - 1)) + 1] as usize;
         let head = self.heads[bucket];
@@ -454,7 +453,7 @@ impl Wheel {
     }
 }
 
-/// Index of the first word of a chunk.
+/// Index of the first word of a chunk in `chunks`.
 const fn at(chunk: u32) -> usize {
     (chunk as usize) << CHUNK_SHIFT
 }

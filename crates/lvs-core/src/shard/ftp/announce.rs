@@ -1,5 +1,5 @@
-//! Addresses of data connections in commands and replies of FTP (RFC 959, RFC 2428), parsed like
-//! `ip_vs_ftp_in` and `ip_vs_ftp_out`: within one segment, which may contain other text.
+//! Parses addresses of data connections in commands and replies of FTP (RFC 959, RFC 2428) as
+//! `ip_vs_ftp_in` and `ip_vs_ftp_out` do: within one segment, which may contain other text.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::ops::Range;
@@ -48,8 +48,8 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
     port().or_else(extended_port).map(FtpCommand::Active)
 }
 
-/// The address that a server's reply announces, and the bytes of the segment that contain it. A
-/// reply to EPSV need not contain an address: it is then the one of `server`.
+/// The address that a server's reply announces, and the bytes of the segment that contain it. If a
+/// reply to EPSV contains no address, it means the address of `server`.
 pub(super) fn reply(text: &[u8], mode: Mode, server: IpAddr) -> Option<(SocketAddr, Range<usize>)> {
     let code: &[u8] = match mode {
         Mode::Active => return None,
@@ -69,14 +69,14 @@ pub(super) fn reply(text: &[u8], mode: Mode, server: IpAddr) -> Option<(SocketAd
     Some((listens, start..start + len))
 }
 
-/// The text after `word`, if `text` begins with this word, independent of case.
+/// The text after `word`, if `text` begins with this word in upper or lower case.
 fn after_word<'a>(text: &'a [u8], word: &[u8]) -> Option<&'a [u8]> {
     let (start, rest) = text.split_at_checked(word.len())?;
     start.eq_ignore_ascii_case(word).then_some(rest)
 }
 
-/// The position after the first run of `mark`; with `or_digit`, at the first digit if that is
-/// earlier.
+/// The position after the first run of `mark` bytes. With `or_digit`: the position of the first
+/// digit, if that is earlier.
 fn past(text: &[u8], mark: u8, or_digit: bool) -> Option<usize> {
     let found = |&byte: &u8| byte == mark || (or_digit && byte.is_ascii_digit());
     let start = text.iter().position(found)?;

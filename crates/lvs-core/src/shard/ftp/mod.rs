@@ -4,8 +4,8 @@
 //! It inspects control connections to servers behind NAT. An address that a client announces (PORT,
 //! EPRT) becomes a connection that the server may open. An address that a server announces (in
 //! answer to PASV, EPSV) becomes one that the client may open, and the helper replaces the server's
-//! address by the virtual one. So the text changes, sometimes its length, and then every later
-//! sequence number of the stream: see [`Shift`].
+//! address by the virtual one. This can change the length of the text, and then all later sequence
+//! numbers of the stream: see [`Shift`].
 //!
 //! In the kernel, connection tracking adjusts the sequence numbers, and only in segments that
 //! belong to a tracked connection. [`track`] imitates this.
@@ -65,9 +65,9 @@ pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
 }
 
 impl Replacement {
-    /// Returns the text that announces `listens` in a reply to PASV or EPSV (`mode`), in place of
-    /// the bytes `place`. After EPSV, a client connects to the address of its control connection,
-    /// so the text contains only the port.
+    /// The text of a reply to PASV or EPSV (`mode`) that announces `listens`; it replaces the bytes
+    /// `place` of the server's reply. After EPSV, a client connects to the address of its control
+    /// connection, so the text contains only the port.
     fn new(place: &Range<usize>, mode: Mode, listens: SocketAddr) -> Option<Self> {
         let mut new = Self::of(place)?;
         match (mode, listens.ip()) {
@@ -90,23 +90,21 @@ impl Replacement {
     }
 }
 
-/// Last command of the client of a control connection.
+/// The client's last command on a control connection, PASV or EPSV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
-    /// No PASV or EPSV since the last reply: the helper does not search replies for an address.
+    /// Neither of them since the server's last reply: the helper searches no reply for an address.
     #[default]
     Active,
-    /// PASV.
     Passive,
-    /// EPSV.
     ExtendedPassive,
 }
 
-/// State of a control connection in the helper.
+/// State of a control connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Session {
     mode: Mode,
-    /// Shift of the server's stream; the client's stream is never changed.
+    /// Change of the sequence numbers of the server's stream. The client's stream is never changed.
     shift: Shift,
     /// The last changed reply: its sequence number and mode. The server may repeat it.
     changed: Option<(u32, Mode)>,
@@ -114,7 +112,6 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Tracks a segment.
     fn follow(&mut self, from: From, tcp: &Tcp<'_>) -> Relation {
         let relation = track::follow(&mut self.track, from, tcp, self.shift);
         if relation == Relation::New {
@@ -130,11 +127,11 @@ struct Tcp<'a> {
     acknowledgement: u32,
     flags: TcpFlags,
     window: u16,
-    /// The offers in the options of a SYN; `None` for other segments.
+    /// The options of a SYN; `None` for other segments.
     offer: Option<Offer>,
     options: &'a [u8],
     payload: &'a [u8],
-    /// Whether the segment has a complete header with a valid length.
+    /// Whether the segment contains its complete header.
     whole: bool,
 }
 
@@ -173,8 +170,8 @@ impl<'a> Tcp<'a> {
             .wrapping_add(u32::try_from(len).unwrap_or(u32::MAX))
     }
 
-    /// The highest number that its selective acknowledgements (RFC 2018 section 3) contain, if it
-    /// is after `acknowledged`.
+    /// The highest sequence number in its selective acknowledgements (RFC 2018 section 3), if it is
+    /// after `acknowledged`.
     fn highest_sack(&self, acknowledged: u32) -> u32 {
         const SACK: u8 = 5;
         const BLOCK: usize = 8;
@@ -195,8 +192,8 @@ impl<'a> Tcp<'a> {
 }
 
 impl Shard {
-    /// Whether a client's SYN belongs to the tracked control connection `index`, rather than to a
-    /// new connection with the same addresses and ports.
+    /// Whether a client's SYN belongs to control connection `index` as it is tracked; otherwise it
+    /// opens a new connection with the same addresses and ports.
     pub(super) fn is_same_control(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
         let mut session = self.session(index);
         meta.segment.is_intact(&meta.tuple)
@@ -205,8 +202,8 @@ impl Shard {
     }
 
     /// Inspects a segment from the client of control connection `index`, after the segment changed
-    /// the connection's state (`ip_vs_ftp_in`). Returns the shift of the server's stream, for the
-    /// client's acknowledgements.
+    /// the connection's state (`ip_vs_ftp_in`). Returns the shift by which the client's
+    /// acknowledgements of the server's stream must be changed.
     ///
     /// # Errors
     /// The reason why the segment is dropped.
@@ -301,7 +298,8 @@ impl Shard {
         }
     }
 
-    /// Prepares the data connection that a reply announces, and returns the text for the client.
+    /// Creates the data connection that a reply announces, and returns the text that replaces the
+    /// server's address.
     fn announced(
         &mut self,
         index: u32,
@@ -331,9 +329,9 @@ impl Shard {
         Ok(replacement)
     }
 
-    /// Replacement text for a reply that the server retransmits, because it was lost after the
-    /// director. The kernel forwards it unchanged: with the wrong address and, if the length had
-    /// changed, with a wrong sequence number.
+    /// Replacement text for a reply that the server retransmits because it was lost between
+    /// director and client. The kernel forwards it unchanged: with the wrong address, and with a
+    /// wrong sequence number if the length had changed.
     fn announced_again(&self, index: u32, session: &Session, tcp: &Tcp<'_>) -> Option<Replacement> {
         let (sequence, mode) = session.changed?;
         let at = usize::try_from(sequence.wrapping_sub(tcp.sequence)).ok()?;
@@ -394,7 +392,8 @@ impl Shard {
         Ok(index)
     }
 
-    /// Shift of the sequence numbers of the server of connection `index`; none without a helper.
+    /// Shift of the sequence numbers of the server of connection `index`; zero if the helper did
+    /// not change them.
     pub(crate) fn shift(&self, index: u32) -> Shift {
         self.session(index).shift
     }
@@ -422,8 +421,8 @@ mod tests {
     const CLIENT: ([u8; 4], u16) = ([198, 51, 100, 7], 4001);
     const VIP: ([u8; 4], u16) = ([192, 0, 2, 10], 21);
 
-    /// A control connection to one of two servers, over which the server has announced a data
-    /// connection if `data`.
+    /// A control connection to one of two servers. With `data`, the server has announced a data
+    /// connection over it.
     struct Control {
         director: Director,
         key: ServiceKey,

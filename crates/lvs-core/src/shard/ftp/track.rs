@@ -9,14 +9,14 @@ use super::Tcp;
 use crate::TcpFlags;
 use crate::verdict::{Shift, is_after};
 
-/// Number of bytes by which an acknowledgement may be behind the stream and is still late, not
-/// wrong. A larger window increases this number.
+/// Minimum number of bytes by which an acknowledgement may be older than the stream and still be
+/// valid. A larger window increases the number.
 const LATE_MIN: u32 = 66_000;
 
 /// The largest window scale (RFC 7323 section 2.3).
 const SCALE_MAX: u8 = 14;
 
-/// A side of the connection.
+/// The side that sent a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum From {
     Client,
@@ -34,7 +34,6 @@ pub(super) enum Relation {
     Foreign,
 }
 
-/// The flag of a segment that counts for the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Syn,
@@ -69,11 +68,9 @@ impl Kind {
     }
 }
 
-/// The states of connection tracking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     SynSent,
-    /// Both sides have sent a SYN.
     SynSentByBoth,
     SynReceived,
     Established,
@@ -84,10 +81,10 @@ enum State {
     Close,
 }
 
-/// The effect of a segment on the state.
+/// The effect of a segment on the tracked state.
 enum Step {
     To(State),
-    /// The segment passes, and the state is unchanged.
+    /// The segment is valid, and does not change the state.
     Ignore,
     /// Connection tracking rejects the segment.
     Invalid,
@@ -135,7 +132,7 @@ impl State {
     }
 }
 
-/// The relevant options of a SYN.
+/// The options of a SYN that tracking uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offer {
     /// The window scale.
@@ -168,18 +165,17 @@ struct Stream {
     end: u32,
     /// End of the receiver's window.
     limit: u32,
-    /// The largest window that the sender has announced; 0 until its first segment.
+    /// The largest window that the side has announced; 0 before its first segment.
     window: u32,
-    /// The window scale of this side.
     scale: u8,
-    /// Highest acknowledgement of the other stream.
+    /// The highest acknowledgement number that the other side has sent.
     acknowledged: Option<u32>,
-    /// The options in the SYN of this side.
+    /// The options of this side's SYN.
     offer: Offer,
     /// Whether the side has begun to close the connection.
     closes: bool,
-    /// Whether the start of the connection is unknown, so that numbers outside of the window are
-    /// valid as well.
+    /// Whether tracking began in the middle of the connection, so that sequence numbers outside of
+    /// the window are valid as well.
     liberal: bool,
 }
 
@@ -198,7 +194,7 @@ impl Stream {
     }
 }
 
-/// Properties of the last segment; not every segment sets all fields.
+/// Properties of the last segment. Some segments do not set all fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Last {
     from: From,
@@ -207,9 +203,9 @@ struct Last {
     end: u32,
     acknowledged: u32,
     window: u16,
-    /// The offers of an ignored SYN.
+    /// The options of an ignored SYN.
     offer: Offer,
-    /// Whether an ignored SYN may cause a challenge (RFC 5961).
+    /// Whether the receiver may answer an ignored SYN with a challenge acknowledgement (RFC 5961).
     challenge: bool,
     /// Whether both sides have sent a SYN.
     both: bool,
@@ -221,25 +217,26 @@ impl Last {
     }
 }
 
-/// Whether the numbers of a segment are possible.
+/// Whether the sequence numbers of a segment are possible.
 enum Fit {
     Accept,
     Ignore,
     Invalid,
 }
 
-/// The tracked state of a control connection, in the server's own numbers.
+/// The tracked state of a control connection. Sequence numbers of the server's stream are those
+/// that the server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Track {
     state: State,
-    /// The side whose segment was the first.
+    /// The side that opened the connection: it sent the first segment.
     opener: From,
     client: Stream,
     server: Stream,
     last: Last,
     /// Whether the other side has answered.
     replied: bool,
-    /// Whether the connection had segments in both directions.
+    /// Whether both sides have sent segments after the handshake.
     assured: bool,
 }
 
@@ -316,8 +313,8 @@ impl Track {
         Some(track)
     }
 
-    /// Whether a SYN opens a new connection with the addresses and ports of this one, which has
-    /// ended.
+    /// Whether a SYN opens a new connection with the same addresses and ports, because this
+    /// connection has ended.
     fn ends_before(&self, from: From, kind: Kind) -> bool {
         let ended = match self.state {
             State::TimeWait => true,
@@ -419,15 +416,15 @@ impl Track {
         true
     }
 
-    /// Whether a SYN+ACK acknowledges a SYN that was ignored: client and server agree on a
-    /// connection that begins again.
+    /// Whether a SYN+ACK acknowledges a SYN that was ignored, so that client and server have begun
+    /// a new connection.
     fn is_answer(&self, from: From, kind: Kind, tcp: &Tcp<'_>) -> bool {
         kind == Kind::SynAck
             && self.last.is(other(from), Kind::Syn)
             && tcp.acknowledgement == self.last.end
     }
 
-    /// Starts the tracking again from the ignored SYN and the answer of `from` to it.
+    /// Restarts the tracking from the ignored SYN and from the SYN+ACK of `from`.
     fn begin_again(&mut self, from: From) {
         self.last.challenge = false;
         let last = self.last;
@@ -448,7 +445,7 @@ impl Track {
         };
     }
 
-    /// Stores the properties of a segment that passes without a change of the state.
+    /// Stores the properties of a segment that is valid and does not change the state.
     fn ignore(&mut self, from: From, kind: Kind, tcp: &Tcp<'_>) {
         let last = &mut self.last;
         (last.from, last.kind) = (from, Some(kind));
@@ -464,7 +461,6 @@ impl Track {
         }
     }
 
-    /// The effect of a reset.
     fn reset(&self, from: From, tcp: &Tcp<'_>) -> Reset {
         if self.state.is_ending() {
             return Reset::Ends;
@@ -504,8 +500,8 @@ impl Track {
         }
     }
 
-    /// Compares the numbers of a segment with the windows, and moves the windows. `state` is the
-    /// state before the segment; `None` for the first segment.
+    /// Checks that the sequence numbers of a segment are within the windows, and updates the
+    /// windows. `state` is the state before the segment; `None` for the first segment.
     fn fit(
         &mut self,
         from: From,
@@ -616,15 +612,15 @@ impl Track {
     }
 }
 
-/// The effect of a reset.
 enum Reset {
-    /// The segment is older than the acknowledged data.
+    /// The segment does not belong to the connection: it is older than the acknowledged data.
     Foreign,
-    /// The connection ends, with any sequence number.
+    /// The connection ends, whatever the sequence number.
     Ends,
-    /// The connection ends if the sequence numbers are possible.
+    /// The connection ends if the sequence number is possible.
     IfItFits,
-    /// The connection continues, because the receiver will request a confirmation (RFC 5961).
+    /// The connection continues, because the receiver will answer the reset with a challenge
+    /// acknowledgement (RFC 5961).
     Challenged,
 }
 
