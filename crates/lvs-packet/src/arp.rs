@@ -45,7 +45,7 @@ pub fn parse(frame: &[u8]) -> Option<Arp> {
     })
 }
 
-/// Makes the reply to `request`: `mac` has the requested address.
+/// Builds the frame that answers `request`: the requested address has the link-layer address `mac`.
 pub fn reply(request: &Arp, mac: Mac) -> [u8; FRAME_LEN] {
     frame(
         request.sender_mac,
@@ -57,8 +57,8 @@ pub fn reply(request: &Arp, mac: Mac) -> [u8; FRAME_LEN] {
     )
 }
 
-/// Makes the announcement to all hosts that `mac` now has `addr`: an ARP request for the sender's
-/// own address, as Linux sends it.
+/// Builds the frame that announces to all hosts that `addr` has the link-layer address `mac` now:
+/// an ARP request for the sender's own address, as Linux sends it.
 pub fn gratuitous(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     frame(
         Mac::BROADCAST,
@@ -70,8 +70,8 @@ pub fn gratuitous(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     )
 }
 
-/// Makes a probe for `addr`, which does not claim the address (RFC 5227 section 2.1.1): a host that
-/// has `addr` answers.
+/// Builds a probe, the frame by which `mac` asks whether any host has `addr`. It does not claim the
+/// address (RFC 5227 section 2.1.1).
 pub fn probe(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     let nobody = Ipv4Addr::UNSPECIFIED;
     frame(

@@ -12,8 +12,8 @@ use crate::settings::{Echo, Settings};
 use crate::tunnel_path::TunnelPaths;
 
 /// State of the whole director. Each worker's [`Pipeline`](crate::pipeline::Pipeline) has an `Arc`
-/// of it. Limits apply to all workers together, and information that one worker has learned is
-/// available to all.
+/// of it. Limits apply to all workers together, and all workers use the path MTUs that one has
+/// received.
 ///
 /// | | synchronised by | used for |
 /// |---|---|---|
@@ -25,15 +25,15 @@ use crate::tunnel_path::TunnelPaths;
 /// | hosts that forwarded replies to health checks | a lock | such replies |
 /// | requests that were too long | a lock | ICMP "fragmentation needed" made here |
 ///
-/// So packets of an established connection take no lock. Each worker stores its own packets that
-/// wait for a neighbour, because it must send them in order, before later packets. The limits of
-/// these packets are divided among the workers
+/// A packet of an established connection needs no lock. Each worker stores its own packets that
+/// wait for a neighbour's link-layer address, because it must send them in order, before later
+/// packets. The limits of these packets are divided among the workers
 /// ([`Held::of_workers`](crate::held::Held::of_workers)).
 #[derive(Debug)]
 pub struct Common {
-    /// Datagrams of which fragments are missing.
+    /// Incomplete datagrams, of which fragments are missing.
     pub reassembler: Reassembler,
-    /// Limits on ICMP errors.
+    /// Limits on the ICMP errors that the dataplane sends.
     pub rate_limit: RateLimit,
     /// Requests that exceeded the MTU of the path to their server.
     pub oversize: Oversize,
@@ -48,7 +48,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// The state for a director with one worker, whose clock starts at zero.
+    /// The state of a director with one worker. The clock of the packets' times was 0 at midnight.
     pub fn new(settings: Settings) -> Self {
         let echoes = match settings.echo {
             Echo::Answer(per_second) => per_second,
@@ -75,13 +75,13 @@ impl Common {
         self
     }
 
-    /// Path MTUs learned for tunnels.
+    /// Path MTUs of tunnels, which ICMP errors have reported.
     pub const fn tunnels(&self) -> &TunnelPaths {
         &self.tunnels
     }
 
-    /// Sets `midnight`, the time after midnight (UTC) at which the clock of the packets'
-    /// [`Instant`](lvs_core::Instant)s was 0. It is used for time stamps in IPv4 options.
+    /// Sets `midnight`: the time of day (UTC) when the clock of the packets'
+    /// [`Instant`](lvs_core::Instant)s was 0. IPv4 time stamp options need it.
     #[must_use]
     pub fn with_midnight(mut self, midnight: Duration) -> Self {
         self.midnight = midnight;

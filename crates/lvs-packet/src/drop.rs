@@ -1,9 +1,9 @@
-//! Reasons for discarding a frame on the packet path.
+//! Reasons for which the dataplane drops a frame.
 
 use lvs_core::reasons;
 
 reasons! {
-    /// The reason why the packet path dropped a frame. For [`Self::Verdict`] and
+    /// The reason for which the dataplane dropped a frame. For [`Self::Verdict`] and
     /// [`Self::Rejected`], `lvs_core` also counts the reason of the director's decision.
     FrameDrop {
         /// The frame or packet is shorter than its headers specify.
@@ -16,18 +16,19 @@ reasons! {
         IpChecksum => "ip_checksum",
         /// The total length in the IP header is shorter than the header.
         IpLength => "ip_length",
-        /// The partial checksum that a device announced is outside the frame.
+        /// The checksum that a device has left to the receiver is outside of the frame.
         BadOffload => "bad_offload",
-        /// An ICMP message of less than 8 bytes.
+        /// The ICMP message is shorter than 8 bytes.
         IcmpShort => "icmp_short",
         /// The frame arrived on an unknown port.
         NoPort => "no_port",
         /// The fragment contradicts the other fragments of its datagram, is empty, or reaches
         /// beyond 64 KiB.
         BadFragment => "bad_fragment",
-        /// A first fragment of IPv6 that ends before the headers that the decision requires.
+        /// The first fragment of an IPv6 datagram ends before the headers that the decision
+        /// requires.
         TinyFragment => "tiny_fragment",
-        /// There is no free memory for the fragment, because too many datagrams wait for missing
+        /// There is no memory for the fragment, because too many datagrams wait for missing
         /// fragments.
         FragmentMemory => "fragment_memory",
         /// The director decided to drop the packet.
@@ -42,7 +43,7 @@ reasons! {
         MtuTooSmall => "mtu_too_small",
         /// There is no route to the destination.
         NoRoute => "no_route",
-        /// The route to its destination uses a device without a link layer (tun, WireGuard, PPP),
+        /// The route to the destination uses a device without a link layer (tun, WireGuard, PPP),
         /// on which packet sockets cannot send.
         NoLinkLayer => "no_link_layer",
         /// The route to the destination uses an Ethernet interface that the dataplane does not use.
@@ -56,18 +57,19 @@ reasons! {
         /// A SYN in a flood: SYNs needed more than half of the worker's time, and the share of this
         /// kind of SYNs (known clients, repeated SYNs, others) was used up.
         SynFlood => "syn_flood",
-        /// A combination of address families or a method that this version cannot send; with the
-        /// backend tun, this includes direct routing, and connections of this host itself to
-        /// servers behind NAT.
+        /// The dataplane cannot send this combination of address families and forwarding method.
+        /// With the backend tun, this includes direct routing, and connections of this host itself
+        /// to servers with NAT.
         Unsupported => "unsupported",
-        /// A GSO super-packet that contradicts its own headers.
+        /// The packet is a GSO super-packet that contradicts its own headers.
         BadAggregate => "bad_aggregate",
-        /// A GSO super-packet whose segments are smaller or more numerous than those of any TCP
-        /// implementation.
+        /// The packet is a GSO super-packet whose segments are smaller or more numerous than those
+        /// of any TCP implementation.
         TinySegments => "tiny_segments",
-        /// A priority tag (VLAN 0) inside another priority tag: no sender needs this.
+        /// The frame has a priority tag (VLAN 0) inside another priority tag, which no sender
+        /// needs.
         NestedTags => "nested_tags",
-        /// The buffer has no room before the packet for another header.
+        /// The frame's buffer has no space in front of the packet for another header.
         NoRoom => "no_room",
         /// The source is an address that no other host can have (one of this host, a loopback,
         /// multicast or unspecified address), or the translation is to a loopback address.
@@ -76,29 +78,32 @@ reasons! {
         /// if the check is strict, the route uses another interface than that on which the packet
         /// arrived.
         ReversePath => "reverse_path",
-        /// A reply to a through-VIP check that another host forwarded: the server's route to
-        /// clients does not use this director.
+        /// The packet is a reply to a through-VIP check, and another host forwarded it: the
+        /// server's route to clients does not use this director.
         CheckPath => "check_path",
         /// The packet belongs to another packet worker, whose queue was full.
         WorkerBusy => "worker_busy",
-        /// An invalid IPv4 option; the sender receives an ICMP error (parameter problem).
+        /// The packet has an invalid IPv4 option; the sender receives an ICMP error (parameter
+        /// problem).
         IpOptions => "ip_options",
-        /// The packet's sender specified the route (IPv4 source routing), which hosts refuse.
+        /// The sender specified the packet's route (IPv4 source routing), which the director
+        /// refuses.
         SourceRoute => "source_route",
-        /// An echo request to an address that the dataplane owns, while answers are disabled
-        /// (`--echo drop`).
+        /// The packet is an echo request to an address that the dataplane owns, and answers are
+        /// disabled (`--echo drop`).
         EchoOff => "echo_off",
-        /// An echo request to an address that the dataplane owns, above the limit of answers a
-        /// second (`--echo N`).
+        /// The packet is an echo request to an address that the dataplane owns, above the limit of
+        /// answers per second (`--echo N`).
         EchoLimit => "echo_limit",
-        /// The packet would return immediately, because the host routes this address to the
-        /// dataplane.
+        /// The host routes the packet's destination to the dataplane, so that the packet would
+        /// return immediately.
         Loop => "loop",
-        /// There is no device to reinject the packet into the host.
+        /// There is no device through which the packet can be reinjected into the host.
         NoHostPort => "no_host_port",
-        /// The host sent a packet into the dataplane's device that is not for a virtual address.
+        /// The host sent the packet into the dataplane's device, but its destination is not a
+        /// virtual address.
         HostStray => "host_stray",
-        /// The destination is an address of the dataplane without an answering service.
+        /// The destination is an address that the dataplane owns, and no service answers there.
         OwnAddress => "own_address",
     }
 }

@@ -1,5 +1,5 @@
-//! A frame in a buffer with headroom, and the description of its partial checksum and its
-//! segments.
+//! A frame in a buffer with headroom, its partial checksum, and its segments if it is a
+//! super-packet.
 
 use std::fmt;
 use std::mem;
@@ -14,7 +14,7 @@ pub const HEADROOM: usize = 128;
 /// Maximum length of a frame in bytes: 64 KiB of IP and an Ethernet header with two VLAN tags.
 pub const MAX_FRAME: usize = 65_535 + 14 + 8;
 
-/// Work that a device or a peer on a virtual link has left to the receiver (the fields of
+/// Work that a device, or the sender on a virtual link, has left to the receiver (the fields of
 /// `virtio_net_hdr`, offsets relative to the first byte of the frame).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
@@ -22,7 +22,7 @@ pub struct Offload {
     /// the sum from `start` to the end of the frame is to be stored at `start + offset`
     /// (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
     pub checksum: Option<PartialChecksum>,
-    /// The frame is a super-packet that must be cut into segments.
+    /// The frame is a super-packet that must be cut into segments before a link sends it.
     pub segments: Option<Segments>,
     /// Whether the device has verified the checksum (`VIRTIO_NET_HDR_F_DATA_VALID`).
     pub verified: bool,
@@ -74,8 +74,7 @@ pub enum SegmentKind {
 enum Storage {
     /// Memory on the heap.
     Owned(Box<[u8]>),
-    /// In a slot of a backend's memory, which returns to the backend when the frame is dropped or
-    /// sent.
+    /// In a buffer of a backend, which the backend gets back when the frame is dropped or sent.
     Lent(Lent),
 }
 
@@ -101,8 +100,8 @@ impl DerefMut for Storage {
     }
 }
 
-/// A frame: Ethernet on an interface, an IP packet on a TUN device. It is changed in place, in its
-/// own buffer or in a buffer of a backend.
+/// A frame: Ethernet on an interface, an IP packet on a TUN device. Its bytes are in its own buffer
+/// or in a buffer of a backend, and are changed in place.
 ///
 /// ```text
 ///  0          start                    end        capacity
@@ -132,7 +131,7 @@ impl Frame {
         }
     }
 
-    /// A frame without a buffer, which uses no memory. It replaces a frame that was moved out.
+    /// A frame without a buffer, which takes the place of a frame that was moved out.
     pub fn vacant() -> Self {
         Self {
             buf: Storage::Owned(Box::default()),
@@ -150,7 +149,7 @@ impl Frame {
         frame
     }
 
-    /// The frame at `place` of a slot that a backend lends.
+    /// The frame at `place` in a buffer of a backend.
     ///
     /// # Panics
     /// If the slot is shorter.
@@ -167,8 +166,8 @@ impl Frame {
         }
     }
 
-    /// The slot of the backend's memory that contains the frame; `None` if the frame has its own
-    /// memory. [`Self::place`] is the frame's position in the slot.
+    /// The backend's buffer that contains the frame; `None` if the frame has its own memory.
+    /// [`Self::place`] is the frame's position in this buffer.
     #[inline]
     pub const fn slot(&self) -> Option<&Lent> {
         match &self.buf {
@@ -177,7 +176,7 @@ impl Frame {
         }
     }
 
-    /// Position of the frame in its storage.
+    /// Position of the frame in its buffer.
     pub const fn place(&self) -> Range<usize> {
         self.start..self.end
     }
@@ -189,8 +188,8 @@ impl Frame {
         mem::replace(self, Self::vacant())
     }
 
-    /// Returns the number of bytes that fit after the standard headroom once the frame is cleared;
-    /// 0 for memory that the frame does not own.
+    /// Number of bytes that fit after the standard headroom, once the frame is cleared; 0 if the
+    /// frame uses a backend's buffer.
     #[inline]
     pub fn capacity(&self) -> usize {
         match &self.buf {
@@ -223,7 +222,7 @@ impl Frame {
         self.start == self.end
     }
 
-    /// Number of bytes that [`Self::push_front`] can still add.
+    /// Number of bytes by which the frame can grow at its front ([`Self::push_front`]).
     #[inline]
     pub fn headroom(&self) -> usize {
         self.start
@@ -235,8 +234,8 @@ impl Frame {
         self.buf.len() - self.end
     }
 
-    /// Grows the frame by `n` bytes at its front and returns them (their content is undefined); if
-    /// there is no room, it returns `None` and changes nothing. Offsets in `offload` are adjusted.
+    /// Adds `n` bytes with undefined content at the front, and returns them. Returns `None`,
+    /// without a change, if there is too little headroom. Offsets in `offload` are adjusted.
     #[inline]
     #[must_use]
     pub fn push_front(&mut self, n: usize) -> Option<&mut [u8]> {
@@ -249,8 +248,9 @@ impl Frame {
         Some(&mut self.buf[self.start..self.start + n])
     }
 
-    /// Writes `header` in front of the unchanged frame, and returns both; `None` without a change
-    /// if there is no room. The bytes in front of a frame have no meaning afterwards.
+    /// Copies `header` into the headroom, and returns the header and the frame together. The frame
+    /// itself is unchanged; the bytes in front of it have no meaning afterwards. `None` if there is
+    /// too little headroom.
     #[inline]
     pub fn behind(&mut self, header: &[u8]) -> Option<&[u8]> {
         let start = self.start.checked_sub(header.len())?;
@@ -258,8 +258,8 @@ impl Frame {
         Some(&self.buf[start..self.end])
     }
 
-    /// Removes `n` bytes from the front; if the frame is shorter, it returns `false` and changes
-    /// nothing.
+    /// Removes `n` bytes from the front. Returns `false`, without a change, if the frame is
+    /// shorter.
     #[inline]
     #[must_use]
     pub fn pull_front(&mut self, n: usize) -> bool {
@@ -275,7 +275,7 @@ impl Frame {
         true
     }
 
-    /// Cuts the frame to `len` bytes; a shorter frame is unchanged.
+    /// Shortens the frame to `len` bytes; a shorter frame is unchanged.
     #[inline]
     pub fn truncate(&mut self, len: usize) {
         self.end = self.end.min(self.start + len);
@@ -317,8 +317,8 @@ impl Frame {
         self.offload = Offload::default();
     }
 
-    /// The room after the headroom, for a call that receives into it; then call [`Self::filled`]. A
-    /// frame that is too small for the longest packet is enlarged.
+    /// A buffer into which the caller receives a packet before it calls [`Self::filled`]. If the
+    /// frame is too small for the longest packet, it gets a larger buffer.
     pub fn receive_buffer(&mut self) -> &mut [u8] {
         if self.capacity() < MAX_FRAME {
             *self = Self::new();
@@ -327,7 +327,7 @@ impl Frame {
         &mut self.buf[HEADROOM..]
     }
 
-    /// Declares that a receive call has put `len` bytes into [`Self::receive_buffer`].
+    /// Sets the frame to the first `len` bytes of [`Self::receive_buffer`].
     ///
     /// # Panics
     /// If `len` is longer than that buffer.
@@ -350,8 +350,7 @@ impl Default for Frame {
 }
 
 impl Clone for Frame {
-    /// The copy is on the heap. It has room for the bytes of the original, and the standard
-    /// headroom.
+    /// The copy has its own memory, with standard headroom, and room for the bytes of the original.
     fn clone(&self) -> Self {
         let mut copy = Self::from_bytes(self.bytes());
         copy.offload = self.offload;

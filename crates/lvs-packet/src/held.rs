@@ -1,5 +1,5 @@
-//! Packets that wait for the link-layer address of their next hop, or until the replies to them are
-//! intercepted.
+//! Packets that wait until the link-layer address of their next hop is known, or until the
+//! dataplane intercepts the replies to them.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -14,24 +14,25 @@ use crate::frame::Frame;
 use crate::intercept::LocalClient;
 use crate::net::PortId;
 
-/// Maximum number of packets that wait for one neighbour; a further packet replaces the oldest (the
-/// kernel's `unres_qlen` default).
+/// Maximum number of packets that wait for one neighbour's link-layer address; a further packet
+/// replaces the oldest (the kernel's `unres_qlen` default).
 pub const PER_NEIGHBOUR: usize = 101;
 /// Maximum number of waiting packets of a director.
 pub const TOTAL: usize = 4096;
 /// Maximum number of bytes of waiting packets of a director.
 pub const BYTES: usize = 16 << 20;
-/// Longest time that a packet waits. The kernel stops resolving a neighbour after three requests,
-/// one second apart, and reports that; this limit is for neighbours without a report.
+/// Longest time that a packet waits. The kernel sends three requests to a neighbour, one second
+/// apart, and then reports that it does not answer. This limit applies if the kernel reports
+/// nothing.
 pub const TIMEOUT: Duration = Duration::from_millis(3500);
 /// Pause between two requests to the kernel for the same result.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// The event that a packet waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Cause {
     Neighbour(PortId, IpAddr),
-    /// The packet is from a client on this host, whose replies are not intercepted yet.
+    /// The packet is from a client on this host, and the dataplane does not intercept the replies
+    /// to it yet.
     LocalClient(LocalClient),
 }
 
@@ -41,7 +42,7 @@ pub struct Waiting {
     since: Instant,
     /// The packet.
     pub frame: Frame,
-    /// The server of its connection; `None` for a packet without one.
+    /// The server of the packet's connection; `None` if it belongs to none.
     pub server: Option<ServerId>,
 }
 
@@ -55,14 +56,15 @@ struct Queue {
 #[derive(Debug)]
 pub struct Held {
     queues: HashMap<Cause, Queue>,
-    /// Number of queues of local clients.
+    /// Number of queues for clients on this host.
     clients: usize,
     frames: usize,
     bytes: usize,
     limits: Limits,
-    /// Number of packets that were dropped after their time, or because the queues were full.
+    /// Number of packets that were dropped because they had waited for too long, or because a queue
+    /// was full.
     pub dropped: u64,
-    /// The dropped packets of connections, by server.
+    /// Dropped packets of connections, by server.
     pub drops: ServerDrops,
 }
 
@@ -84,7 +86,7 @@ impl Default for Held {
 }
 
 impl Held {
-    /// An empty queue for one of `workers` workers, which share the director's limit.
+    /// An empty queue for one of `workers` workers, among which the director's limits are divided.
     pub fn of_workers(workers: NonZeroUsize) -> Self {
         let share = |all: usize| all.div_ceil(workers.get());
         Self {
@@ -116,9 +118,8 @@ impl Held {
         self.hold_for(Cause::Neighbour(port, addr), server, frame, now)
     }
 
-    /// Stores a packet of the host itself, translated and without link header, until the replies of
-    /// its connection are intercepted; returns whether the caller must request the interception
-    /// now.
+    /// Stores a packet of a client on this host, translated and without link header, until the
+    /// replies to it are intercepted. Returns whether the caller must request the interception now.
     pub fn hold_local_client(
         &mut self,
         client: LocalClient,
@@ -180,8 +181,8 @@ impl Held {
         ask
     }
 
-    /// Whether the caller must request the address or the interception, although no packet can wait
-    /// for the result.
+    /// Whether the caller must request the address or the interception now, if no packet can be
+    /// stored.
     fn asks(&mut self, cause: Cause, now: Instant) -> bool {
         let room = self.queues.len() < 2 * self.limits.total;
         match self.queues.entry(cause) {
@@ -207,8 +208,7 @@ impl Held {
         self.take_for(Cause::Neighbour(port, addr))
     }
 
-    /// Removes and returns the packets of local clients whose replies are intercepted now,
-    /// according to `is_intercepted`.
+    /// Removes and returns the packets of clients on this host for which `is_intercepted` is true.
     pub fn take_local_clients(
         &mut self,
         is_intercepted: impl Fn(&LocalClient) -> bool,
@@ -226,7 +226,7 @@ impl Held {
         frames
     }
 
-    /// Whether packets of local clients wait.
+    /// Whether packets of clients on this host wait.
     pub const fn has_local_clients(&self) -> bool {
         self.clients > 0
     }
@@ -243,8 +243,8 @@ impl Held {
         frames.into_iter()
     }
 
-    /// Removes the packets that wait for a failed neighbour, counts them as dropped, and returns
-    /// them in order.
+    /// Removes the packets that wait for a neighbour that does not answer, counts them as dropped,
+    /// and returns them in order.
     pub fn give_up(&mut self, port: PortId, addr: IpAddr) -> Vec<Frame> {
         let lost = self.take(port, addr).map(|waiting| {
             self.lose(waiting.server);

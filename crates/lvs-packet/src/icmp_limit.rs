@@ -1,4 +1,4 @@
-//! Rate limit of the ICMP errors that the director sends.
+//! Rate limits of the ICMP errors that the dataplane sends.
 
 use std::net::IpAddr;
 use std::sync::Mutex;
@@ -37,8 +37,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits for `per_second` errors to all receivers together; the other limits have the
-    /// proportions of the kernel's defaults. 0 disables all limits.
+    /// Limits for `per_second` errors to all receivers together; the other limits have the same
+    /// ratio to it as in the kernel's defaults. 0 disables all limits.
     pub const fn new(per_second: u32) -> Self {
         if per_second == 0 {
             return Self::NONE;
@@ -58,20 +58,19 @@ impl Limits {
     };
 }
 
-/// A token bucket that workers share. It is full at first.
+/// A token bucket that workers share. It is full when it is created.
 #[derive(Debug)]
 pub struct Bucket {
     /// Cost of one token in nanoseconds; 0 means no limit.
     cost: i64,
     /// Maximum credit in nanoseconds.
     full: i64,
-    /// The time, in nanoseconds, from which unused credit accumulates.
     since: AtomicI64,
 }
 
 impl Bucket {
-    /// A bucket of `per_second` tokens a second on average (0 means no limit), and `burst` at a
-    /// time.
+    /// A bucket that gets `per_second` tokens per second (0 means no limit), and contains at most
+    /// `burst`.
     pub fn new(per_second: u32, burst: u32) -> Self {
         let cost = 1_000_000_000_i64
             .checked_div(per_second.into())
@@ -102,8 +101,7 @@ impl Bucket {
     }
 }
 
-/// Returns the value of [`Bucket::since`] after one token is used at `now`; `None` if the bucket is
-/// empty.
+/// The value of [`Bucket::since`] after one token was used at `now`; `None` if the bucket is empty.
 fn take(since: i64, now: i64, cost: i64, full: i64) -> Option<i64> {
     let since = since.max(now.saturating_sub(full));
     (now.saturating_sub(since) >= cost).then(|| since.saturating_add(cost))
@@ -116,7 +114,6 @@ fn nanos(now: Instant) -> i64 {
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     addr: IpAddr,
-    /// The time, in nanoseconds, from which the unused credit of this receiver accumulates.
     since: i64,
     last: i64,
 }
@@ -127,14 +124,14 @@ struct Peer {
 pub struct RateLimit {
     limits: Limits,
     all: Bucket,
-    /// The buckets of receivers, in stripes with a lock each, so that workers seldom wait for each
-    /// other.
+    /// The buckets of receivers, in stripes with one lock each, so that workers seldom wait for
+    /// each other.
     peers: [Mutex<[Option<Peer>; STRIPE]>; PEERS / STRIPE],
     suppressed: AtomicU64,
 }
 
 impl RateLimit {
-    /// Creates full buckets.
+    /// All buckets are full at first.
     pub fn new(limits: Limits) -> Self {
         Self {
             all: Bucket::new(limits.per_second, limits.burst),
@@ -197,7 +194,6 @@ impl RateLimit {
     }
 }
 
-/// The index of a receiver's bucket.
 fn slot(receiver: IpAddr) -> usize {
     // Fibonacci hashing spreads neighbouring addresses.
     let bits = match receiver {
@@ -210,7 +206,7 @@ fn slot(receiver: IpAddr) -> usize {
     (bits.wrapping_mul(0x9e37_79b9) >> 22) as usize % PEERS
 }
 
-/// Whether an error about `packet` may be sent at all (RFC 1122 section 3.2.2).
+/// Whether the director may send an ICMP error about `packet` at all (RFC 1122 section 3.2.2).
 pub fn may_be_answered(packet: &Packet, ip: &[u8]) -> bool {
     let broadcast = |addr| matches!(addr, IpAddr::V4(addr) if addr.is_broadcast());
     let group = packet.dst.is_multicast() || broadcast(packet.dst);
@@ -272,8 +268,7 @@ mod tests {
         assert_eq!(limit.suppressed(), 10_200 - (sent + tries) as u64);
     }
 
-    /// The order of CVE-2024-47678: a receiver above its own limit must not use up the common
-    /// limit.
+    /// The error of CVE-2024-47678: a receiver above its own limit used up the common limit.
     #[test]
     fn receiver_over_its_limit_does_not_use_up_common_limit() {
         let limit = RateLimit::new(Limits::default());

@@ -1,12 +1,12 @@
-//! Identification numbers of the packets that the director makes.
+//! Identification numbers of IP packets that the dataplane creates.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-/// Generates IP identifications for packets of the director, as a host does: from 256 counters,
-/// which are selected by a hash of addresses and protocol. Workers share the counters, so that two
-/// packets to one receiver do not get the same number within a short time.
+/// Generates IP identifications as a Linux host does: from 256 counters, of which a hash of
+/// addresses and protocol selects one. Workers share the counters, so that two packets to one
+/// receiver do not get the same number within a short time.
 #[derive(Debug)]
 pub struct IpIds {
     by_receiver: [AtomicU16; 256],

@@ -2,10 +2,10 @@
 //! reads no clock.
 //!
 //! A program that embeds it creates a [`Pipeline`](pipeline::Pipeline), and calls
-//! [`Pipeline::process`](pipeline::Pipeline::process) with received frames. It provides the network
-//! by the trait [`Net`](net::Net) and the decisions by [`Decide`](pipeline::Decide), which
-//! [`lvs_core::Director`] implements. After each call, it applies the requests of the
-//! [`Output`](pipeline::Output) and sends the frames.
+//! [`Pipeline::process`](pipeline::Pipeline::process) with received frames. It implements
+//! [`Net`](net::Net), the look-ups of ports, routes and neighbours, and passes a director, which
+//! implements [`Decide`](pipeline::Decide), for example [`lvs_core::Director`]. After each call, it
+//! applies the requests of the [`Output`](pipeline::Output) and sends the frames.
 #![forbid(unsafe_code)]
 
 pub mod arp;

@@ -1,5 +1,6 @@
-//! Multicast listener discovery for the IPv6 addresses that the dataplane owns (RFC 3810, RFC
-//! 2710): snooping switches send neighbour solicitations only to reported listeners.
+//! Multicast listener discovery (RFC 3810, RFC 2710) for the IPv6 addresses that the dataplane
+//! owns. Without these reports, snooping switches would not forward neighbour solicitations to the
+//! dataplane.
 
 use std::net::Ipv6Addr;
 
@@ -27,28 +28,28 @@ const RECORDS: Field = 6..8;
 const V1_LEN: usize = GROUP_FIELD.end;
 /// Length in bytes of a query of version 2 without sources.
 const QUERY_V2_LEN: usize = 28;
-/// Length in bytes of a report of version 2 without records, and of a record without sources.
+/// Length in bytes of a version 2 report without records, and of one record without sources.
 const REPORT_LEN: usize = 8;
 const RECORD_LEN: usize = 20;
-/// Maximum number of records in a report: they fit into the minimum MTU.
+/// Maximum number of records in a report, so that the report fits into the minimum MTU of IPv6.
 pub const RECORDS_MAX: usize = 60;
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Destination of reports of version 2.
 const ALL_MLD_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
-/// A query for multicast listeners, from a router or from a switch instead of a router.
+/// A query for multicast listeners; its sender is a router, or a switch that acts as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Query {
     /// The queried group; `None` for all groups.
     pub group: Option<Ipv6Addr>,
     /// Whether the query is of version 1, which requires other reports.
     pub v1: bool,
-    /// Milliseconds within which the listener answers, at a time that it chooses.
+    /// Milliseconds within which listeners must answer; each chooses its time at random.
     pub within_ms: u32,
 }
 
 impl Query {
-    /// Returns the query without its response time, so that repeated queries are equal.
+    /// The query with a response time of 0, so that repeated queries are equal.
     #[must_use]
     pub const fn without_time(self) -> Self {
         Self {
@@ -61,7 +62,7 @@ impl Query {
 /// The change of a listener's membership in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipChange {
-    /// The host is still a member: the answer to a query.
+    /// The host is a member; the answer to a query.
     Listening,
     /// The host has joined the group.
     Joined,
@@ -105,7 +106,7 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
     })
 }
 
-/// Makes the frames that report `change` of `groups`, for a querier of version 1 (`v1`) or of
+/// Builds the frames that report `change` for `groups`, in version 1 of the protocol (`v1`) or in
 /// version 2.
 pub fn reports(
     mac: Mac,
@@ -123,7 +124,7 @@ pub fn reports(
     }
 }
 
-/// The milliseconds of a maximum response code (RFC 3810 section 5.1.3, RFC 2710 section 3.4).
+/// Milliseconds that a maximum response code means (RFC 3810 section 5.1.3, RFC 2710 section 3.4).
 fn within_ms(code: u16, v1: bool) -> u32 {
     if v1 || code < 0x8000 {
         return code.into();
@@ -132,8 +133,8 @@ fn within_ms(code: u16, v1: bool) -> u32 {
     (mantissa | 0x1000) << (exponent + 3)
 }
 
-/// Creates the frame that reports `change` of at most [`RECORDS_MAX`] `groups`. `src` is a
-/// link-local address, or unspecified while the host has none.
+/// Builds the frame that reports `change` for at most [`RECORDS_MAX`] `groups`. `src` is a
+/// link-local address of the host, or unspecified if the host has none yet.
 pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipChange) -> Vec<u8> {
     let kind = match change {
         MembershipChange::Listening => 2,
@@ -157,7 +158,7 @@ pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipCh
     frame(mac, src, ALL_MLD_ROUTERS, &message)
 }
 
-/// As [`report`], for one group and a querier of version 1.
+/// As [`report`], for one group, in version 1 of the protocol.
 pub fn report_v1(mac: Mac, src: Ipv6Addr, group: Ipv6Addr, change: MembershipChange) -> Vec<u8> {
     let (kind, to) = match change {
         MembershipChange::Listening | MembershipChange::Joined => (REPORT_V1, group),

@@ -32,9 +32,10 @@ pub struct Ndp {
     pub solicitation: bool,
     /// The sender's address; unspecified in a probe.
     pub src: Ipv6Addr,
-    /// Requested address, or announced address.
+    /// The requested or announced address.
     pub target: Ipv6Addr,
-    /// Link-layer address of the sender: from the message's option, else the sender of the frame.
+    /// Link-layer address of the sender: that of the message's option, otherwise the source of the
+    /// frame.
     pub mac: Mac,
 }
 
@@ -90,8 +91,8 @@ pub fn parse(frame: &[u8]) -> Option<Ndp> {
     })
 }
 
-/// Makes the answer to `solicitation`: `mac` has the requested address. The answer to a probe is
-/// sent to all nodes.
+/// Builds the frame that answers `solicitation`: the requested address has the link-layer address
+/// `mac`. If the solicitation is a probe, the answer is sent to all nodes.
 pub fn advertisement(solicitation: &Ndp, mac: Mac) -> [u8; FRAME_LEN] {
     const SOLICITED: u8 = 0x40;
     if solicitation.src.is_unspecified() {
@@ -106,12 +107,14 @@ pub fn advertisement(solicitation: &Ndp, mac: Mac) -> [u8; FRAME_LEN] {
     )
 }
 
-/// The announcement to all nodes that `mac` has `addr` now (RFC 4861 section 7.2.6).
+/// Builds the frame that announces to all nodes that `addr` has the link-layer address `mac` now
+/// (RFC 4861 section 7.2.6).
 pub fn unsolicited(mac: Mac, addr: Ipv6Addr) -> [u8; FRAME_LEN] {
     claim(group_mac(ALL_NODES), ALL_NODES, mac, addr, 0)
 }
 
-/// Makes a probe for `addr`, which does not claim the address: its owner answers to all nodes.
+/// Builds a probe, the frame by which `mac` asks whether any host has `addr`. It does not claim the
+/// address; the owner answers to all nodes.
 pub fn probe(mac: Mac, addr: Ipv6Addr) -> [u8; FRAME_LEN - OPTION_LEN] {
     let group = solicited_node(addr);
     let mut out = [0; FRAME_LEN - OPTION_LEN];
@@ -125,7 +128,7 @@ pub fn probe(mac: Mac, addr: Ipv6Addr) -> [u8; FRAME_LEN - OPTION_LEN] {
     out
 }
 
-/// Returns the group in which the owner of `addr` receives solicitations.
+/// The multicast group to which solicitations for `addr` are sent.
 pub fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = addr.octets();
     Ipv6Addr::new(
@@ -169,7 +172,7 @@ struct Head {
     src: Ipv6Addr,
 }
 
-/// Writes all fields except the options, which are already written.
+/// Writes all fields of a message except its option.
 fn write(out: &mut [u8], head: &Head, kind: u8, flags: u8, target: Ipv6Addr) {
     ethernet_header(out, head.to, head.mac, ETHERTYPE_IPV6);
     let ip = &mut out[ETHERNET_LEN..];

@@ -1,24 +1,24 @@
-//! The network for the packet pipeline: ports, routes, neighbours, virtual addresses.
+//! The network as the packet pipeline sees it: ports, routes, neighbours, and addresses.
 
 use std::net::IpAddr;
 
 use crate::drop::FrameDrop;
 use crate::wire::Mac;
 
-/// An attachment to a network: an interface, or the TUN device through which packets reach the
-/// host. A small index that the dataplane assigns.
+/// Number of an interface, or of the TUN device through which packets reach the host. The dataplane
+/// assigns small numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub u16);
 
 impl PortId {
     /// The port through which packets reach the host.
     pub const HOST: Self = Self(0);
-    /// The port of the TUN backend's device. [`Self::HOST`] is the same device, but the host
-    /// forwards a packet that is sent on this port, and receives a packet that is sent on `HOST`.
+    /// The TUN backend's device, for packets that the host must forward. [`Self::HOST`] is the same
+    /// device, for packets that the host itself must receive.
     pub const HOP: Self = Self(1);
-    /// The port through which the host's own packets to its own virtual addresses arrive, and
-    /// through which their answers return. From this port, the host accepts packets whose source is
-    /// one of its own addresses.
+    /// The port on which the host's own packets to its virtual addresses arrive, and on which the
+    /// answers return. On this port, the host accepts packets whose source is one of its own
+    /// addresses.
     pub const LOCAL: Self = Self(2);
     /// The first port that an interface can have.
     pub const FIRST: Self = Self(3);
@@ -45,7 +45,7 @@ pub struct PortInfo {
     pub gives_back: bool,
 }
 
-/// The next hop of an address.
+/// The next hop on the path to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
     /// The outgoing port.
@@ -81,8 +81,8 @@ pub struct Way {
 }
 
 impl Way {
-    /// Creates the path to a next hop; `None` if its port is not Ethernet, or its neighbour is not
-    /// resolved.
+    /// The path by a next hop; `None` if its port is not Ethernet, or its link-layer address is
+    /// unknown.
     pub fn by<N: Net + ?Sized>(hop: &NextHop, net: &N) -> Option<Self> {
         let port = net.port(hop.port).filter(|port| port.ethernet)?;
         Some(Self {
@@ -94,7 +94,7 @@ impl Way {
     }
 }
 
-/// All properties of an address, from one look-up.
+/// All properties of an address that the pipeline needs, from one look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
     /// Whether the host owns the address: [`Net::is_local`].
@@ -103,12 +103,13 @@ pub struct About {
     pub vip: bool,
     /// Whether the dataplane owns the address: [`Net::is_own_vip`].
     pub own: bool,
-    /// The next hop to the address; `None` without a route, or while the neighbour is not resolved.
+    /// The path to the address; `None` if there is no route, or if the next hop's link-layer
+    /// address is unknown.
     pub way: Option<Way>,
 }
 
-/// The look-ups of the packet path in the network configuration. They are called for each packet,
-/// so that implementations must be cheap and must do no I/O.
+/// The look-ups of the packet path in the network configuration. The pipeline calls them for each
+/// packet, so implementations must be cheap and must do no I/O.
 pub trait Net {
     /// Returns the port's properties; `None` if the port was removed.
     fn port(&self, port: PortId) -> Option<PortInfo>;
@@ -122,19 +123,20 @@ pub trait Net {
         None
     }
 
-    /// Whether the host has this address. VIPs on its interfaces count; VIPs that the dataplane
-    /// owns do not.
+    /// Whether the host has this address on an interface. VIPs on its interfaces count; VIPs that
+    /// only the dataplane owns do not.
     fn is_local(&self, addr: IpAddr) -> bool;
 
     /// Whether a packet from another host with the source `src` is forged, because the address
-    /// belongs to the host (`fib_validate_source`) or to the dataplane. Called for each packet.
+    /// belongs to this host (`fib_validate_source`) or to the dataplane.
     fn is_forged(&self, src: IpAddr) -> bool {
         self.is_local(src) || self.is_own_vip(src)
     }
 
-    /// Whether packets from other hosts whose source is a VIP of the host are dropped as forged, as
-    /// the kernel does. A kernel director can therefore not be the gateway of servers with direct
-    /// routing. If this is false, the dataplane forwards their replies.
+    /// Whether packets from other hosts are dropped as forged if their source is a VIP on an
+    /// interface of this host, as the kernel does. A kernel director can therefore not be the
+    /// gateway of servers with direct routing. If this is false, the dataplane forwards the replies
+    /// of these servers.
     fn forges_vips(&self) -> bool {
         false
     }
@@ -155,7 +157,7 @@ pub trait Net {
         FrameDrop::NoRoute
     }
 
-    /// Returns the link-layer address of a neighbour; `None` if it is not resolved.
+    /// The link-layer address of a neighbour; `None` if it is unknown.
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac>;
 
     /// All properties of an address.
@@ -176,10 +178,10 @@ pub trait Net {
 }
 
 /// Whether no other host can have sent a packet from `src` to `dst` (`ip_route_input_slow`,
-/// `ip6_rcv_core`). `to_vip`: `dst` is the address of a service. A real server with the VIP may
-/// send from it through a director that is its gateway, unless [`Net::forges_vips`] is true. The
-/// kernel accepts an IPv6 packet from one of its own addresses. The director does not, because the
-/// answer would return to the host or to the dataplane, or loop.
+/// `ip6_rcv_core`). `to_vip` means that `dst` is the address of a service. Exception: a real server
+/// that has the VIP may send from it, if the director is its gateway and [`Net::forges_vips`] is
+/// false. The kernel accepts an IPv6 packet from one of its own addresses. The director does not,
+/// because the answer would be sent to the host or the dataplane itself.
 #[inline]
 pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
     let forged =

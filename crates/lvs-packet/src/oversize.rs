@@ -1,4 +1,4 @@
-//! Path-MTU problems per server: requests that were too long, for `lvsadm`.
+//! Requests that were longer than the MTU of the path to their server; `lvsadm` lists them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,17 +7,17 @@ use std::sync::Mutex;
 use lvs_core::api::TooBig;
 use lvs_sys::lock;
 
-/// Maximum number of servers for which such requests are stored.
+/// Maximum number of servers for which requests that were too long are recorded.
 const SERVERS_MAX: usize = 256;
 
-/// The servers whose path had a smaller MTU than requests to them, for all workers of a director:
-/// by the address of the server, and by whether a tunnel is used.
+/// Requests that were longer than the MTU of the path to their server, for all workers of a
+/// director. The key is the address of the server, and whether a tunnel is used.
 #[derive(Debug, Default)]
 pub struct Oversize(Mutex<BTreeMap<(IpAddr, bool), TooBig>>);
 
 impl Oversize {
-    /// Records that a packet of `longest` bytes exceeded the path to `server`, which carries
-    /// packets of `room` bytes.
+    /// Records that a packet of `longest` bytes was too long for the path to `server`, whose MTU is
+    /// `room` bytes.
     pub fn note(&self, server: IpAddr, tunnel: bool, room: usize, longest: usize) {
         let mut noted = lock(&self.0);
         if noted.len() >= SERVERS_MAX && !noted.contains_key(&(server, tunnel)) {

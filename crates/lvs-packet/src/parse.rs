@@ -1,5 +1,4 @@
-//! The parser from bytes to the fields that the director uses. All bounds of received data are
-//! checked here.
+//! Parses packets into the fields that the director uses, and checks all lengths in received data.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 
@@ -12,8 +11,8 @@ use crate::drop::FrameDrop;
 use crate::wire::checksum::Sum;
 use crate::wire::{be16, icmp, ipv4, ipv6, sctp, tcp, udp};
 
-/// Minimum number of bytes after the IP header, by protocol, of a packet that can open a
-/// connection.
+/// For each protocol, the number of bytes after the IP header that a packet must have at least to
+/// open a connection.
 pub const HEADERS: [(Protocol, usize); 3] = [
     (Protocol::TCP, tcp::HEADER_LEN),
     (Protocol::UDP, udp::HEADER_LEN),
@@ -23,7 +22,7 @@ pub const HEADERS: [(Protocol, usize); 3] = [
 /// First byte of an IPv4 header without options.
 pub(crate) const PLAIN: u8 = 0x45;
 
-/// Fields of an IP header, and the place of the transport header.
+/// Fields of an IP header, and the position of the transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Source address.
@@ -41,14 +40,15 @@ pub struct Packet {
     pub ttl: u8,
     /// Type of service, or traffic class.
     pub tos: u8,
-    /// "Don't fragment"; routers never fragment IPv6.
+    /// The flag "don't fragment"; true for IPv6, which routers never fragment.
     pub df: bool,
-    /// The fragment, if it is a fragment of a datagram.
+    /// Position in the datagram, if the packet is a fragment.
     pub fragment: Option<Fragment>,
-    /// Whether the IPv6 extension headers include AH: IPVS reads the headers after AH, and
+    /// Whether the IPv6 extension headers include AH. IPVS reads the headers after AH, but
     /// nf_tables does not.
     pub authenticated: bool,
-    /// Source and destination port of TCP, UDP and SCTP, if they were readable.
+    /// Source and destination port, if the protocol is TCP, UDP or SCTP and the packet contains
+    /// them.
     pub ports: Option<(u16, u16)>,
 }
 
@@ -71,14 +71,15 @@ pub struct Fragment {
 pub enum Icmp {
     /// An ICMP error that quotes a readable packet.
     Error(IcmpError),
-    /// Not an error, or an error about a packet that cannot be parsed: it is passed to the host.
+    /// The message is not an error, or the packet that it quotes cannot be parsed: the host
+    /// receives it.
     Host,
     /// The ICMP message is truncated.
     Short,
 }
 
-/// Reads the IPv4 header at the start of `bytes`, which may end in padding. `aggregate`: the
-/// packet is a super-packet, whose total length may be missing.
+/// Reads the IPv4 header at the start of `bytes`, after which padding may follow. `aggregate` means
+/// that the packet is a super-packet, whose header may have a length of 0.
 ///
 /// # Errors
 /// The checks of a host (RFC 1122 section 3.2.1), in the kernel's order (`ip_rcv_core`).
@@ -140,7 +141,7 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
 
 /// Reads the IPv4 packet at the start of `bytes` if it is ordinary: no options, no fragment, a TTL
 /// above 1, and a complete header of UDP, or of a TCP segment that continues a connection. The
-/// result may still be a packet for the slow path.
+/// userspace fast path decides on such a packet, and may still leave it to the slow path.
 #[inline]
 pub fn plain(bytes: &[u8]) -> Option<Plain> {
     let header: &[u8; ipv4::HEADER_LEN] = bytes.first_chunk()?;
@@ -169,12 +170,12 @@ pub fn plain(bytes: &[u8]) -> Option<Plain> {
     })
 }
 
-/// Reads the IPv6 header at the start of `bytes` and walks over its extension headers; otherwise as
+/// Reads the IPv6 header and all extension headers at the start of `bytes`; otherwise as
 /// [`ipv4()`].
 ///
 /// # Errors
-/// The checks of a host (`ip6_rcv_core`); a chain of extension headers that is truncated or does
-/// not end is [`FrameDrop::IpHeaderLength`].
+/// The checks of a host (`ip6_rcv_core`). If the chain of extension headers is truncated or does
+/// not end: [`FrameDrop::IpHeaderLength`].
 pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if bytes.len() < ipv6::HEADER_LEN {
         return Err(FrameDrop::Truncated);
@@ -263,8 +264,8 @@ impl Packet {
             }
     }
 
-    /// Returns this first fragment of IPv6, whose bytes are `ip`, as a complete packet: its
-    /// protocol and ports are those after all of its extension headers.
+    /// Returns this first fragment of an IPv6 datagram, whose bytes are `ip`, as if it were a
+    /// complete packet: with the protocol and ports after all of its extension headers.
     #[must_use]
     pub fn alone(mut self, ip: &[u8]) -> Self {
         if let Some(bytes) = ip.get(..self.len)
@@ -277,7 +278,7 @@ impl Packet {
         self
     }
 
-    /// The core's description of this packet, whose bytes are `ip`.
+    /// Describes this packet, whose bytes are `ip`, to `lvs_core`.
     #[inline]
     pub fn meta<'a>(&self, ip: &'a [u8], hook: Hook, mark: u32) -> PacketMeta<'a> {
         let (sport, dport) = self.ports.unwrap_or_default();
@@ -298,8 +299,8 @@ impl Packet {
         }
     }
 
-    /// Whether the packet ends within the part of the transport header that IPVS reads before it
-    /// opens a connection.
+    /// Whether the packet ends before the end of the transport header, as far as IPVS reads it
+    /// before it opens a connection.
     pub fn is_short(&self) -> bool {
         let len = self.len.saturating_sub(self.l4);
         let least = HEADERS.iter().find(|(of, _)| *of == self.protocol);
@@ -326,7 +327,7 @@ impl Packet {
         }
     }
 
-    /// Reads this packet, whose bytes are `ip`, as an ICMP message.
+    /// Parses this packet, whose bytes are `ip`, as an ICMP message.
     pub fn icmp(&self, ip: &[u8], hook: Hook, mark: u32) -> Icmp {
         let message = ip.get(self.l4..self.len).unwrap_or_default();
         let Some((header, quoted)) = message.split_at_checked(icmp::HEADER_LEN) else {
@@ -361,7 +362,8 @@ impl Packet {
 }
 
 /// Parses the packet inside an ICMP error. Its fixed header must be complete, and it must not be a
-/// later fragment. If its options are truncated, the result has no ports.
+/// later fragment. If its IP options are truncated, the second value is false: its ports are
+/// unknown.
 fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
     if six {
         return inner6(bytes);
@@ -406,8 +408,8 @@ fn inner6(bytes: &[u8]) -> Option<(Tuple, bool)> {
     Some((tuple, ports.is_some()))
 }
 
-/// The first chunk, and whether the chunk after a cookie is an ABORT (`set_sctp_state` checks
-/// both).
+/// Reads the first chunk of an SCTP packet, and whether the chunk after a cookie is an ABORT
+/// (`set_sctp_state` checks both).
 fn sctp_chunk(chunks: &[u8]) -> SctpChunk {
     const COOKIE_ECHO: u8 = 10;
     const COOKIE_ACK: u8 = 11;

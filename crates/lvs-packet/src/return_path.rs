@@ -1,5 +1,5 @@
-//! Hosts that forwarded replies to health checks, although a server behind NAT should send its
-//! replies directly to the director.
+//! Hosts that forwarded replies to through-VIP health checks, although a server with NAT should
+//! send its replies directly to the director.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,10 +11,10 @@ use lvs_sys::lock;
 use crate::net::PortId;
 use crate::wire::Mac;
 
-/// Maximum number of stored servers. For further servers, only the drops are counted.
+/// Maximum number of servers for which the forwarding host is stored.
 const SERVERS_MAX: usize = 4096;
 
-/// The host that forwarded the latest reply of each server.
+/// For each server, the host that forwarded its latest reply to a through-VIP health check.
 #[derive(Debug, Default)]
 pub struct ReturnPaths(Mutex<HashMap<IpAddr, Forwarded>>);
 
@@ -23,14 +23,14 @@ pub struct ReturnPaths(Mutex<HashMap<IpAddr, Forwarded>>);
 pub struct Forwarded {
     /// The port on which the reply arrived.
     pub port: PortId,
-    /// The sender of the reply's frame.
+    /// The link-layer address of the host that forwarded it.
     pub sender: Mac,
     /// The time at which the reply arrived.
     pub at: Instant,
 }
 
 impl ReturnPaths {
-    /// Stores the sender of a reply of `server`.
+    /// Stores the host that forwarded a reply of `server`.
     pub(crate) fn learn(&self, server: IpAddr, port: PortId, sender: Mac, at: Instant) {
         let mut all = self.all();
         if all.len() < SERVERS_MAX || all.contains_key(&server) {

@@ -1,4 +1,4 @@
-//! The work of a network device for unfinished frames, in software: finishing checksums and cutting
+//! Work that senders leave to network devices, in software: it completes checksums, and cuts
 //! GSO/GRO super-packets into segments.
 
 use std::ops::Range;
@@ -11,17 +11,18 @@ use crate::parse::Packet;
 use crate::wire::checksum::{self, Sum};
 use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, put32, tcp, udp};
 
-/// Minimum size of options and payload in a segment of a TCP implementation (Linux's
-/// `TCP_MIN_SND_MSS`; no IPv4 link carries less than 68 bytes, RFC 791 section 3.2).
+/// Minimum number of bytes of options and payload in a TCP segment (Linux's `TCP_MIN_SND_MSS`). No
+/// IPv4 link has an MTU below 68 bytes (RFC 791 section 3.2).
 const TCP_LEAST: usize = 48;
 /// Maximum number of segments of a TCP super-packet: 64 KiB of the smallest segments.
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
-/// Maximum number of segments into which a super-packet is cut here, so that one frame of a sender
-/// becomes at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If a sender
-/// uses smaller ones, its TCP repeats the dropped segments one by one, and these are forwarded.
+/// Maximum number of segments into which the dataplane cuts a super-packet, so that one received
+/// frame becomes at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If the
+/// segments are smaller, the super-packet is dropped; the sender's TCP then repeats the segments
+/// one by one, and these are forwarded.
 const CUT_MOST: usize = 512;
-/// Maximum number of segments of a TCP super-packet whose segments are smaller than [`TCP_LEAST`]:
-/// a few of them are harmless.
+/// Maximum number of segments of a TCP super-packet whose segments are smaller than [`TCP_LEAST`],
+/// because a few of them are harmless.
 const TINY_MOST: usize = 64;
 /// Maximum number of datagrams of a UDP super-packet (Linux's `UDP_MAX_SEGMENTS`).
 const UDP_MOST: usize = 128;
@@ -30,10 +31,10 @@ const IPV4_HEADER_MAX: usize = 60;
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;
 
-/// Finishes the checksum of `frame`, if it is unfinished.
+/// Completes the checksum of `frame`, if its sender has left it to a device.
 ///
 /// # Errors
-/// [`FrameDrop::BadOffload`] if the checksum is outside the frame.
+/// [`FrameDrop::BadOffload`] if the checksum is outside of the frame.
 pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
     let Some(partial) = frame.offload.checksum else {
         return Ok(());
@@ -59,9 +60,9 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
     Ok(())
 }
 
-/// Checks that the checksum and the segmentation that `frame` requires are possible: a checksum
-/// within the payload of the packet, and a super-packet of the packet's own protocol or of TCP
-/// inside a tunnel over UDP. A guest on a virtual link can set any values.
+/// Checks that the checksum and the segmentation that the sender of `frame` requests are possible:
+/// the checksum is within the payload of the packet, and the super-packet has the packet's own
+/// protocol, or is TCP inside a tunnel over UDP. A guest on a virtual link can request anything.
 ///
 /// # Errors
 /// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].
@@ -80,8 +81,8 @@ pub fn check_offload(frame: &Frame, packet: &Packet) -> Result<(), FrameDrop> {
     }
 }
 
-/// The headers of a packet inside a tunnel over UDP, such as VXLAN or GENEVE: the places of its IP
-/// and transport header in the outer packet.
+/// Positions of the inner IP header and transport header of a packet inside a tunnel over UDP, such
+/// as VXLAN or GENEVE, in the outer packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Inside {
     ip: usize,
@@ -89,8 +90,8 @@ struct Inside {
 }
 
 impl Inside {
-    /// Finds the inner headers of a super-packet of the given kind. Its partial checksum belongs to
-    /// the packet inside, and the inner IP header ends where the inner transport header begins.
+    /// Finds the inner headers of a super-packet of the given kind. The partial checksum of the
+    /// frame is that of the inner packet, and begins at the inner transport header.
     fn find(frame: &Frame, packet: &Packet, kind: SegmentKind) -> Option<Self> {
         let (protocol, field) = match kind {
             SegmentKind::Tcp4 | SegmentKind::Tcp6 => (Protocol::TCP, tcp::field::CHECKSUM),
@@ -130,11 +131,11 @@ impl Inside {
     }
 }
 
-/// The division of a super-packet into segments.
+/// A super-packet's division into segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     kind: SegmentKind,
-    /// Length of all headers, including those of an inner packet.
+    /// Length in bytes of all headers, including those of an inner packet.
     headers: usize,
     size: usize,
     /// The inner headers, if the segments are inside a tunnel.
@@ -142,12 +143,12 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Returns the division of the super-packet in `frame`; `None` if the frame is not a
-    /// super-packet, or is one datagram to be fragmented (UFO).
+    /// The division of the super-packet in `frame`. `None` if the frame is no super-packet, or is a
+    /// datagram that must be fragmented (UFO).
     ///
     /// # Errors
     /// [`FrameDrop::BadAggregate`] if the super-packet contradicts its headers;
-    /// [`FrameDrop::TinySegments`] if it has more segments than are permitted for one frame.
+    /// [`FrameDrop::TinySegments`] if it has more segments than a sender may put into one frame.
     #[inline]
     pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
         let Some(segments) = frame.offload.segments else {
@@ -197,8 +198,8 @@ impl Cut {
         Ok(Some(cut))
     }
 
-    /// Whether a device can cut the super-packet: the virtio header cannot describe a super-packet
-    /// inside a tunnel.
+    /// Whether a device can cut the super-packet. It cannot if the segments are inside a tunnel,
+    /// which the virtio header cannot describe.
     #[inline]
     pub const fn is_expressible(&self) -> bool {
         self.inside.is_none()
@@ -211,7 +212,8 @@ impl Cut {
         cut.is_some_and(|cut| !cut.is_expressible())
     }
 
-    /// Length of the longest segment, IP header included.
+    /// Length in bytes of the longest segment, IP header included. `len` is the length of the
+    /// super-packet.
     #[inline]
     pub const fn longest(&self, len: usize) -> usize {
         let segment = self.headers + self.size;
@@ -232,8 +234,8 @@ impl Cut {
     /// Returns the segments of the super-packet in `frame`, in order. Each segment is created only
     /// when the iterator returns it.
     ///
-    /// # Errors
-    /// [`FrameDrop::TinySegments`] if there are more segments than are permitted for one frame.
+    /// # Errors [`FrameDrop::TinySegments`] if there are more segments than the dataplane creates
+    /// from one frame.
     pub fn segments<'a>(
         &self,
         frame: &'a Frame,
@@ -261,7 +263,7 @@ impl Cut {
     }
 }
 
-/// A segment that is to be written.
+/// A segment, whose bytes [`write`](Self::write) produces.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     kind: SegmentKind,
@@ -269,7 +271,7 @@ pub struct Segment<'a> {
     packet: &'a Packet,
     headers: &'a [u8],
     data: &'a [u8],
-    /// Offset of `data` in the payload that is cut.
+    /// Offset of `data` in the payload of the super-packet.
     from: usize,
     index: usize,
     last: bool,
@@ -286,7 +288,8 @@ impl Segment<'_> {
         self.data.is_empty()
     }
 
-    /// Writes the segment with correct lengths and checksums to `out`; `false` if there is no room.
+    /// Writes the segment with correct lengths and checksums to `out`; `false` if `out` has too
+    /// little room.
     #[must_use]
     pub fn write(&self, out: &mut Frame) -> bool {
         out.clear();
@@ -306,7 +309,7 @@ impl Segment<'_> {
         }
     }
 
-    /// Stores length and identification in the IP header that `ip` begins with.
+    /// Writes length and identification into the IP header at the start of `ip`.
     fn finish_header(&self, ip: &mut [u8]) {
         if is_ipv6(ip) {
             return ipv6::finish_len(ip);
@@ -357,25 +360,23 @@ impl Segment<'_> {
     }
 }
 
-/// Length of the TCP header at `l4`; 0 if it is truncated.
+/// Length in bytes of the TCP header at `l4`; 0 if it is truncated.
 fn tcp_header(ip: &[u8], l4: usize) -> usize {
     ip.get(l4 + tcp::field::DATA_OFFSET)
         .map_or(0, |b| usize::from(b >> 4) * 4)
 }
 
-/// Stores the length of a UDP datagram.
 fn put_len(udp: &mut [u8]) {
     let len = u16::try_from(udp.len()).unwrap_or(u16::MAX);
     put16(udp, udp::field::LENGTH, len);
 }
 
-/// Stores length and checksum of the UDP datagram at `l4`.
+/// Writes length and checksum into the UDP header at `l4`.
 fn finish_datagram(ip: &mut [u8], l4: usize) {
     put_len(&mut ip[l4..]);
     finish_sum(ip, l4, Protocol::UDP, udp::field::CHECKSUM);
 }
 
-/// Computes the checksum of the transport header at `l4`.
 fn finish_sum(ip: &mut [u8], l4: usize, protocol: Protocol, field: Range<usize>) {
     let (src, dst) = (ip_src(ip), ip_dst(ip));
     let l4 = &mut ip[l4..];
@@ -429,8 +430,8 @@ mod tests {
         Cut::new(&frame, &packet).map(|cut| cut.expect("an aggregate").count(ip.len()))
     }
 
-    /// A host leaves the CRC32c of SCTP to a capable device (`NETIF_F_SCTP_CRC`), as it leaves the
-    /// checksums of TCP and UDP.
+    /// The checksum of SCTP is a CRC32c; hosts leave it to a capable device (`NETIF_F_SCTP_CRC`),
+    /// as they leave the checksums of TCP and UDP.
     #[test]
     fn partial_checksum_of_sctp_becomes_crc() {
         let mut ip = Vec::new();
@@ -484,11 +485,12 @@ mod tests {
         }
     }
 
-    /// Bytes from the outer UDP header to the inner IP header: UDP, VXLAN, Ethernet.
+    /// Length in bytes from the outer UDP header to the inner IP header: UDP, VXLAN, Ethernet.
     const INNER: usize = 8 + 8 + 14;
 
-    /// A VXLAN packet with TCP or UDP inside. `six`: whether the outer and the inner packet are
-    /// IPv6. `summed`: the tunnel has a checksum. `declared`: the inner IP header has a length.
+    /// A VXLAN packet that contains TCP or UDP. `six` is whether the outer and the inner packet are
+    /// IPv6, `summed` whether the outer UDP header has a checksum, and `declared` whether the inner
+    /// IP header has a length.
     fn tunnelled(data: &[u8], udp: bool, six: [bool; 2], summed: bool, declared: bool) -> Vec<u8> {
         let header = match six[1] {
             true => etherparse::IpHeaders::Ipv6(
@@ -591,7 +593,8 @@ mod tests {
             prop_assert_eq!(joined, data);
         }
 
-        /// The super-packet of a sender whose device segments VXLAN (`SKB_GSO_UDP_TUNNEL`).
+        /// A super-packet inside VXLAN, which its sender has left to a device to be cut
+        /// (`SKB_GSO_UDP_TUNNEL`).
         #[test]
         fn segments_inside_tunnel_have_correct_headers(data in proptest::collection::vec(any::<u8>(), 1..9000), size in 71u16..1400, [six, inner_six, udp, summed, declared] in any::<[bool; 5]>()) {
             let ip = tunnelled(&data, udp, [six, inner_six], summed, declared);

@@ -1,19 +1,19 @@
-//! Settings of the packet path that IPVS does not have; for the settings of IPVS see `net.ipv4.vs`
-//! in `lvs_core`.
+//! Settings of the dataplane that IPVS does not have. The sysctls of IPVS (`net.ipv4.vs`) are in
+//! `lvs_core`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::icmp_limit::Limits;
 
-/// Behaviour of the packet path beyond IPVS.
+/// Settings of the dataplane that IPVS does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The limits of ICMP errors.
     pub limits: Limits,
-    /// Treatment of echo requests to addresses that the dataplane owns.
+    /// Action for echo requests to addresses that the dataplane owns.
     pub echo: Echo,
-    /// The limit to which the maximum segment size in SYNs is lowered.
+    /// The limit to which the maximum segment size in SYNs is lowered; `None` for no change.
     pub clamp_mss: Option<ClampMss>,
     /// Reverse-path check of requests to services.
     pub reverse_path: ReversePath,
@@ -40,14 +40,14 @@ impl Settings {
     };
 }
 
-/// Whether the source of a request to a service must be routed back (RFC 3704), as `rp_filter`
-/// requires for the host's own packets.
+/// Whether a packet to a service is dropped if there is no suitable route to its source (RFC 3704).
+/// The host's `rp_filter` does not apply to such packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReversePath {
     /// The source is not checked.
     #[default]
     Off,
-    /// A route to the source is required; it may use any interface.
+    /// There must be a route to the source, by any interface.
     Loose,
     /// The route to the source must use the interface on which the packet arrived.
     Strict,
@@ -66,12 +66,12 @@ impl FromStr for ReversePath {
     }
 }
 
-/// Treatment of echo requests to addresses that the dataplane owns. The host always answers
-/// requests to its own addresses.
+/// Action for echo requests to addresses that the dataplane owns. The host always answers requests
+/// to its own addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Echo {
-    /// Maximum number of requests per second that are answered, of all senders together; 0 disables
-    /// the limit.
+    /// The requests are answered, at most this number per second for all senders together; 0 means
+    /// no limit.
     Answer(u32),
     /// The requests are dropped.
     Drop,
@@ -104,14 +104,15 @@ impl FromStr for Echo {
 /// The limit of the maximum segment size in SYNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClampMss {
-    /// The limit follows from the known MTUs of the paths in both directions.
+    /// The limit follows from the MTUs of the paths in both directions, as far as they are known.
     Auto,
     /// The limit is a fixed number of bytes.
     To(u16),
 }
 
 impl ClampMss {
-    /// The smallest segment size that is set: every IPv4 host accepts it (RFC 9293 section 3.7.1).
+    /// The smallest fixed limit that is accepted: each IPv4 host accepts segments of this size (RFC
+    /// 9293 section 3.7.1).
     pub const LEAST: u16 = 536;
 }
 

@@ -1,10 +1,10 @@
-//! Hash maps whose copies share their unchanged parts.
+//! Hash maps whose clones share their unchanged parts.
 //!
 //! In `lvs-dataplane`, the thread that observes the host's network publishes a snapshot after each
 //! change, and the packet workers read the last snapshot while this thread changes its maps. An
-//! ordinary map would have to be copied completely for each changed entry. This map consists of
-//! parts: a copy costs one pointer, and the first change of a part after it copies only that part.
-//! So an insertion costs about the same with ten entries and with forty thousand. A look-up hashes
+//! ordinary map would have to be copied completely for each change. This map consists of parts: a
+//! clone copies one pointer, and the first change of a part after that copies only this part. An
+//! insertion therefore costs about the same with ten entries as with 40,000. A look-up hashes
 //! twice; the packet path caches the results if speed is important.
 
 use std::borrow::Borrow;
@@ -19,7 +19,7 @@ const PARTS: usize = 256;
 
 type Part<K, V> = Arc<HashMap<K, V, RandomState>>;
 
-/// A map that is cheap to copy, and cheap to change after a copy.
+/// A map of which a clone, and a change after a clone, are cheap.
 #[derive(Clone)]
 pub struct SharedMap<K, V> {
     /// The parts; empty while the map is empty.
@@ -125,7 +125,8 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
         old
     }
 
-    /// Mutable access to the value of a key, which is created if necessary.
+    /// Mutable access to the value of a key. If the key is absent, it is inserted with the value
+    /// that `make` returns.
     pub fn entry(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
         let new = !self.contains_key(&key);
         self.len += usize::from(new);
@@ -188,7 +189,7 @@ impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for SharedMap<K, V> {
     }
 }
 
-/// A set that is cheap to copy, and cheap to change after a copy.
+/// A set of which a clone, and a change after a clone, are cheap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedSet<T: Eq + Hash>(SharedMap<T, ()>);
 

@@ -1,9 +1,9 @@
-//! The packet worker that owns a packet.
+//! Selects the packet worker that processes a packet.
 //!
-//! One worker owns both directions of a connection, so their common part, the address and port of
-//! the client, selects the worker. In packets to a virtual address, the client is the source; in
-//! other packets, it is the destination. Towards servers of full NAT, a local port replaces the
-//! client, and its number selects the worker ([`worker_of`]).
+//! One worker processes both directions of a connection: the address and port of the client, which
+//! both contain, select the worker. In packets to a virtual address, the client is the source; in
+//! other packets, it is the destination. In packets of servers with full NAT, a local port takes
+//! the place of the client, and its number selects the worker ([`worker_of`]).
 //!
 //! ```text
 //!  kernel: program of the fan-out group ([`Plan`], approximate) ─▶ worker's ring ─▶ [`Steering::home`] (exact)
@@ -11,8 +11,8 @@
 //!                                                                                      └─ another's: bounded queue
 //! ```
 //!
-//! Because of the BPF program, almost no packet needs the queue of the second step. Only
-//! [`Steering`], which is equal in all workers, decides about the owner.
+//! Because of the BPF program, almost no packet needs the queue of the second step. [`Steering`],
+//! which is the same for all workers, decides which worker processes a packet.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,8 @@ pub const RANGES_MAX: usize = 256;
 /// The port of ISAKMP: AH and ESP packets belong to its connection.
 const ISAKMP: u16 = 500;
 
-/// Secret numbers of this dataplane, so that a sender cannot choose the worker.
+/// Secret factors of the hash that selects the worker, so that a sender of packets cannot choose
+/// the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
     /// Factors of the four 32-bit words of an IPv6 address.
@@ -44,7 +45,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Keys that follow from a random number.
+    /// The keys that follow from a random number.
     pub fn new(seed: u64) -> Self {
         let mut numbers = SplitMix64::new(seed);
         let mut next = || u32::try_from(numbers.draw() >> 32).unwrap_or(0);
@@ -56,8 +57,8 @@ impl Keys {
         }
     }
 
-    /// Folds an address into 32 bits. The result for an IPv6 address depends on its first `words`
-    /// words.
+    /// Folds an address into 32 bits. Of an IPv6 address, only the first `words` 32-bit words
+    /// count.
     pub fn fold(&self, addr: IpAddr, words: usize) -> u32 {
         match addr {
             IpAddr::V4(addr) => addr.to_bits(),
@@ -72,7 +73,7 @@ impl Keys {
         }
     }
 
-    /// The hash of a client's folded address and port.
+    /// Hash of a client's folded address and its port.
     pub fn hash(&self, fold: u32, port: u16) -> u32 {
         let [first, second, third] = self.factors;
         let mut hash = fold.wrapping_add(self.seed).wrapping_mul(first);
@@ -84,13 +85,13 @@ impl Keys {
     }
 }
 
-/// The division of packets among workers.
+/// The rule that divides packets among workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Steering {
     workers: NonZeroUsize,
     keys: Keys,
-    /// Whether all connections of a client belong to one worker: the FTP helper needs a control
-    /// connection and its data connections in one worker.
+    /// Whether one worker has all connections of a client. The FTP helper requires this, because a
+    /// control connection and its data connections must be at one worker.
     by_address: bool,
     /// The local addresses of full NAT.
     local: HashSet<IpAddr>,
@@ -103,8 +104,8 @@ impl Steering {
         Self::with_keys(workers, Keys::new(seed), by_address)
     }
 
-    /// Does the same as [`new`](Self::new), with the keys of another dataplane, whose connections
-    /// continue.
+    /// As [`new`](Self::new), with the keys of a previous dataplane, whose connections this one
+    /// continues.
     pub fn with_keys(workers: NonZeroUsize, keys: Keys, by_address: bool) -> Self {
         Self {
             workers,
@@ -114,7 +115,7 @@ impl Steering {
         }
     }
 
-    /// Sets the local addresses of full NAT.
+    /// Returns the same rule with these local addresses of full NAT.
     #[must_use]
     pub fn with_local(&self, local: HashSet<IpAddr>) -> Self {
         Self {
@@ -150,7 +151,7 @@ impl Steering {
         self.keys.hash(fold, port) as usize % self.workers
     }
 
-    /// The worker to which a packet with the bytes `ip` belongs.
+    /// The number of the worker for the packet `ip`.
     pub fn home<N: Net>(
         &self,
         packet: &Packet,
@@ -200,7 +201,7 @@ impl Steering {
         }
     }
 
-    /// The worker of the connection whose packet an ICMP error quotes.
+    /// The worker for the connection to which the packet quoted by an ICMP error belongs.
     fn of_offending<N: Net>(&self, packet: &Tuple, net: &N) -> usize {
         let Tuple { protocol, src, dst } = *packet;
         if self.local.contains(&src.ip()) {
@@ -218,7 +219,7 @@ impl Steering {
         self.of_client(client.ip(), port)
     }
 
-    /// Returns the data with which the kernel chooses the same worker for most packets. `virt` are
+    /// The data by which the kernel's program chooses the same worker for most packets. `virt` are
     /// the virtual addresses.
     pub fn plan(&self, virt: impl IntoIterator<Item = IpAddr>) -> Plan {
         let (mut four, mut six) = (Vec::new(), Vec::new());
@@ -252,9 +253,9 @@ impl Steering {
         }
     }
 
-    /// Returns the greatest number of words by which the addresses have at most [`RANGES_MAX`]
-    /// different prefixes, and these prefixes, folded and sorted. If even prefixes of one word are
-    /// too many, the list is empty.
+    /// Finds the longest prefixes, in words of 32 bits, of which the addresses have at most
+    /// [`RANGES_MAX`] different ones. Returns the number of words, and the prefixes, folded and
+    /// sorted. If even prefixes of one word are too many, the list is empty.
     fn prefixes(&self, addresses: &[IpAddr]) -> (usize, Vec<u32>) {
         for words in (1..=4).rev() {
             let folds = addresses.iter().map(|addr| self.keys.fold(*addr, words));
@@ -274,11 +275,11 @@ impl Steering {
 pub enum Kind {
     /// Virtual addresses; the range may also contain addresses between them.
     Virtual,
-    /// Local addresses of full NAT, which represent clients.
+    /// Local addresses of full NAT, whose ports take the place of clients.
     Local,
 }
 
-/// Addresses from the first to the last, as 32 bits.
+/// A range of addresses, each folded into 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// The first address.
@@ -289,8 +290,9 @@ pub struct Range {
     pub kind: Kind,
 }
 
-/// An approximation of [`Steering`] for a program in the kernel. It differs for ICMP errors,
-/// fragments, extension headers, and, with many virtual addresses, for addresses between them.
+/// An approximation of [`Steering`] for a BPF program in the kernel. It differs for ICMP errors,
+/// fragments and extension headers, and if there are many virtual addresses, for the addresses
+/// between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Number of workers.
@@ -299,16 +301,17 @@ pub struct Plan {
     pub keys: Keys,
     /// Whether packets are divided by the client's address alone.
     pub by_address: bool,
-    /// IPv4 addresses, in order.
+    /// Ranges of IPv4 addresses, in order.
     pub four: Vec<Range>,
-    /// IPv6 addresses, folded, in order.
+    /// Ranges of folded IPv6 addresses, in order.
     pub six: Vec<Range>,
     /// Number of words of an IPv6 address that are folded for the look-up.
     pub words: usize,
 }
 
-/// Ranges of sorted addresses, [`RANGES_MAX`] at most. `close`: if there are more, those with the
-/// smallest gaps are joined, and the addresses in these gaps also count as virtual addresses.
+/// Ranges of sorted addresses, at most [`RANGES_MAX`]. If there are more, and `close` is set, the
+/// ranges with the smallest gaps are joined; the addresses in these gaps then also count as virtual
+/// addresses.
 fn ranges(virt: &[u32], local: &[u32], close: bool) -> Vec<Range> {
     let mut all: Vec<(u32, Kind)> = virt.iter().map(|&addr| (addr, Kind::Virtual)).collect();
     let others = local

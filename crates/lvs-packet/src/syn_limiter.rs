@@ -1,9 +1,9 @@
-//! The limiter of SYNs: which clients may open TCP connections during a flood.
+//! Limits SYNs during a flood, and decides which clients may open TCP connections.
 //!
 //! A SYN is the most expensive packet for the director, and can be sent with a forged source. While
-//! SYNs use less than half of a worker's time, all of them pass, because the other packets of
-//! honest clients use more. If SYNs need more than half of the time, each of three kinds of SYNs
-//! has a separate share of the time:
+//! SYNs use less than half of a worker's time, all of them pass: without a flood, other packets use
+//! more time. If SYNs need more than half of the time, each of three kinds of SYNs has a separate
+//! share of the time:
 //!
 //! * SYNs of known clients, which have had a connection with more than its handshake within minutes
 //!   (a forged source has had none);
@@ -20,47 +20,46 @@ use std::time::Duration;
 
 use lvs_core::Instant;
 
-/// Divisor of the time: if SYNs need more than this fraction (one half), they are sorted into
-/// kinds.
+/// Divisor: if SYNs need more than this part of the time (a half), they are classified.
 const CALM: u32 = 2;
-/// The divisor of the time for each kind of SYN: from known clients, repeated SYNs, and others.
+/// Divisors: the part of the time for each kind of SYN. The kinds are SYNs of known clients,
+/// repeated SYNs, and others.
 const SHARES: [u32; KINDS] = [3, 16, 16];
-/// The kinds of SYNs: those of known clients, repeated ones, and all others.
 const KINDS: usize = 3;
-/// Maximum unused time that a budget can save, in nanoseconds.
+/// Maximum time in nanoseconds that a budget can save for later.
 const SAVED: i64 = 50_000_000;
-/// Time after the last dropped SYN during which SYNs are still classified.
+/// SYNs are classified until this time after the last dropped SYN.
 const CAUTIOUS: Duration = Duration::from_secs(1);
-/// Length of an epoch, after which the shares are divided again, in nanoseconds.
+/// Length of an epoch in nanoseconds; for each epoch, the shares are divided among networks again.
 const EPOCH: u64 = 50_000_000;
-/// Number of networks that are counted separately.
+/// Number of buckets for networks.
 const NETWORKS: u16 = 1024;
 
-/// Number of packets after which a client is known: a handshake has two.
+/// Number of packets of a connection after which its client is known. A client sends two in a
+/// handshake.
 pub(super) const KNOWN_AFTER: u32 = 3;
 
 /// A client stays known for this time, and at most for twice this time.
 const KNOWN_FOR: Duration = Duration::from_secs(300);
-/// Number of bits for known clients, in each of two generations: with a million known clients, one
-/// in 16 other clients also counts as known.
+/// Number of bits of the filter for known clients, in each of two generations: with a million known
+/// clients, one in 16 other clients also counts as known.
 const KNOWN_BITS: usize = 1 << 23;
-/// A SYN is stored for once to twice this time: clients repeat a SYN after one, three and seven
-/// seconds.
+/// A SYN is remembered for this time, and at most for twice this time. Clients repeat a SYN after
+/// one, three and seven seconds.
 const SEEN_FOR: Duration = Duration::from_secs(4);
-/// Number of bits for repeated SYNs: in a flood of 200,000 a second, one in 300 SYNs is mistaken
-/// for a repeated one.
+/// Number of bits of the filter for repeated SYNs: in a flood of 200,000 SYNs per second, one in
+/// 300 is mistaken for a repeated one.
 const SEEN_BITS: usize = 1 << 24;
 
-/// A budget of time: a share of each second, and the unused time of earlier seconds.
+/// A budget of time: a part of each second, and the unused time of earlier seconds.
 #[derive(Debug)]
 struct Purse {
-    /// The remaining time in nanoseconds; negative if the last batch used more than the remaining
-    /// time.
+    /// The remaining time in nanoseconds; negative if the last batch used more.
     left: i64,
 }
 
 impl Purse {
-    /// Maximum credit, in nanoseconds, of a budget that receives one in `part` parts of the time.
+    /// Maximum time in nanoseconds that a budget of 1/`part` of the time can save.
     const fn most(part: u32) -> i64 {
         SAVED / part as i64
     }
@@ -76,8 +75,8 @@ impl Purse {
         self.left = self.left.saturating_add(earned).min(Self::most(part));
     }
 
-    /// Subtracts the time that SYNs have taken from the credit. The resulting debt is limited, so
-    /// that the effect of one long batch ends soon.
+    /// Subtracts the time that SYNs have used. The debt is limited, so that the effect of one long
+    /// batch ends soon.
     fn spend(&mut self, nanoseconds: u64, part: u32) {
         let spent = i64::try_from(nanoseconds).unwrap_or(i64::MAX);
         self.left = self.left.saturating_sub(spent).max(-Self::most(part));
@@ -93,15 +92,14 @@ impl Purse {
 struct Kind {
     part: u32,
     purse: Purse,
-    /// Number of SYNs of each network in this epoch.
+    /// Number of SYNs of each network that have passed in this epoch.
     taken: Box<[u16; NETWORKS as usize]>,
     /// Number of networks that have sent SYNs of this kind in this epoch.
     asking: u32,
     /// Number of SYNs that each network may send in this epoch.
     quota: u16,
-    /// Number of SYNs that remain after all quotas: each of this many networks gets one more.
+    /// Number of SYNs that remain after all quotas: this many networks may send one more SYN.
     rest: u64,
-    /// Number of SYNs that have passed in the present batch.
     passed: u32,
 }
 
@@ -118,7 +116,8 @@ impl Kind {
         }
     }
 
-    /// Divides the share among the number of networks that have sent SYNs in the last epoch.
+    /// Divides the kind's time among the networks that sent SYNs in the last epoch. `cost` is the
+    /// time for one SYN in nanoseconds.
     fn share_out(&mut self, cost: u64) {
         let all = EPOCH / u64::from(self.part) / cost.max(1);
         let asking = u64::from(self.asking.max(1));
@@ -129,7 +128,7 @@ impl Kind {
     }
 
     /// Decides on a SYN of `network`. A network that has used up its quota may send one more SYN if
-    /// SYNs remain after all quotas. Half of the maximum credit is reserved for networks below
+    /// SYNs remain after all quotas. Half of the maximum budget is reserved for networks below
     /// their quota.
     fn pass(&mut self, network: u16) -> bool {
         let taken = &mut self.taken[usize::from(network)];
@@ -152,7 +151,7 @@ impl Kind {
     }
 }
 
-/// A filter of known hashes in two generations: new hashes enter the first, and the older
+/// A Bloom filter of hashes, in two generations: new hashes enter the first, and the older
 /// generation is discarded after some time.
 #[derive(Debug)]
 struct Memory {
@@ -192,7 +191,7 @@ impl Memory {
         self.since = now;
     }
 
-    /// Returns the places of a hash in the filter: word and bit.
+    /// The bits of a hash in the filter, each as the index of a word and a bit.
     fn places(&self, hash: u64) -> [(usize, u64); 3] {
         let bits = self.generations[0].len() as u64 * 64;
         // The number of bits is a power of two, and the step is odd, so the three places differ.
@@ -220,7 +219,7 @@ impl Memory {
     }
 }
 
-/// A worker's limiter of SYNs.
+/// A worker's limiter of SYNs in a flood.
 #[derive(Debug)]
 pub struct SynLimiter {
     hasher: RandomState,
@@ -232,12 +231,12 @@ pub struct SynLimiter {
     until: Option<Instant>,
     /// Cost of a SYN in nanoseconds, as a moving average.
     cost: u64,
-    /// Time at which credit was last earned.
+    /// Time at which the budgets last received their parts of the time.
     earned: Instant,
     epoch: Instant,
-    /// Number of SYNs in the current batch that have passed without being sorted.
+    /// Number of SYNs in the current batch that have passed without being classified.
     passed: u32,
-    /// Number of SYNs refused in the current batch.
+    /// Number of SYNs in the current batch that were refused.
     refused: u32,
 }
 
@@ -260,12 +259,13 @@ impl Default for SynLimiter {
 }
 
 impl SynLimiter {
-    /// Whether the rate of SYNs is so high that SYNs are sorted into kinds.
+    /// Whether there are so many SYNs that they are classified.
     pub const fn sorts(&self) -> bool {
         self.until.is_some()
     }
 
-    /// Simulates an hour in which SYNs use all of the available time.
+    /// Sets the state that a flood for an hour leaves, in which SYNs used all of the time. For
+    /// tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn is_flooded(&mut self, now: Instant) {
         self.until = Some(now + Duration::from_secs(3600));
@@ -276,15 +276,14 @@ impl SynLimiter {
         }
     }
 
-    /// Records that `client` has a connection, so that SYNs from it count as those of a known
-    /// client.
+    /// Records that `client` has a connection, so that it is a known client from now on.
     pub(super) fn meets(&mut self, client: IpAddr, now: Instant) {
         self.known.age(now);
         let hash = self.hasher.hash_one(host_of(client));
         self.known.insert(hash);
     }
 
-    /// Whether a SYN with this sequence number may pass.
+    /// Whether a SYN with this sequence number passes; otherwise it must be dropped.
     pub(super) fn passes(
         &mut self,
         client: SocketAddr,
@@ -361,8 +360,8 @@ impl SynLimiter {
     }
 }
 
-/// Returns the source that counts as one client: an IPv4 address, or the network of an IPv6 host,
-/// which has 2^64 addresses.
+/// The source that counts as one client: an IPv4 address, or the /64 of an IPv6 address, in which a
+/// host can choose any address.
 fn host_of(addr: IpAddr) -> u64 {
     match addr {
         IpAddr::V4(addr) => addr.to_bits().into(),
@@ -383,9 +382,8 @@ mod tests {
     use super::*;
 
     const TO: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 10)), 80);
-    /// Cost of a SYN that passes.
+    /// Time for a SYN that passes.
     const COST: Duration = Duration::from_micros(8);
-    /// Interval between two SYNs of a flood.
     const STEP: Duration = Duration::from_micros(5);
 
     fn client(n: u32) -> SocketAddr {
@@ -395,7 +393,8 @@ mod tests {
         SocketAddr::from(([198, 18, a, b], u16::from_be_bytes([c, d])))
     }
 
-    /// A limiter in a flood of 200,000 SYNs a second, and the SYNs that have passed.
+    /// A limiter during a flood of 200,000 SYNs per second, and the number of SYNs that have
+    /// passed.
     struct Flood {
         syn_limiter: SynLimiter,
         now: Instant,
@@ -415,8 +414,8 @@ mod tests {
             }
         }
 
-        /// Sends a batch of the flood, with as many SYNs of `others` as fit; returns which of these
-        /// have passed.
+        /// Sends a batch of the flood, which also contains the SYNs `others` as far as they fit.
+        /// Returns which of these have passed.
         fn batch(&mut self, others: &[(SocketAddr, u32)]) -> Vec<bool> {
             let mut passed = 0;
             for _ in 0..32 {

@@ -1,5 +1,6 @@
-//! A network in tables, for programs that run the packet path in memory: tests, fuzzing, replay of
-//! recordings. Not part of the installed programs (feature `testing`).
+//! A network that consists of tables, for programs that run the packet pipeline in memory: tests,
+//! fuzzing, replay of recordings. It requires the feature `testing`, which installed programs do
+//! not have.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -24,7 +25,7 @@ pub struct Route {
     /// The prefix.
     pub to: Prefix,
     /// The port, the gateway if there is one, and the host's address on the port; `None` if the
-    /// destination cannot be reached.
+    /// destination is unreachable.
     pub way: Option<(PortId, Option<IpAddr>, Option<IpAddr>)>,
 }
 
@@ -70,7 +71,7 @@ pub struct Table {
     pub local_port: Option<PortId>,
     /// Addresses of the host.
     pub local: HashSet<IpAddr>,
-    /// Prefixes all of whose addresses belong to the host.
+    /// Prefixes of which all addresses belong to the host.
     pub local_prefixes: Vec<Prefix>,
     /// Addresses of services.
     pub vips: HashSet<IpAddr>,
@@ -80,7 +81,8 @@ pub struct Table {
     pub routes: Vec<Route>,
     /// Resolved neighbours.
     pub neighbours: HashMap<(PortId, IpAddr), Mac>,
-    /// On this port, all neighbours are resolved: each has [`made_up_mac`].
+    /// A port on which all neighbours are resolved, with the link-layer addresses of
+    /// [`made_up_mac`].
     pub all_neighbours: Option<PortId>,
     /// Whether the host's own addresses are valid sources (`net.ipv4.conf.all.accept_local`).
     pub accept_local: bool,
@@ -168,11 +170,11 @@ impl Net for Table {
     }
 }
 
-/// Passes packets on to another decider after `edit` has changed them; for tests of marks and of
-/// other IPVS hooks.
+/// Changes packets by `edit`, and then lets another decider decide; for tests of marks and of IPVS
+/// hooks.
 #[derive(Debug)]
 pub struct Edited<'a, D, F> {
-    /// The decider that decides on the changed packets.
+    /// The decider for the changed packets.
     pub decide: &'a mut D,
     /// Changes a packet before the decision.
     pub edit: F,

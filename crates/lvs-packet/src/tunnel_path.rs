@@ -1,6 +1,6 @@
-//! ICMP errors of routers on the path to servers behind tunnels: the director learns the path MTU,
-//! and the client receives an error about the packet that it sent (as IPVS handles ICMP errors
-//! about its own tunnel packets).
+//! ICMP errors about tunnel packets that the director has sent to servers: they report the path
+//! MTU, and the client whose packet was in the tunnel receives an error about that packet, as with
+//! IPVS.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,16 +16,15 @@ use crate::rewrite::tunnel;
 use crate::wire::icmp::{self, ErrorKind};
 use crate::wire::{ETHERTYPE_IPV4, be16, be32, ipv4, ipv6, udp};
 
-/// Lifetime of a learned MTU (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
+/// Time for which a reported path MTU is used (`net.ipv4.route.mtu_expires`,
+/// `net.ipv6.route.mtu_expires`).
 const MTU_EXPIRES: Duration = Duration::from_secs(600);
 /// A reported MTU below this number of bytes counts as this number (`net.ipv4.route.min_pmtu`).
 const MTU_MIN: usize = 552;
-/// GRE: a checksum is present.
 const GRE_CHECKSUM: u16 = 0x8000;
-/// Maximum number of servers whose path is stored.
+/// Maximum number of servers whose path MTU is stored.
 const SERVERS_MAX: usize = 4096;
 
-/// The encapsulation for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     Ipip,
@@ -43,17 +42,17 @@ impl From<Tunnel> for Kind {
     }
 }
 
-/// The path MTU to a server. One word, so that workers read and write it without a lock: the MTU in
-/// the lowest 16 bits, then a bit for "a packet has been sent since", then the time of its expiry,
-/// in milliseconds. 0 means that no path MTU is known.
+/// The path MTU to a server, in one word, so that workers read and write it without a lock: the MTU
+/// in the lowest 16 bits, then a bit that is set when a packet is sent, then the time of its expiry
+/// in milliseconds. 0 means that no path MTU was reported.
 #[derive(Debug, Default)]
 struct Path(AtomicU64);
 
 #[derive(Clone, Copy, Debug)]
 struct Learned {
     mtu: u16,
-    /// Whether a packet has used the path: only then does the kernel's cached route have the new
-    /// MTU.
+    /// Whether a packet was sent since the MTU was reported. Only then would the kernel's cached
+    /// route have this MTU.
     used: bool,
     until_ms: u64,
 }
@@ -73,7 +72,7 @@ impl Path {
         }
     }
 
-    /// The MTU of the path for a packet that is to be sent; `route` is the route's MTU.
+    /// The path MTU at `now`; `route` is the MTU of the route.
     #[inline]
     fn mtu(&self, route: usize, now: Instant) -> usize {
         match self.learned() {
@@ -91,7 +90,7 @@ impl Path {
         }
     }
 
-    /// Whether a packet has been sent to the server since the path MTU was learned.
+    /// Whether a packet was sent to the server since the path MTU was reported.
     fn is_used(&self) -> bool {
         self.learned().is_some_and(|learned| learned.used)
     }
@@ -118,8 +117,8 @@ fn millis(now: Instant) -> u64 {
     now.as_nanos() / 1_000_000
 }
 
-/// The servers to which packets were tunnelled, with the MTU of their paths; shared by all workers
-/// of a director.
+/// The path MTUs of servers to which the dataplane sends tunnel packets; all workers of a director
+/// share them.
 #[derive(Debug, Default)]
 pub struct TunnelPaths {
     paths: Mutex<HashMap<(IpAddr, Kind), Arc<Path>>>,
@@ -128,12 +127,13 @@ pub struct TunnelPaths {
 }
 
 /// One worker's references to the paths: after the first packet to a server, the worker needs no
-/// lock. Changes by other workers are visible at once. `None`: there was no room for the server.
+/// lock. Changes by other workers are visible at once. The value is `None` if too many servers were
+/// stored already.
 #[derive(Debug, Default)]
 pub struct KnownPaths(HashMap<(IpAddr, Kind), Option<Arc<Path>>>);
 
 impl KnownPaths {
-    /// The MTU of the path to `server`; `mtu` is the route's MTU. Also stores the reference to the
+    /// The path MTU to `server`; `mtu` is the MTU of the route. Also stores the reference to the
     /// server's path.
     pub fn mtu(
         &mut self,
@@ -162,12 +162,12 @@ impl KnownPaths {
 pub struct Complaint<'a> {
     /// The kind of the error.
     pub kind: ErrorKind,
-    /// The request that was tunnelled.
+    /// The client's request that was in the tunnel packet.
     pub original: &'a [u8],
 }
 
 impl TunnelPaths {
-    /// Returns the path to a tunnelled server; `None` if there are too many servers.
+    /// The entry of a server; it is created if necessary. `None` if there are too many servers.
     fn path(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
         let mut paths = lock(&self.paths);
         if paths.len() >= SERVERS_MAX && !paths.contains_key(&key) {
@@ -176,20 +176,19 @@ impl TunnelPaths {
         Some(paths.entry(key).or_default().clone())
     }
 
-    /// The path to a server, if packets were tunnelled to it.
+    /// The entry of a server, if there is one.
     fn known(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
         let paths = lock(&self.paths);
         paths.get(&key).cloned()
     }
 
-    /// The MTU of the path to `server`, for the kernel fast path; `route` is the route's MTU.
+    /// The path MTU to `server`, for the kernel fast path; `route` is the MTU of the route.
     pub fn known_mtu(&self, server: IpAddr, tunnel: Tunnel, route: usize, now: Instant) -> usize {
         self.known((server, tunnel.into()))
             .map_or(route, |path| path.mtu(route, now))
     }
 
-    /// Returns the number of updates of path MTUs. While it is unchanged, no path MTU has become
-    /// smaller.
+    /// Number of updates of path MTUs. While it stays the same, no path MTU has become smaller.
     pub fn lessons(&self) -> u64 {
         self.lessons.load(Ordering::Acquire)
     }
@@ -199,9 +198,10 @@ impl TunnelPaths {
         self.lessons.fetch_add(1, Ordering::Release);
     }
 
-    /// Reads `message`, an ICMP error with a correct checksum that is addressed to the director.
-    /// `mtu` returns the MTU of the route to a server. `None` if it does not concern a tunnel
-    /// packet of the director, or if the client needs no error.
+    /// Processes `message`, an ICMP error with a correct checksum that is addressed to the
+    /// director. `mtu` returns the MTU of the route to a server. Returns the error for the client;
+    /// `None` if the message does not concern a tunnel packet of the director, or if the client
+    /// needs no error.
     pub fn complaint<'a>(
         &self,
         message: &'a [u8],
@@ -262,13 +262,13 @@ impl TunnelPaths {
         })
     }
 
-    /// Reads `message`, an ICMPv6 error with a correct checksum that is addressed to the director.
-    /// A "packet too big" updates the path MTU of a server. The next packet that does not fit is
-    /// answered with an error.
+    /// Processes `message`, an ICMPv6 error with a correct checksum that is addressed to the
+    /// director. A "packet too big" updates the path MTU of a server, so that the next client whose
+    /// packet does not fit receives an error.
     ///
     /// An MTU below 1280 is ignored (RFC 8201 section 4), and so is an MTU that would leave less
-    /// than 1280 bytes to the inner packet. So a router or a forged message cannot make a tunnel
-    /// unusable.
+    /// than 1280 bytes to the inner packet. A router or a forged message can therefore not make a
+    /// tunnel unusable.
     pub fn too_big(&self, message: &[u8], mtu: impl FnOnce(IpAddr) -> Option<usize>, now: Instant) {
         const PACKET_TOO_BIG: u8 = 2;
         let Some(outer) = message.get(icmp::HEADER_LEN..).filter(|outer| {
@@ -309,8 +309,8 @@ fn reported(message: &[u8]) -> usize {
     usize::from(be16(message, icmp::field::MTU)).max(MTU_MIN)
 }
 
-/// Returns the tunnel whose path MTU the host itself learns, by the 8 bytes after an outer IPv4
-/// header, which every error quotes (`gre_err`, `__udp4_lib_err`).
+/// The tunnel whose path MTU the host itself would record, according to the 8 bytes after the outer
+/// IPv4 header that every error quotes (`gre_err`, `__udp4_lib_err`).
 fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
     if payload.len() < 8 {
         return None;
@@ -322,8 +322,8 @@ fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
     }
 }
 
-/// The encapsulation after an outer IPv4 header of `protocol`, and the number of bytes before the
-/// inner packet of IPv4. `None` for packets that IPVS does not send (`ipvs_gre_decap`,
+/// The encapsulation after an outer IPv4 header of `protocol`, and the number of bytes in front of
+/// the inner IPv4 packet. `None` for packets that IPVS does not send (`ipvs_gre_decap`,
 /// `ipvs_udp_decap`).
 fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
     match protocol {
@@ -352,8 +352,8 @@ fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
 mod tests {
     use super::*;
 
-    /// The path MTUs of servers above the limit are not stored, and the route's MTU applies. The
-    /// learned MTUs of other servers remain.
+    /// Above the limit of servers, the MTU of the route applies. Path MTUs that were reported for
+    /// other servers remain.
     #[test]
     fn learned_path_mtus_are_bounded() {
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());

@@ -1,5 +1,5 @@
 //! The paths of a connection's packets in both directions, computed in advance for the kernel fast
-//! path. They can be computed only if no property of a single packet could change them.
+//! path. This is possible only if they are the same for all packets of the connection.
 
 use lvs_core::offload::Offer;
 use lvs_core::{Forwarding, Instant};
@@ -8,13 +8,13 @@ use super::net::{Net, Way, is_martian};
 use super::rewrite::tunnel::{self, Template};
 use super::tunnel_path::TunnelPaths;
 
-/// The paths of requests and replies.
+/// The paths of a connection's requests and replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ways {
     /// The path to the server.
     pub server: Way,
-    /// The outer headers of requests. The maximum length of a request is the MTU of the path minus
-    /// the length of these headers.
+    /// The outer headers of requests, if the server uses a tunnel. A request may be as long as the
+    /// MTU of the path minus these headers.
     pub outer: Option<Template>,
     /// The path to the client; `None` if replies do not pass the director.
     pub client: Option<Way>,
@@ -29,7 +29,7 @@ pub enum NoWay {
     /// Client and server are of different families.
     #[error("its client and its server are of different families")]
     Families,
-    /// The source or the destination is this host, or the dataplane.
+    /// The client or the server is this host, or an address of the dataplane.
     #[error("the director itself is its client or its server")]
     Host,
     /// No other host can have sent a packet between these addresses (`is_martian`).
@@ -43,17 +43,17 @@ pub enum NoWay {
     /// Packets to the client cannot be sent now, or not through an Ethernet interface.
     #[error("there is no route to its client, or the neighbour is not resolved")]
     ToClient,
-    /// The outer headers of the tunnel depend on the packet.
+    /// The outer headers of the tunnel are not the same for all packets.
     #[error("its tunnel has a checksum (--tun-csum, --tun-remcsum)")]
     Tunnel,
 }
 
 impl Ways {
-    /// Returns the paths of a connection. `pmtu_disc`: the sysctl of this name.
+    /// Computes the paths of a connection. `pmtu_disc` is the sysctl of this name.
     ///
     /// # Errors
-    /// The pipeline would not send the packets by these paths: the packets are this host's own,
-    /// have an impossible source or no route, or their neighbour is not known.
+    /// The pipeline could not send all of the connection's packets by fixed paths; the reason is
+    /// one of [`NoWay`].
     pub fn of<N: Net>(
         offer: &Offer,
         net: &N,

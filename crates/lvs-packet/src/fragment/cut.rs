@@ -4,18 +4,17 @@ use crate::drop::FrameDrop;
 use crate::frame::{Frame, Offload};
 use crate::wire::{be16, ipv4, ipv6, put16, put32};
 
-/// The fragments of a datagram, in order. Each is made on request.
+/// The fragments of a datagram, in order. Each is built when the caller requests it.
 #[derive(Clone, Debug)]
 pub struct Cutter<'a> {
     headers: &'a [u8],
     data: &'a [u8],
-    /// Payload sizes of the fragments in bytes, if the fragments fit the MTU with these sizes;
-    /// otherwise the fragments have equal sizes.
+    /// Payload sizes of the fragments in bytes; `None` for fragments of equal size.
     sizes: Option<std::slice::Iter<'a, usize>>,
-    /// Maximum number of payload bytes of a fragment.
     room: usize,
     at: usize,
-    /// Whether all fragments were returned. An IPv6 datagram without payload has one fragment.
+    /// Whether all fragments were returned. An IPv6 datagram without payload still has one
+    /// fragment.
     done: bool,
     version: Version,
 }
@@ -23,10 +22,9 @@ pub struct Cutter<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Version {
     V4 {
-        /// Offset of the datagram, which itself may be a fragment.
+        /// Offset of the datagram in bytes, if it is itself a fragment.
         first: usize,
-        /// Whether more fragments follow the datagram: it is itself a fragment, and not the last
-        /// one.
+        /// Whether the datagram is itself a fragment, and not the last one.
         more: bool,
         df: bool,
     },
@@ -39,7 +37,7 @@ enum Version {
     },
 }
 
-/// A fragment that the caller writes.
+/// A fragment, whose bytes [`write`](Self::write) produces.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     headers: &'a [u8],
@@ -51,9 +49,9 @@ pub struct Piece<'a> {
 }
 
 impl<'a> Cutter<'a> {
-    /// Cuts the IPv4 packet `ip` into fragments of at most `mtu` bytes. `sizes` are the payload
-    /// sizes to keep, if all of them fit. `df` is the flag "don't fragment" of the fragments.
-    /// Checksums must be finished.
+    /// Cuts the IPv4 packet `ip` into fragments of at most `mtu` bytes. If fragments with the
+    /// payload sizes `sizes` fit, they get these sizes; otherwise equal ones. The fragments get the
+    /// flag "don't fragment" if `df` is set. The packet's checksums must be complete.
     ///
     /// # Errors
     /// [`FrameDrop::MtuTooSmall`] if there is no room for payload after the headers.
@@ -82,8 +80,9 @@ impl<'a> Cutter<'a> {
     }
 
     /// Cuts the IPv6 packet `ip` into fragments of at most `mtu` bytes, all with the identification
-    /// `id`. `sizes` are the payload sizes to keep, if all of them fit; the payload begins after
-    /// the unfragmentable headers. Checksums must be finished.
+    /// `id`. If fragments with the payload sizes `sizes` fit, they get these sizes; otherwise equal
+    /// ones. The payload begins after the unfragmentable headers. The packet's checksums must be
+    /// complete.
     ///
     /// # Errors
     /// [`FrameDrop::MtuTooSmall`] if there is no room for payload after the headers.
@@ -126,7 +125,8 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// Returns the headers and the payload, if a fragment has room for at least 8 bytes.
+/// Divides a packet into headers and payload. Refuses a size that leaves less than 8 bytes for the
+/// payload of a fragment.
 fn split(ip: &[u8], headers: usize, room: usize) -> Result<(&[u8], &[u8]), FrameDrop> {
     if room < 8 {
         return Err(FrameDrop::MtuTooSmall);

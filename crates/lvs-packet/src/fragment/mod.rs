@@ -1,5 +1,5 @@
-//! Fragments: reassembly and fragmentation of datagrams (RFC 791, RFC 8200 section 4.5), by the
-//! kernel's rules.
+//! Reassembly and fragmentation of datagrams (RFC 791, RFC 8200 section 4.5), by the kernel's
+//! rules.
 
 mod cut;
 mod reassembly;
@@ -9,19 +9,21 @@ pub use self::reassembly::{Assembled, MEMORY_MAX, Reassembler, TIMEOUT};
 
 use lvs_core::Protocol;
 
-/// The fragmentation of a datagram when it arrived.
+/// The fragments in which a datagram arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
     /// Number of payload bytes of each fragment, in order.
     pub sizes: Vec<usize>,
-    /// Length of the longest fragment, IP header included.
+    /// Length of the longest fragment in bytes, IP header included.
     pub longest: usize,
-    /// Length of the headers that each fragment had; of IPv6, those before the fragment header.
+    /// Length in bytes of the headers that each fragment had; for IPv6, of those before the
+    /// fragment header.
     pub headers: usize,
-    /// Whether the longest fragment has "don't fragment", so the reassembled packet has it as well
-    /// (`IPSKB_FRAG_PMTU`). IPv4 only.
+    /// Whether the longest fragment had "don't fragment", so that the reassembled packet has it as
+    /// well (`IPSKB_FRAG_PMTU`). IPv4 only.
     pub df: bool,
-    /// Protocol of the content according to the fragments; for IPv6, it may be an extension header.
+    /// Protocol of the payload, as the fragments named it; for IPv6, this may be an extension
+    /// header.
     pub protocol: Protocol,
 }
 
@@ -101,7 +103,8 @@ mod tests {
         )
     }
 
-    /// The datagram of all pieces, which arrive in another order. Nothing remains.
+    /// Reassembles the datagram from pieces in a random order, and checks that the reassembler
+    /// stores nothing afterwards.
     fn reassembled(pieces: &mut [Frame], seed: u64) -> Assembled {
         let n = pieces.len();
         for i in 0..n {
@@ -213,8 +216,8 @@ mod tests {
         assert_eq!((r.waiting(), r.memory()), (0, 0));
     }
 
-    /// RFC 8200 section 4.5: a datagram with overlapping fragments is discarded, including the
-    /// fragments that arrive later.
+    /// An IPv6 datagram with overlapping fragments is discarded, including fragments that arrive
+    /// later (RFC 8200 section 4.5).
     #[test]
     fn overlapping_ipv6_fragments_are_not_reassembled() {
         let mut ip = Vec::new();

@@ -1,4 +1,4 @@
-//! Datagrams that wait for their missing fragments.
+//! Reassembly of datagrams from their fragments.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -17,19 +17,19 @@ use crate::frame::Frame;
 use crate::parse::{Fragment, Packet};
 use crate::wire::{ipv4, ipv6, put16};
 
-/// Time that a datagram waits for its missing fragments (`net.ipv4.ipfrag_time`).
+/// Time after which an incomplete datagram is discarded (`net.ipv4.ipfrag_time`).
 pub const TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of bytes of incomplete datagrams, of all workers together
+/// Maximum memory for incomplete datagrams in bytes, for all workers together
 /// (`net.ipv4.ipfrag_high_thresh`).
 pub const MEMORY_MAX: usize = 4 << 20;
-/// Maximum number of fragments of one datagram. A datagram of 64 KiB in fragments of 68 bytes has
-/// fewer.
+/// Maximum number of fragments of a datagram: 64 KiB with 64 bytes of payload in each.
 const PIECES_MAX: usize = 1024;
-/// Memory of a stored fragment besides its bytes: its allocation, its entry in the list, and the
-/// headers of the frame in which it is sent later (with IPv6, also a fragment header). 4 MiB are
-/// 15,887 fragments of 8 bytes.
+/// Memory of a stored fragment in bytes, besides its content: its allocation, its entry in the
+/// list, and the headers of the frame in which it is sent later (with IPv6, also a fragment
+/// header). 4 MiB are 15,887 fragments of 8 bytes.
 const PIECE_COST: usize = 256;
-/// Memory of a datagram without fragments: its entry in the table, and its list of fragments.
+/// Memory of a datagram in bytes, besides its fragments: its entry in the table, and its list of
+/// fragments.
 const QUEUE_COST: usize = 320;
 /// Number of parts of the table. Each has its own lock, so that workers seldom wait for each other.
 const SHARDS: usize = 16;
@@ -37,9 +37,9 @@ const SHARDS: usize = 16;
 /// A reassembled datagram.
 #[derive(Debug)]
 pub struct Assembled {
-    /// The datagram: a bare IP packet.
+    /// The datagram: an IP packet without link header.
     pub frame: Frame,
-    /// How the datagram was fragmented on arrival.
+    /// The fragments in which the datagram arrived.
     pub history: History,
 }
 
@@ -68,7 +68,6 @@ impl Key {
     }
 }
 
-/// A fragment with consistent headers.
 struct Part<'a> {
     headers: &'a [u8],
     data: &'a [u8],
@@ -134,8 +133,8 @@ struct Queue {
     since: Instant,
     /// The received pieces, in order; no two overlap.
     pieces: Vec<Piece>,
-    /// The header of the first fragment, without the fragment header, and the protocol of the
-    /// content.
+    /// The IP header of the first fragment, without the fragment header, and the protocol of the
+    /// payload.
     header: Option<(Vec<u8>, Protocol)>,
     /// End of the datagram's payload, once the last fragment has arrived.
     end: Option<usize>,
@@ -144,15 +143,15 @@ struct Queue {
     cost: usize,
     longest: usize,
     longest_df: usize,
-    /// A bit for each ECN codepoint among the fragments.
+    /// One bit for each ECN codepoint that occurs in the fragments.
     ecn: u8,
 }
 
-/// The conflict of a fragment with the other fragments of its datagram.
+/// Effect of a fragment that does not fit to the other fragments of its datagram.
 enum Misfit {
-    /// Discard only this fragment.
+    /// Only this fragment is discarded.
     Fragment,
-    /// Discard the whole datagram.
+    /// The whole datagram is discarded.
     Datagram,
 }
 
@@ -171,8 +170,8 @@ impl Queue {
         }
     }
 
-    /// Returns the position of a fragment in the list. If the fragment repeats an earlier one, only
-    /// the new fragment is discarded. If it overlaps another, the whole datagram is discarded
+    /// The position of a fragment in the list. A fragment that repeats an earlier one is discarded
+    /// alone. A fragment that overlaps another one causes the whole datagram to be discarded
     /// (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to IPv4 as well).
     fn place(&self, part: &Part<'_>) -> Result<usize, Misfit> {
         let reach = self.pieces.last().map_or(0, Piece::end);
@@ -300,8 +299,8 @@ impl Default for Reassembler {
 }
 
 impl Reassembler {
-    /// Stores the fragment `ip`, which `packet` describes. Returns the datagram if no fragment is
-    /// missing any more.
+    /// Stores the fragment `ip`, whose header fields are `packet`. Returns the datagram when it is
+    /// complete.
     ///
     /// # Errors
     /// [`FrameDrop::BadFragment`]: the fragment is discarded, and the whole datagram with it if it
@@ -364,9 +363,9 @@ impl Reassembler {
         lock(shard)
     }
 
-    /// Refuses a new datagram if the memory is full, like the kernel (`inet_frag_create`). The
-    /// search for an older datagram to evict would be expensive for the director and free for an
-    /// attacker.
+    /// Reserves memory, or refuses a new datagram if too little is left, like the kernel
+    /// (`inet_frag_create`). To evict an older datagram instead would be expensive for the
+    /// director, and an attacker could cause it at no cost.
     fn reserve(&self, bytes: usize) -> Result<(), FrameDrop> {
         let grown = |memory: usize| Some(memory + bytes).filter(|&memory| memory <= MEMORY_MAX);
         match self
@@ -388,7 +387,7 @@ impl Reassembler {
             .fetch_add(queue.pieces.len() as u64, Ordering::Relaxed);
     }
 
-    /// Removes the datagrams that have waited for [`TIMEOUT`], for all workers.
+    /// Discards the datagrams that have waited for [`TIMEOUT`], for all workers.
     pub fn expire(&self, now: Instant) {
         if self.memory() == 0 {
             return;
@@ -417,12 +416,12 @@ impl Reassembler {
         self.shards.iter().map(of_shard).sum()
     }
 
-    /// Returns the assumed memory use of the waiting fragments, in bytes.
+    /// Memory that the stored fragments use, as far as the limit counts it, in bytes.
     pub fn memory(&self) -> usize {
         self.memory.load(Ordering::Relaxed)
     }
 
-    /// Number of discarded fragments, which timed out or contradicted others.
+    /// Number of fragments that were discarded, because they timed out or contradicted others.
     pub fn expired(&self) -> u64 {
         self.expired.load(Ordering::Relaxed)
     }

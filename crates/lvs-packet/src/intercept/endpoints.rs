@@ -1,4 +1,4 @@
-//! Addresses, protocols and ports that are intercepted, and sets of them.
+//! Sets of intercepted addresses, protocols and ports.
 
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
@@ -29,13 +29,13 @@ impl Endpoint {
     }
 }
 
-/// A set of endpoints with a set of their addresses, cheap to copy.
+/// A set of endpoints. A copy shares its memory, so that it is cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
     all: SharedSet<Endpoint>,
     /// Number of endpoints of each address.
     addresses: SharedMap<IpAddr, usize>,
-    /// Number of endpoints of IPv4, and of IPv6.
+    /// Number of IPv4 endpoints, and of IPv6 endpoints.
     families: [usize; 2],
 }
 
@@ -102,7 +102,7 @@ fn decrement<K: Clone + Eq + Hash>(counts: &mut SharedMap<K, usize>, key: K) {
 }
 
 impl PartialEq for Endpoints {
-    /// Compares the endpoints; the other fields are derived from them.
+    /// Compares only the endpoints, from which the other fields follow.
     fn eq(&self, other: &Self) -> bool {
         self.all == other.all
     }

@@ -1,10 +1,11 @@
-//! The interception: packets that the dataplane receives instead of the host's network stack.
+//! The interception: the packets that the dataplane processes in place of the host's network stack.
 //!
-//! A packet socket receives a *copy*: the host handles the original unless the shield drops it. The
-//! pipeline must therefore know whether the host also receives a packet that the dataplane passes
-//! on. [`Intercept`] is the specification for both: the shield's rules are built from it, and the
-//! pipeline uses it to decide whether a packet must be reinjected. Without packet sockets, packets
-//! are steered into the dataplane by the same specification (`host/steering.rs` of the dataplane).
+//! A packet socket receives a *copy*: the host handles the original unless the shield drops it. If
+//! the dataplane passes a packet to the host, it must therefore know whether the host has received
+//! the packet already. [`Intercept`] is the specification for both: the shield's rules are built
+//! from it, and the pipeline uses it to decide whether a packet must be reinjected. With the TUN
+//! backend, the host's routing passes packets to the dataplane by the same specification
+//! (`host/steering.rs` of the dataplane).
 
 mod endpoints;
 
@@ -20,11 +21,10 @@ use crate::wire::ipv6;
 
 pub use self::endpoints::{Endpoint, Endpoints};
 
-/// Port of FTP's control connections.
 const FTP: u16 = 21;
 
-/// The protocols and the source port of a server's answers; port 0 is any. `helped` are the ports
-/// of the FTP helper.
+/// The protocols and source ports of a server's replies; port 0 is any. `helped` are the ports of
+/// the FTP helper.
 fn reply_ports<'a>(
     key: &'a ServiceKey,
     server: SocketAddr,
@@ -43,7 +43,7 @@ fn reply_ports<'a>(
     }
 }
 
-/// Address and port from which a server answers.
+/// Address and port from which a server replies.
 fn answers(
     key: ServiceKey,
     server: SocketAddr,
@@ -65,9 +65,9 @@ fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
     }
 }
 
-/// All ports of an FTP service's address, because data connections have other ports than the
-/// service. A persistent service receives them if no other service has their port, and the helper
-/// for the ports `helped` expects each of them.
+/// For an FTP service: all ports of its address, because data connections have other ports than the
+/// service. If an FTP service is persistent, it receives packets to all ports without a separate
+/// service. The FTP helper for the ports `helped` expects data connections to any port.
 fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
     match key {
         ServiceKey::Address {
@@ -94,10 +94,9 @@ pub struct LocalClient {
 
 /// IPsec, which follows ISAKMP connections and has no ports of its own.
 const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
-/// ISAKMP's port (RFC 2408 section 2.5.1).
 const ISAKMP: u16 = 500;
 
-/// An endpoint, and the endpoints that belong to it: IPsec for ISAKMP.
+/// The endpoint, and those of protocols that belong to it: IPsec if it is ISAKMP.
 fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
     let followers = IPSEC.map(|protocol| Endpoint {
@@ -109,14 +108,15 @@ fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     std::iter::once(endpoint).chain(followers)
 }
 
-/// Maximum number of endpoints that all mark rules together intercept port by port.
+/// Maximum number of endpoints for the rules that set firewall marks. Rules beyond this number
+/// intercept all ports of their destinations.
 const MARKED_MAX: usize = 1 << 16;
 
 /// Protocols that are intercepted for a firewall-mark service or a mark rule without a protocol.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
-/// Whether a fragment may belong to an ICMP message: an IPv6 fragment names the next header, which
-/// may be an extension header.
+/// Whether a fragment may be part of an ICMP message. An IPv6 fragment names only the next header,
+/// which may be an extension header.
 fn may_be_icmp(packet: &Packet) -> bool {
     packet.is_icmp() || packet.is_ipv6() && ipv6::EXTENSIONS.contains(&packet.protocol.0)
 }
@@ -124,11 +124,11 @@ fn may_be_icmp(packet: &Packet) -> bool {
 /// The packets that the dataplane receives, and that are hidden from the host's own network stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Intercept {
-    /// Endpoints of the services. The interception includes fragments and ICMP errors to their
-    /// addresses, ICMP errors about packets to them, and packets whose header of TCP, UDP or SCTP
-    /// is truncated or follows AH. It also includes packets that servers with direct routing or
-    /// tunnels send from these endpoints, except to the host itself: a host with the address would
-    /// treat them as forged.
+    /// Endpoints of the services. The interception also includes fragments and ICMP errors to their
+    /// addresses, ICMP errors about packets to them, and packets to them whose TCP, UDP or SCTP
+    /// header is truncated or follows AH. It also includes packets that servers with direct routing
+    /// or tunnels send from these endpoints to other hosts: if the host has the VIP, its network
+    /// stack would drop them as forged.
     pub services: Endpoints,
     /// Virtual addresses for which the dataplane answers: all packets to them are intercepted.
     pub own_vips: HashSet<IpAddr>,
@@ -138,28 +138,28 @@ pub struct Intercept {
     /// Real servers whose replies the dataplane translates: packets from these addresses and ports
     /// are intercepted, except those to the host itself. Their fragments are intercepted, too, and
     /// ICMP errors of any sender about packets to the servers. Every forwarded ICMP fragment is
-    /// intercepted, because only the reassembled error shows the packet that it is about.
+    /// intercepted, because only the reassembled error shows to which packet it refers.
     pub nat_servers: Endpoints,
     /// Addresses of the host that replace the addresses of clients towards servers (full NAT).
     /// Packets from the servers in `nat_servers` to these addresses are intercepted, although they
     /// are addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
-    /// Servers on this host: the host routes their replies into the dataplane. The dataplane must
-    /// not intercept them again, and sends other packets of these servers unchanged.
+    /// Servers on this host: the host routes their replies into the dataplane. Packets that these
+    /// servers send are therefore not intercepted on interfaces.
     pub local_nodes: Endpoints,
-    /// Connections from this host to services: the servers' replies are intercepted although they
-    /// are addressed to the host. They are added and removed one by one.
+    /// Connections from clients on this host to services. The servers' replies are intercepted
+    /// although they are addressed to the host. Each connection is added and removed separately.
     pub local_clients: SharedSet<LocalClient>,
     /// Whether all transit ICMP is intercepted: an error about any packet may open a connection
     /// (`schedule_icmp`).
     pub every_icmp: bool,
-    /// Whether no packet has a copy at the host, because the host routed all of them to the dataplane.
+    /// Whether the host has no copy of any packet, because it routes all of them to the dataplane.
     pub everything: bool,
 }
 
 impl Intercept {
-    /// The interception that the services and servers of `control` require, without own addresses
-    /// and local clients. `before` is the previous interception.
+    /// The interception that the services and servers of `control` require. Own addresses and local
+    /// clients are missing in it; the caller adds them. `before` is the previous interception.
     pub fn of(control: &Control, before: &Self) -> Self {
         let mut spec = Self {
             every_icmp: control.sysctls().schedule_icmp,
@@ -180,14 +180,14 @@ impl Intercept {
         spec
     }
 
-    /// Intercepts the packets of a service; `helped` are the ports of FTP's helper.
+    /// Intercepts packets to a service; `helped` are the ports of the FTP helper.
     pub fn add_service(&mut self, service: &Service, helped: &[u16]) {
         let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
         self.add_key(service.key(), helped, persistent);
     }
 
-    /// Intercepts every port of the services' addresses: connections from a master may use any
-    /// port.
+    /// Intercepts all ports of the services' addresses, because connections that a synchronisation
+    /// master sends may use any port.
     pub fn add_every_port(&mut self) {
         for addr in self.vips() {
             for protocol in MARKED_PROTOCOLS {
@@ -197,7 +197,7 @@ impl Intercept {
         }
     }
 
-    /// Intercepts the packets of a server that is configured or still has connections.
+    /// Intercepts the packets of a server that is in a service or still has connections.
     pub fn add_endpoint(
         &mut self,
         key: ServiceKey,
@@ -234,7 +234,7 @@ impl Intercept {
         self.local_nodes.extend(answers(key, server, helped));
     }
 
-    /// Intercepts the packets of a service with this key, data connections of FTP included.
+    /// Intercepts packets to a service with this key, including data connections of FTP.
     pub fn add_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
         let endpoint = service_endpoint(key);
         self.services
@@ -293,7 +293,7 @@ impl Intercept {
         }
     }
 
-    /// Whether a service accepts packets with this destination.
+    /// Whether a service would accept packets with this destination.
     pub fn is_to_service(&self, tuple: &Tuple) -> bool {
         let (address, protocol) = (tuple.dst.ip(), tuple.protocol);
         [tuple.dst.port(), 0].iter().any(|&port| {
@@ -305,7 +305,7 @@ impl Intercept {
         })
     }
 
-    /// Whether a packet was sent by this host itself, from a real server on it.
+    /// Whether this host itself has sent the packet, from a real server on it.
     pub fn is_of_local_node(&self, packet: &Packet) -> bool {
         let from = |port| Endpoint {
             address: packet.src,
@@ -330,7 +330,8 @@ impl Intercept {
         self.services.has_address(addr)
     }
 
-    /// Whether fragments of forwarded ICMP messages are intercepted, for the IP version of `of`.
+    /// Whether all fragments of forwarded ICMP messages with the IP version of `of` are
+    /// intercepted.
     pub fn takes_icmp_fragments(&self, of: IpAddr) -> bool {
         self.every_icmp || self.nat_servers.has_family(of)
     }
@@ -417,7 +418,7 @@ mod tests {
 
     use super::*;
 
-    /// The host itself answers on the other ports, even while the shield of a killed dataplane
+    /// The host itself answers on the rule's other ports, even if the shield of a killed dataplane
     /// remains.
     #[test]
     fn rule_for_many_ports_intercepts_no_other_port() {
@@ -478,7 +479,7 @@ mod tests {
         assert!(to(&spec, Protocol::SCTP, 22));
     }
 
-    /// The kernel continues the connections of an FTP service that has lost its persistence, on any
+    /// If an FTP service is no longer persistent, the kernel still forwards its connections, on any
     /// port.
     #[test]
     fn ftp_connections_continue_after_service_loses_persistence() {

@@ -1,5 +1,5 @@
-//! The checks of a host that are not a part of IPVS: IPv4 options, the MTU, and the segment size of
-//! TCP.
+//! Checks that the host's network stack makes in addition to IPVS: IPv4 options, the MTU, and the
+//! segment size of TCP.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -17,8 +17,8 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::{self, Refused};
 use crate::wire::{ipv4, ipv6};
 
-/// Returns the length of a packet, or of its longest segment, that exceeds `mtu` and must not be
-/// fragmented; `None` if the packet fits.
+/// If the packet is longer than `mtu` and must not be fragmented: its length, or that of its
+/// longest segment. `None` if it can be sent.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
     let packet = &job.packet;
     // A reassembled IPv6 packet leaves in fragments no longer than the fragments that arrived.
@@ -39,8 +39,8 @@ fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, Fr
 
 impl Pipeline {
     /// Sends an ICMP error about a packet that does not fit into `mtu` and must not be fragmented
-    /// (`ensure_mtu_is_adequate`). `way`: the server of the packet, and whether it is behind a
-    /// tunnel.
+    /// (`ensure_mtu_is_adequate`). `way` is the server of the packet, and whether a tunnel leads to
+    /// it.
     pub(super) fn too_big<N: Net>(
         &mut self,
         frame: &Frame,
@@ -67,8 +67,8 @@ impl Pipeline {
         matches!(longest(frame, job, mtu), Ok(None))
     }
 
-    /// Checks the IPv4 options of a packet if the host has not processed them; returns the fate of
-    /// the packet if they are refused.
+    /// Checks the IPv4 options of a packet, unless the host has done so. If the options are invalid
+    /// or refused, returns the fate of the packet.
     pub(super) fn read_options<N: Net>(
         &mut self,
         frame: &Frame,
@@ -117,7 +117,7 @@ impl Pipeline {
     }
 
     /// Fills in the IP options of a reply: a recorded route gets the address of the outgoing
-    /// interface, a time stamp the address of the incoming interface.
+    /// interface, and a time stamp that of the incoming interface.
     pub(super) fn fill_options_of_reply<N: Net>(
         &self,
         frame: &mut Frame,
@@ -137,14 +137,14 @@ impl Pipeline {
         }
     }
 
-    /// Returns the time of day in milliseconds since midnight UTC.
+    /// Milliseconds since midnight UTC.
     fn time_of_day(&self, now: Instant) -> u32 {
         const DAY_MS: u128 = 86_400_000;
         let since = self.common.midnight + now.saturating_since(Instant::ZERO);
         u32::try_from(since.as_millis() % DAY_MS).unwrap_or(0)
     }
 
-    /// Lowers the segment size of a SYN, if configured. `mtu`: the MTU of its path.
+    /// Lowers the maximum segment size in a SYN to the `mtu` of its path, if configured.
     #[inline]
     pub(super) fn clamp_mss<N: Net>(
         &self,
@@ -179,7 +179,7 @@ impl Pipeline {
     }
 }
 
-/// Returns the source address of this host on the route to `addr`.
+/// The address that this host would use as source for packets to `addr`.
 fn near<N: Net>(addr: IpAddr, net: &N) -> Option<IpAddr> {
     net.route(addr)?.source
 }

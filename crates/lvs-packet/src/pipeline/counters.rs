@@ -9,9 +9,9 @@ use crate::drop::FrameDrop;
 pub enum Fate {
     /// Sent on a port, whole, in segments or in fragments.
     Sent,
-    /// Waits for the link-layer address of its next hop.
+    /// Waiting until the link-layer address of the next hop is known.
     Held,
-    /// Passed to the host, which has a copy of the frame.
+    /// Left to the host, which has its own copy of the frame.
     Left,
     /// Reinjected into the host through its TUN device.
     GivenBack,
@@ -19,7 +19,7 @@ pub enum Fate {
     Answered,
     /// Stored as a fragment; the reassembled datagram gets its own fate.
     Fragment,
-    /// Passed to the worker to which it belongs.
+    /// Passed to the worker that has the packet's connection.
     HandedOver,
     /// Dropped for this reason.
     Dropped(FrameDrop),
@@ -82,7 +82,7 @@ counters! {
     received: u64,
     /// Number of datagrams that were reassembled from fragments.
     reassembled: u64,
-    /// Number of frames and datagrams received from other workers.
+    /// Number of frames and datagrams that other workers passed to this one.
     taken: u64,
     /// Number of frames with fate [`Fate::Sent`].
     sent: u64,
@@ -102,7 +102,7 @@ counters! {
     handed_over: u64,
     /// Number of frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
     dropped: [u64; FrameDrop::ALL.len()],
-    /// Number of frames with a VLAN tag, among those passed to the host.
+    /// Number of frames with a VLAN tag among those that were left to the host.
     tagged: u64,
     /// Number of ICMP errors that the dataplane has sent.
     icmp_sent: u64,

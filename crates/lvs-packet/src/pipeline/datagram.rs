@@ -1,4 +1,4 @@
-//! A complete datagram: the decision of the director, and its execution.
+//! Processing of a complete datagram: the director decides, and the pipeline executes the decision.
 
 use std::net::SocketAddr;
 
@@ -16,38 +16,37 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::WantedOptions;
 use crate::wire::{Mac, decrement_ttl, ipv4, tcp};
 
-/// The arrival of a packet.
+/// The interface on which a frame arrived, and its sender.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) port: PortId,
-    /// Link-layer address of the frame's sender.
     pub(super) sender: Mac,
 }
 
-/// A packet in the steps of the pipeline.
+/// The packet that the pipeline is processing.
 #[derive(Clone, Copy)]
 pub(super) struct Job<'a> {
     pub(super) packet: Packet,
     pub(super) hook: Hook,
-    /// Whether the host itself sent the packet, through its TUN device.
     pub(super) from_host: bool,
     /// Whether the datagram is addressed to the host.
     pub(super) to_host: bool,
     /// If the packet is an ICMP error that may belong to a connection: the destination of the
     /// packet that it quotes.
     pub(super) inner: Option<(Protocol, SocketAddr)>,
-    /// The interface on which the datagram arrived, if any.
+    /// The interface on which the datagram arrived, and the frame's sender; `None` if the host sent
+    /// the datagram.
     pub(super) arrival: Option<Arrival>,
-    /// The sizes of its fragments, if it arrived in fragments.
+    /// The fragments in which it arrived; `None` if it arrived whole.
     pub(super) history: Option<&'a History>,
-    /// Fields that a router must write, by its IPv4 options.
+    /// Fields of its IPv4 options that a router must fill in.
     pub(super) options: WantedOptions,
     /// The next hop for the packet if it is forwarded unchanged; `None` before the look-up.
     pub(super) hop: Option<NextHop>,
 }
 
 impl Job<'_> {
-    /// A job for a complete packet that did not arrive in fragments.
+    /// A packet that did not arrive in fragments.
     pub(super) fn new(packet: Packet, hook: Hook, from_host: bool, to_host: bool) -> Self {
         Self {
             packet,
@@ -63,9 +62,9 @@ impl Job<'_> {
     }
 }
 
-/// Returns the sequence number of a segment that opens a TCP connection: one with SYN and without
-/// RST, as in the kernel. A SYN ACK that belongs to a connection is the answer to a SYN, and opens
-/// none.
+/// If the packet is a TCP segment with SYN and without RST that may open a connection, as in the
+/// kernel: its sequence number. A SYN+ACK of an existing connection answers a SYN, and opens no
+/// connection.
 fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
     let Transport::Tcp(flags) = meta.transport else {
         return None;
@@ -82,7 +81,7 @@ fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
 }
 
 impl Pipeline {
-    /// Whether the packet was intercepted, so that the host has not received it.
+    /// Whether the packet was intercepted, so that the host has no copy of it.
     pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
         // The host intercepted (or did not intercept) the single fragments, which do not contain
         // the packet that the ICMP error quotes.
@@ -100,7 +99,6 @@ impl Pipeline {
         job.from_host || cx.env.intercept.covers(&packet, inner, job.to_host)
     }
 
-    /// Handles a complete datagram.
     pub(super) fn datagram<N: Net, D: Decide>(
         &mut self,
         frame: &mut Frame,
@@ -195,7 +193,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends a packet of a connection to or from `server`. If it is dropped, it counts for the
+    /// Sends a packet of a connection to or from `server`. If it is dropped, it is counted for the
     /// service of this server.
     #[inline]
     pub(super) fn send_of<'a, N: Net>(
@@ -213,7 +211,7 @@ impl Pipeline {
         fate
     }
 
-    /// Performs a router's checks before netfilter's FORWARD hook, if the host does not perform
+    /// Makes the checks that a router makes before netfilter's FORWARD hook, unless the host makes
     /// them.
     pub(super) fn transit_checks<N: Net>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Neighbours that do not answer: the senders of packets to them receive ICMP errors.
+//! ICMP errors about packets whose next hop does not answer.
 
 use std::net::IpAddr;
 
@@ -13,9 +13,9 @@ use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 
 impl Pipeline {
     /// Drops the packets that waited for a neighbour that does not answer, and sends "host
-    /// unreachable" to the clients or servers that sent them. The host creates an error about the
-    /// outgoing packet, and the director translates it (`arp_error_report`, `ndisc_error_report`,
-    /// then IPVS in `LOCAL_OUT`).
+    /// unreachable" to the clients or servers that sent them. As in the kernel, the host creates an
+    /// error about the outgoing packet, and the director translates the error (`arp_error_report`,
+    /// `ndisc_error_report`, then IPVS in `LOCAL_OUT`).
     pub fn neighbour_failed<N: Net, D: Decide>(
         &mut self,
         port: PortId,

@@ -1,5 +1,4 @@
-//! Packets from client to server: translated, encapsulated, or unchanged except for the link
-//! header.
+//! Sends packets of clients to servers: translated, encapsulated, or with only a new link header.
 
 use std::net::SocketAddr;
 
@@ -75,7 +74,7 @@ impl Pipeline {
         }
     }
 
-    /// Translates a request if its method requires it, and sends it to a server that has a route.
+    /// Translates a request if its method requires it, and sends it to the server by the next hop.
     fn forward_by<N: Net>(
         &mut self,
         hop: &NextHop,
@@ -124,10 +123,10 @@ impl Pipeline {
         self.leave(frame, &job.packet, hop, pieces, cx)
     }
 
-    /// Returns the fate of a packet that cannot be sent on a port without Ethernet, where the host
-    /// routes the sent packets. Direct routing needs a link-layer destination that differs from the
-    /// route's. If the client is the host itself, the host would receive the server's reply
-    /// directly, without the translation that NAT needs.
+    /// On a port without Ethernet, the host routes the packets that the dataplane sends. Returns
+    /// the fate of a packet that cannot be sent in this way. Direct routing needs a link-layer
+    /// destination that differs from the route's. If the client is the host itself, the host would
+    /// receive the server's reply directly, without the translation that NAT needs.
     fn unroutable<N: Net>(
         &mut self,
         frame: &Frame,
@@ -150,8 +149,8 @@ impl Pipeline {
         }
     }
 
-    /// Passes a request to a real server on the director itself, without a change of the TTL, a
-    /// check of the MTU, or encapsulation.
+    /// Passes a request to a server on this host: TTL and MTU do not matter, and there is no
+    /// encapsulation.
     fn forward_local<N: Net>(
         &mut self,
         frame: &mut Frame,

@@ -1,4 +1,4 @@
-//! Packets for the host: passed to it, reinjected, or answered in its place.
+//! Packets for the host: left to it, reinjected, or answered in its place.
 
 use lvs_core::{Protocol, TcpFlags};
 
@@ -16,17 +16,16 @@ use crate::settings::Echo;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 use crate::wire::{Mac, ip_src, ipv6, tcp, udp};
 
-/// How a packet returns to the host.
+/// The way by which a packet is reinjected into the host.
 #[derive(Clone, Copy)]
 enum Back {
-    /// The TUN device.
+    /// Through this TUN device.
     Device(PortId),
-    /// The interface on which it arrived, with the link-layer address of that interface.
+    /// On the interface on which it arrived, whose link-layer address is the second value.
     Interface(Arrival, Mac),
 }
 
 impl Back {
-    /// Queues a packet.
     fn push(self, mut frame: Frame, out: &mut Output) -> Result<(), FrameDrop> {
         match self {
             Self::Device(port) => out.push(port, frame),
@@ -39,9 +38,9 @@ impl Back {
     }
 }
 
-/// The device through which a packet reaches the host. `is_own`: its source address is not the
-/// claim of another host, because this host has sent the packet or the dataplane has written the
-/// source. Only such a packet may have an address of this host as its source.
+/// The device through which a packet is reinjected into the host. `is_own` means that this host has
+/// sent the packet, or that the dataplane has written its source address. Only such a packet may
+/// have an address of this host as its source.
 pub(super) fn device_to_host<N: Net>(frame: &Frame, is_own: bool, net: &N) -> Option<PortId> {
     let local = net.local_port().filter(|_| is_own);
     local
@@ -74,7 +73,7 @@ impl Pipeline {
     }
 
     /// Sends a packet that the host routed into the dataplane and that belongs to no connection.
-    /// Only packets of a real server on the host are permitted.
+    /// Only packets of real servers on this host are permitted.
     fn host_sends<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         if !cx.env.intercept.is_of_local_node(&job.packet) {
             return Fate::Dropped(FrameDrop::HostStray);
@@ -90,9 +89,9 @@ impl Pipeline {
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }
 
-    /// Passes an intercepted packet to the host, for which it was intended. If possible, the packet
-    /// is reinjected on the interface on which it arrived, so that it passes the host's filters;
-    /// otherwise it is sent through the TUN device.
+    /// Reinjects an intercepted packet into the host. If possible, it is reinjected on the
+    /// interface on which it arrived, so that it passes the host's filters; otherwise through the
+    /// TUN device.
     pub(super) fn give_back_as_it_came<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -162,7 +161,8 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// As [`Self::give_back`], for a super-packet inside a tunnel: the host receives its segments.
+    /// As [`give_back`](Self::give_back), for a super-packet inside a tunnel: it is cut into
+    /// segments first.
     fn give_back_segments<N: Net>(
         &mut self,
         port: PortId,
@@ -189,8 +189,8 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// Reinjects a datagram in the fragments in which it arrived: the host reassembles or forwards
-    /// them, as without the dataplane.
+    /// Reinjects a datagram in the fragments in which it arrived, so that the host can reassemble
+    /// or forward them.
     fn give_back_fragments<N: Net>(
         &mut self,
         back: Back,

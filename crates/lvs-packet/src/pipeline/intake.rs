@@ -1,4 +1,4 @@
-//! Input: the link layer, the IP header, and fragments.
+//! First steps for a received frame: the link layer, the IP header, and fragments.
 
 use std::net::IpAddr;
 
@@ -19,8 +19,8 @@ use crate::wire::{
 };
 
 impl Pipeline {
-    /// Handles the link layer: leaves frames that are not for this host, and finds the start of the
-    /// IP packet.
+    /// Processes the Ethernet header: leaves frames that are not for this host, and finds the start
+    /// of the IP packet.
     pub(super) fn intake<N: Net, D: Decide>(
         &mut self,
         port: PortId,
@@ -94,7 +94,6 @@ impl Pipeline {
         }
     }
 
-    /// Handles the IP packet in `frame`, without its link header.
     fn ip<N: Net, D: Decide>(
         &mut self,
         arrival: Option<Arrival>,
@@ -166,8 +165,8 @@ impl Pipeline {
         }
     }
 
-    /// Drops an invalid packet if the host has not received it; otherwise passes it to the host's
-    /// network stack, which drops it.
+    /// Drops an invalid packet if it was intercepted. Otherwise the host has received it, and drops
+    /// it itself.
     pub(super) fn drop_or_leave<N: Net>(
         &self,
         reason: FrameDrop,
@@ -181,7 +180,7 @@ impl Pipeline {
         }
     }
 
-    /// Handles a fragment, and the datagram if no fragment is missing any more.
+    /// Stores a fragment, and processes the datagram when it is complete.
     fn fragment<N: Net, D: Decide>(
         &mut self,
         frame: &mut Frame,
@@ -240,7 +239,7 @@ impl Pipeline {
 
 impl Pipeline {
     /// Handles a first fragment of IPv6 that ends within its headers. It is not reassembled
-    /// (`nf_ct_frag6_gather`): it can belong to an existing connection, but it opens no connection
+    /// (`nf_ct_frag6_gather`). It can belong to an existing connection, but it opens no connection
     /// and is not translated.
     fn tiny_fragment<N: Net, D: Decide>(
         &mut self,
@@ -270,7 +269,7 @@ fn unreadable<N: Net>(frame: &Frame, from_host: bool, reason: FrameDrop, cx: &Cx
     }
 }
 
-/// Writes the length of a super-packet into its IP header, if its sender has omitted it.
+/// Writes the length of a super-packet into its IP header, if the length field is 0.
 fn finish_length(ip: &mut [u8]) {
     if is_ipv6(ip) {
         if be16(ip, ipv6::field::PAYLOAD_LEN) == 0 {

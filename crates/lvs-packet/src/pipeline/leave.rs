@@ -1,5 +1,5 @@
-//! Output: fragments a packet to the MTU of the link, resolves the neighbour, and queues the
-//! frames.
+//! Last steps for a packet to be sent: it is fragmented to the MTU of the link, its neighbour is
+//! resolved, and the frames are queued.
 
 use super::datagram::Job;
 use super::{Cx, Fate, Output, Pipeline, Request};
@@ -12,29 +12,29 @@ use crate::rewrite::mac;
 use crate::segment::{Cut, finish_checksum};
 use crate::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 
-/// The number and size of the pieces of an outgoing packet.
+/// The fragmentation of an outgoing packet.
 #[derive(Clone, Copy)]
 pub(super) enum Pieces<'a> {
-    /// The packet is one frame. If it does not fit and may be fragmented, it is cut into equal
-    /// fragments.
+    /// If the packet does not fit and may be fragmented, it is cut into fragments of equal size.
     Whole,
-    /// The packet is one frame. If it does not fit, it is cut into equal fragments in spite of
-    /// "don't fragment": the dataplane's own packets, relayed ICMP errors, and tunnel packets,
-    /// whose inner packet was checked before.
+    /// If the packet does not fit, it is cut into fragments of equal size in spite of "don't
+    /// fragment": for the dataplane's own packets, relayed ICMP errors, and tunnel packets, whose
+    /// inner packet was checked before.
     Relayed,
-    /// The packet arrived in fragments: it is cut into equal fragments, none longer than the
-    /// longest that arrived. A tunnel packet around it is cut in the same way.
+    /// The packet arrived in fragments, and is cut into fragments of equal size, none longer than
+    /// the longest that arrived. A tunnel packet that contains it is cut in the same way.
     Even(&'a History),
-    /// The packet arrived in fragments and is forwarded unchanged, or is IPv6: it is cut at the
-    /// same offsets, if these fragments fit.
+    /// The packet arrived in fragments, and is IPv6 or not translated. It is cut at the same
+    /// offsets, if these fragments fit.
     Along(&'a History),
-    /// A tunnel packet around an IPv6 packet that arrived in fragments: if it does not fit, it is
-    /// cut at the same offsets, after the given number of tunnel bytes.
+    /// A tunnel packet that contains an IPv6 packet which arrived in fragments. If it does not fit,
+    /// it is cut at the same offsets, each increased by this number of bytes.
     Around(&'a History, usize),
 }
 
 impl Job<'_> {
-    /// Returns the fragment sizes of a packet for a server, if it arrived in fragments.
+    /// The fragmentation of a packet to a server, whose `history` are the fragments in which it
+    /// arrived.
     pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
         match history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),
@@ -45,7 +45,6 @@ impl Job<'_> {
     }
 }
 
-/// The outgoing link of a packet.
 #[derive(Clone, Copy)]
 struct Link<'a> {
     hop: &'a NextHop,
@@ -82,7 +81,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends a super-packet, as [`Self::leave`] sends a packet.
+    /// As [`Self::leave`], for a super-packet.
     fn leave_aggregate<N: Net>(
         &mut self,
         frame: &mut Frame,

@@ -1,4 +1,4 @@
-//! Neighbours and groups: ARP, neighbour discovery, multicast listeners.
+//! Packets of neighbours: ARP, neighbour discovery, multicast listener queries.
 
 use std::net::IpAddr;
 
@@ -42,7 +42,7 @@ impl Pipeline {
 
     /// Answers neighbour solicitations for addresses that the dataplane owns. Reports multicast
     /// listener queries, and other hosts that claim an address of this host, of the dataplane or of
-    /// a service. `None`: the packet is something else.
+    /// a service. Returns `None` if the packet is none of these.
     pub(super) fn neighbour_discovery<N: Net>(
         &mut self,
         port: PortId,
@@ -81,7 +81,7 @@ impl Pipeline {
         Some(self.answer(port, &answer, cx))
     }
 
-    /// Sends a complete frame that the dataplane has made.
+    /// Sends a frame of the dataplane itself, complete with its Ethernet header.
     fn answer<N: Net>(&mut self, port: PortId, answer: &[u8], cx: &mut Cx<'_, N>) -> Fate {
         // Do not use the request's frame, because the answer may be longer.
         let mut frame = cx.out.spare(answer.len());
@@ -94,8 +94,8 @@ impl Pipeline {
     }
 }
 
-/// Whether another host must not claim this address, because it belongs to this host, to the
-/// dataplane or to a service.
+/// Whether the address belongs to this host, to the dataplane or to a service, so that no other
+/// host may claim it.
 fn is_ours<N: Net>(addr: IpAddr, net: &N) -> bool {
     net.is_own_vip(addr) || net.is_vip(addr) || net.is_local(addr)
 }

@@ -66,7 +66,7 @@ pub trait Decide {
     /// Decides on an ICMP error about a packet.
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict;
 
-    /// Whether a datagram belongs to a connection.
+    /// Whether a datagram with these addresses belongs to a connection.
     fn knows(&self, _tuple: &Tuple) -> bool {
         false
     }
@@ -76,22 +76,23 @@ pub trait Decide {
         0
     }
 
-    /// Returns a hint for the table slots that the decision about a datagram between these
-    /// addresses will read; `None` if no hint is available or the prefetch has no benefit.
+    /// A hint for the look-up of a packet between these addresses, whose first words are being
+    /// prefetched; `None` if there is no hint, or if prefetching has no benefit.
     fn ahead(&self, _protocol: Protocol, _src: SocketAddrV4, _dst: SocketAddrV4) -> Option<Ahead> {
         None
     }
 
-    /// Reads the hinted slot, and prepares the prefetch of the next one.
+    /// The second step of the prefetch, after [`ahead`](Self::ahead): reads the prefetched words,
+    /// and prefetches the slot to which they refer.
     fn aim(&self, _ahead: &mut Ahead) {}
 
-    /// Decides like [`packet`](Self::packet), on a packet with a look-up hint.
+    /// As [`packet`](Self::packet), and faster if `ahead` and `aim` were called for the packet.
     fn packet_ahead(&mut self, meta: &PacketMeta<'_>, _ahead: &Ahead, now: Instant) -> Verdict {
         self.packet(meta, now)
     }
 
-    /// As [`packet_ahead`](Self::packet_ahead), for the userspace fast path. `None` means that no
-    /// state has changed, and that the caller must use `packet_ahead`.
+    /// As [`packet_ahead`](Self::packet_ahead), by the userspace fast path. If it returns `None`,
+    /// nothing has changed: call `packet_ahead`.
     fn pass(&mut self, _packet: &Plain, _ahead: &Ahead, _now: Instant) -> Option<Passed> {
         None
     }
@@ -131,7 +132,7 @@ impl Decide for Director {
     }
 }
 
-/// The environment of the pipeline.
+/// The environment of the pipeline, which can differ between two calls.
 #[derive(Debug)]
 pub struct Env<'a, N> {
     /// Ports, routes and neighbours.
@@ -154,18 +155,18 @@ impl<'a, N> Env<'a, N> {
     }
 }
 
-/// Maximum number of frames that are built before they are sent, apart from the fragments and
-/// segments of one more frame.
+/// Number of frames to send after which a call of [`Pipeline::process_some`] stops; the fragments
+/// and segments of the last received frame may exceed it.
 const PORTION: usize = 1024;
 
-/// Values that all steps of the processing of one packet share.
+/// Values that all steps for one batch of frames share.
 struct Cx<'a, N> {
     env: &'a Env<'a, N>,
     now: Instant,
     out: &'a mut Output,
-    /// The hint for the look-up of the present frame.
+    /// The look-up hint for the present frame.
     ahead: Option<Ahead>,
-    /// The server of the connection whose packet is being sent.
+    /// The server of the connection to which the packet that is being sent belongs.
     server: Option<ServerId>,
 }
 
@@ -181,7 +182,7 @@ impl<'a, N> Cx<'a, N> {
     }
 }
 
-/// The packet path of one worker. The state of the whole director is in its [`Common`].
+/// The packet path of one worker. [`Common`] is the state that all workers of a director share.
 #[derive(Debug)]
 pub struct Pipeline {
     /// Counters of the fates of frames so far.
@@ -191,19 +192,19 @@ pub struct Pipeline {
     /// Packets that wait until a neighbour is resolved, or until the replies to them are
     /// intercepted.
     pub held: Held,
-    /// The limiter of new connections in a flood.
+    /// Limits the share of SYNs in the worker's time during a flood.
     pub syn_limiter: SynLimiter,
-    /// The worker's number and the rule that divides packets among several workers; `None` for one
+    /// The worker's number, and the rule that divides packets among the workers; `None` for one
     /// worker.
     pub share: Option<Share>,
     common: Arc<Common>,
     tunnels: KnownPaths,
-    /// The ICMP error that answered the current packet.
+    /// The ICMP error that the pipeline has sent about the current packet.
     own_error: Option<OwnError>,
 }
 
 impl Pipeline {
-    /// An idle packet path of the director that `common` belongs to.
+    /// The packet path of a worker of the director to which `common` belongs.
     pub fn new(common: Arc<Common>) -> Self {
         Self {
             counters: Counters::default(),
@@ -227,8 +228,8 @@ impl Pipeline {
         &self.common
     }
 
-    /// Processes a batch of frames that arrived on `port`. Then the caller applies the requests in
-    /// `out`, sends its frames, and recycles it. The frames in `frames` have undefined content
+    /// Processes a batch of frames that arrived on `port`. The caller then executes the requests in
+    /// `out`, sends its frames, and recycles `out`. The frames in `frames` have undefined content
     /// after the call, and can receive again. A frame of a backend that was moved out is
     /// [vacant](Frame::vacant).
     pub fn process<N: Net, D: Decide>(
@@ -247,9 +248,9 @@ impl Pipeline {
         }
     }
 
-    /// As [`process`](Self::process), but stops as soon as enough frames wait to be sent, so that
-    /// the fragments or segments of many frames do not use memory at the same time. Returns the
-    /// number of processed frames: at least one, if there are any.
+    /// As [`process`](Self::process), but stops when enough frames wait to be sent, so that the
+    /// fragments or segments of a whole batch do not use memory at the same time. Returns the
+    /// number of processed frames: at least one, unless `frames` is empty.
     pub fn process_some<N: Net, D: Decide>(
         &mut self,
         port: PortId,
@@ -300,7 +301,7 @@ impl Pipeline {
         frames.len()
     }
 
-    /// Sends the packets that waited for a neighbour.
+    /// Sends the packets that waited for the link-layer address of a neighbour.
     pub fn neighbour_resolved<N: Net>(
         &mut self,
         port: PortId,
@@ -327,7 +328,8 @@ impl Pipeline {
         }
     }
 
-    /// Sends the waiting packets of clients on this host whose replies are intercepted now.
+    /// Sends the waiting packets of clients on this host, if the replies to them are intercepted
+    /// now.
     pub fn local_clients_intercepted<N: Net>(
         &mut self,
         env: &Env<'_, N>,

@@ -1,4 +1,4 @@
-//! The output of the pipeline: frames to send, and requests.
+//! The output of the pipeline: frames to send, and requests to the caller.
 
 use std::net::IpAddr;
 
@@ -13,15 +13,15 @@ use crate::wire::Mac;
 /// A request that the caller handles before it sends the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Request a neighbour's link-layer address from the kernel, and report it by
+    /// Let the kernel resolve a neighbour's link-layer address, and report it to
     /// [`Pipeline::neighbour_resolved`](super::Pipeline::neighbour_resolved).
     Resolve(PortId, IpAddr),
-    /// A client retransmits to a server behind this neighbour: make the kernel confirm the
-    /// neighbour.
+    /// Let the kernel confirm that a neighbour still answers, because a client repeats its packets
+    /// to a server behind it.
     Confirm(PortId, IpAddr),
     /// A router has sent a multicast listener query on a port.
     ListenerQuery(PortId, mld::Query),
-    /// A client on the director itself opens a connection: intercept the server's replies.
+    /// A client on this host opens a connection to a service: intercept the server's replies.
     InterceptLocalClient(LocalClient),
     /// Another host claims an address of this host, of the dataplane or of a service.
     AddressConflict {
@@ -44,25 +44,23 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Returns the number of bytes of memory that the datagram uses.
+    /// Memory of the datagram in bytes.
     pub fn size(&self) -> usize {
         self.frame.capacity()
     }
 }
 
-/// Frames to send, by port, and requests. Apply the requests first.
+/// The frames to send, by port, and the requests. Execute the requests first.
 #[derive(Debug, Default)]
 pub struct Output {
     ports: Vec<Vec<Frame>>,
     /// Frames to reinject into the host, by the port on which they arrived.
     back: Vec<Vec<Frame>>,
-    /// Requests, which the caller applies before it sends the frames.
+    /// Requests, which the caller must execute before it sends the frames.
     pub requests: Vec<Request>,
     /// Datagrams for other workers, with the number of the worker and the port of arrival.
     pub elsewhere: Vec<(usize, PortId, Whole)>,
-    /// Empty frames with room for any received packet.
     large: Vec<Frame>,
-    /// Empty frames of [`SMALL`] bytes at least.
     small: Vec<Frame>,
 }
 
@@ -104,7 +102,7 @@ impl Output {
         both.map(Vec::len).sum()
     }
 
-    /// Clears the sent frames and the applied requests, and reuses their buffers.
+    /// Removes the frames and the requests, and keeps the buffers for reuse.
     pub fn recycle(&mut self) {
         self.requests.clear();
         self.elsewhere.clear();
@@ -121,15 +119,14 @@ impl Output {
         }
     }
 
-    /// Adds a request, once in a batch.
+    /// Adds a request, unless this batch has it already.
     pub(super) fn request(&mut self, request: Request) {
         if !self.requests.contains(&request) {
             self.requests.push(request);
         }
     }
 
-    /// An empty frame for a packet of the director, with room for `len` bytes. A newly allocated
-    /// frame has only a little more room.
+    /// An empty frame with room for `len` bytes, for a packet that the dataplane creates.
     pub(super) fn spare(&mut self, len: usize) -> Frame {
         if len > SMALL {
             self.large
@@ -145,7 +142,7 @@ impl Output {
         }
     }
 
-    /// Returns an empty frame with room for any received packet.
+    /// An empty frame with room for any received packet.
     #[inline]
     pub(super) fn receiver(&mut self) -> Frame {
         self.large.pop().unwrap_or_default()
@@ -156,17 +153,18 @@ impl Output {
         queue_of(&mut self.ports, port)
     }
 
-    /// Queues a frame that is to be reinjected on `port`.
+    /// Queues a frame that must be reinjected on `port`.
     pub(super) fn push_back(&mut self, port: PortId, frame: Frame) {
         queue_of(&mut self.back, port).push(frame);
     }
 
-    /// Recycles the buffer of a finished frame. A backend's buffer returns to the backend.
+    /// Keeps the buffer of a finished frame for reuse. A buffer of a backend returns to the
+    /// backend.
     pub(super) fn keep(&mut self, frame: Frame) {
         keep(&mut self.large, &mut self.small, frame);
     }
 
-    /// Queues a frame that is to be sent.
+    /// Queues a frame that must be sent on `port`.
     #[inline]
     pub(super) fn push(&mut self, port: PortId, frame: Frame) {
         self.queue(port).push(frame);

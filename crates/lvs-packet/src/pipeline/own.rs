@@ -1,4 +1,4 @@
-//! Packets that the dataplane creates: ICMP errors, and how they are sent.
+//! Packets that the dataplane itself sends, such as ICMP errors.
 
 use lvs_core::{Hook, IcmpError, Protocol, Verdict};
 
@@ -12,19 +12,19 @@ use crate::net::Net;
 use crate::parse::{self, Icmp, Packet};
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 
-/// The ICMP error that answered the current packet. The director decides on it as well, because the
-/// host's own packets pass IPVS in `LOCAL_OUT`.
+/// The ICMP error that the pipeline has sent about the current packet. The director must decide on
+/// it as well, because the kernel's IPVS also processes the host's own packets (`LOCAL_OUT`).
 #[derive(Debug)]
 pub(super) enum OwnError {
     /// The error was sent. The director still counts it for the connection that it concerns.
     Sent(IcmpError),
-    /// The error is addressed to a virtual address, because a reply of a server could not be
-    /// forwarded. The director relays the error to that server.
+    /// The error is addressed to a virtual address, because a server's reply could not be
+    /// forwarded. The director translates the error, so that it reaches that server.
     ToVip(Frame),
 }
 
 impl Pipeline {
-    /// Sends an answer of the dataplane. It counts as [`Fate::Answered`] unless it cannot be sent.
+    /// Sends an answer of the dataplane. Its fate is [`Fate::Answered`] if it could be sent.
     pub(super) fn send_own<N: Net>(&mut self, frame: &mut Frame, cx: &mut Cx<'_, N>) -> Fate {
         frame.offload = Offload::default();
         let packet = match parse::ip(frame.bytes(), false) {
@@ -53,7 +53,7 @@ impl Pipeline {
         }
     }
 
-    /// Makes an ICMP error about the packet in `frame`, and sends it to the packet's source. An
+    /// Builds an ICMP error about the packet in `frame`, and sends it to the packet's source. An
     /// error to a virtual address is stored for [`Self::finish_own_error`].
     pub(super) fn icmp_error<N: Net>(
         &mut self,
@@ -107,7 +107,7 @@ impl Pipeline {
         cx.out.keep(error);
     }
 
-    /// Passes the ICMP error that answered the last packet through the director.
+    /// Lets the director decide on the ICMP error that the pipeline has sent about the last packet.
     pub(super) fn finish_own_error<N: Net, D: Decide>(
         &mut self,
         decide: &mut D,

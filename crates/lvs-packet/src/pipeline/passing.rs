@@ -1,6 +1,5 @@
 //! The userspace fast path, for whole IPv4 packets that do not change the state of their
-//! established connection. The result equals that of the slow path, which handles all other
-//! packets.
+//! established connection. The slow path, which processes all other packets, would send the same.
 
 use std::net::IpAddr;
 
@@ -19,8 +18,8 @@ use crate::syn_limiter::KNOWN_AFTER;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, Mac, be16, ethernet, ethernet_header, ipv4};
 
 impl Pipeline {
-    /// Handles a frame on the userspace fast path. `None` means that no state has changed, and that
-    /// the slow path handles the frame.
+    /// Processes a frame by the userspace fast path. `None` means that nothing has changed, and
+    /// that the slow path must process the frame.
     #[inline]
     pub(super) fn in_passing<N: Net, D: Decide>(
         &mut self,
@@ -69,7 +68,7 @@ impl Pipeline {
         }))
     }
 
-    /// Sends the packet with changed addresses and no other change.
+    /// Sends a packet with a new source or destination and no other change.
     #[inline]
     fn send_on<N: Net>(
         &mut self,
@@ -140,8 +139,8 @@ impl Pipeline {
     }
 }
 
-/// The packet in a frame, if the packet and the offload data of the frame are suitable for the
-/// userspace fast path.
+/// The packet in a frame, if the userspace fast path can process both: an ordinary packet, and
+/// nothing that a device has left to do.
 #[inline]
 fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
     let (link, ip) = frame.bytes().split_at_checked(ETHERNET_LEN)?;
@@ -163,8 +162,8 @@ fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
     finishable.then_some(packet)
 }
 
-/// Whether a packet can be sent on this path without fragmentation and without finishing its
-/// checksum.
+/// Whether the packet fits the path without fragmentation, and its checksum needs no computation in
+/// software.
 #[inline]
 fn takes<N: Net>(way: &Way, frame: &Frame, packet: &Plain, net: &N) -> bool {
     packet.len <= way.mtu

@@ -1,4 +1,4 @@
-//! Packets from server to client: translated back, or unchanged.
+//! Sends packets of servers to clients: translated back, or unchanged.
 
 use std::net::SocketAddr;
 
@@ -100,10 +100,10 @@ impl Pipeline {
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }
 
-    /// Whether the server sent this reply of NAT to another router, which forwarded it here. This
-    /// is the case if the server is in a network of this host, the frame has the MAC of another
-    /// host, and the packet has a TTL with which no sender starts. The MAC alone proves nothing:
-    /// bonds use several.
+    /// Whether the server sent this reply, with NAT, to another router, which forwarded it to this
+    /// host. This is so if the server is in a network of this host, another host sent the frame,
+    /// and the TTL is not one with which hosts send. The sender's MAC address alone proves nothing,
+    /// because a bond uses several.
     fn is_forwarded_by_another<N: Net>(
         &self,
         job: &Job<'_>,
@@ -133,11 +133,12 @@ impl Pipeline {
     }
 }
 
-/// The TTLs and hop limits with which hosts send.
+/// TTLs and hop limits with which operating systems send.
 const FIRST_TTLS: [u8; 4] = [32, 64, 128, 255];
 
-/// Number of contiguous bytes from the packet's start that translation needs: up to the transport
-/// header, or the ports of the packet inside an ICMP error.
+/// Number of bytes, from the start of the packet, that must be in the first fragment for
+/// translation: up to the transport header, or up to the ports in the packet that an ICMP error
+/// quotes.
 pub(super) fn written_by_nat(ip: &[u8], job: &Job<'_>, ports: bool) -> usize {
     const PORTS: usize = 4;
     let l4 = job.packet.l4;
@@ -171,7 +172,7 @@ fn rewrite_reply(
 }
 
 impl Job<'_> {
-    /// The description of the packet after `edit`.
+    /// The description of the packet after `edit` has changed its length.
     fn edited(&self, frame: &Frame, edit: &Edit) -> Self {
         let mut job = *self;
         if edit.replacement.is_some() {
@@ -183,8 +184,8 @@ impl Job<'_> {
     }
 }
 
-/// Translates the source or destination of a packet, or of an ICMP error and of the packet inside
-/// it.
+/// Translates the source or the destination of a packet; of an ICMP error, also that of the packet
+/// that it quotes.
 #[inline]
 pub(super) fn rewrite(
     frame: &mut Frame,

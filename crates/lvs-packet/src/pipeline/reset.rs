@@ -1,4 +1,4 @@
-//! TCP resets for connections whose servers went down.
+//! TCP resets for connections of removed servers, and for segments without a connection.
 
 use lvs_core::{Hook, Instant, Protocol, Reset};
 
@@ -10,7 +10,7 @@ use crate::parse::{self, Packet};
 use crate::wire::tcp;
 
 impl Pipeline {
-    /// Sends a reset of the director.
+    /// Sends a reset that [`Shard::end_down`](lvs_core::Shard::end_down) has returned.
     pub fn send_reset<N: Net>(
         &mut self,
         reset: &Reset,
@@ -37,7 +37,7 @@ impl Pipeline {
         cx.out.keep(frame);
     }
 
-    /// Answers a segment as a host without the connection would.
+    /// Answers a segment with a reset, as a host that does not have the connection.
     pub(super) fn answer_with_reset<N: Net>(
         &mut self,
         frame: &Frame,

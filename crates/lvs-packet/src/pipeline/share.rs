@@ -1,4 +1,4 @@
-//! Packets that belong to another worker: passed to it, and received by it.
+//! Packets of another worker's connections: they are passed to that worker.
 
 use std::sync::Arc;
 
@@ -14,8 +14,7 @@ use crate::parse::{self, Packet};
 use crate::steer::Steering;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, be16, ethernet, vlan};
 
-/// The part of the connections that belongs to the worker of a pipeline, if there are several
-/// workers.
+/// The number of a pipeline's worker, and the rule that divides packets among workers.
 #[derive(Clone, Debug)]
 pub struct Share {
     /// The worker's number.
@@ -25,7 +24,7 @@ pub struct Share {
 }
 
 impl Pipeline {
-    /// The worker to which a received frame belongs, if it is not this one.
+    /// The worker that has the connection of a received frame; `None` if it is this one.
     pub fn home_of<N: Net>(
         &self,
         info: &PortInfo,
@@ -68,9 +67,9 @@ impl Pipeline {
         (home != share.number).then_some(home)
     }
 
-    /// Counts packets that were passed to other workers. `frames` is the number of received frames
-    /// among them, which are not counted yet; `lost` is the number of frames and datagrams that
-    /// were dropped because a queue was full.
+    /// Counts packets that this worker has passed to other workers. `frames` is the number of
+    /// received frames among them, which are not counted yet; `lost` is the number of frames and
+    /// datagrams that were dropped because a queue was full.
     pub const fn count_handed_over(&mut self, frames: usize, lost: usize) {
         let (frames, lost) = (frames as u64, lost as u64);
         self.counters.received += frames;
@@ -85,8 +84,8 @@ impl Pipeline {
         self.counters.taken += frames as u64;
     }
 
-    /// Passes a reassembled datagram to the worker that owns it; returns whether that is another
-    /// worker.
+    /// Queues a reassembled datagram for the worker that has its connection; returns whether that
+    /// is another worker.
     pub(super) fn hand_over<N: Net>(
         &self,
         whole: &mut Frame,
@@ -115,7 +114,7 @@ impl Pipeline {
         true
     }
 
-    /// Continues with a datagram that another worker has reassembled.
+    /// Processes a datagram that another worker has reassembled.
     pub fn process_whole<N: Net, D: Decide>(
         &mut self,
         mut whole: Whole,

@@ -1,4 +1,4 @@
-//! Packets to servers through tunnels, and ICMP errors of routers on the path.
+//! Sends packets through tunnels to servers, and processes ICMP errors about such packets.
 
 use std::net::IpAddr;
 
@@ -129,8 +129,8 @@ impl Pipeline {
         fate
     }
 
-    /// Encapsulates a packet and sends it. The caller has already checked whether the inner packet
-    /// fits the tunnel or may be fragmented.
+    /// Encapsulates a packet and sends it. The caller has checked that the inner packet fits the
+    /// tunnel or may be fragmented.
     fn tunnelled<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -150,9 +150,9 @@ impl Pipeline {
         }
     }
 
-    /// Handles `message`, an ICMP error about a tunnel packet of the director. If the packet inside
-    /// was a request of a connection, its client receives an error about the request. An ICMPv6
-    /// error (`six`) only updates the path MTU.
+    /// Processes `message`, an ICMP error about a tunnel packet of the director. If the packet
+    /// inside was a request of a connection, the client receives an error about this request. An
+    /// ICMPv6 error (`six`) only updates the path MTU.
     pub(super) fn tunnel_complaint<N: Net, D: Decide>(
         &mut self,
         message: &[u8],

@@ -1,5 +1,6 @@
-//! Prefetch for a batch: before the decision about the first packet, the memory for all packets is
-//! loaded, so that the processor waits once for memory, not once for each packet.
+//! Prefetch for a batch of frames: the memory that all of their look-ups will read is requested
+//! before the first decision, so that the processor waits for memory once, not once for each
+//! packet.
 
 use std::net::SocketAddrV4;
 
@@ -11,14 +12,14 @@ use crate::frame::Frame;
 use crate::parse::PLAIN;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, be16, ethernet, ipv4, udp};
 
-/// Number of frames whose memory is loaded before the first of them is handled.
+/// Maximum number of frames for which memory is prefetched together.
 pub(super) const AHEAD: usize = 64;
 
-/// Look-up hints of the frames of a batch.
+/// Look-up hints for the frames of a batch.
 pub(super) type Known = [Option<Ahead>; AHEAD];
 
-/// Loads the memory that the frames' connections need. Frames that are not plain IPv4 with ports
-/// are skipped: this only affects speed, and the decision parses them with care.
+/// Prefetches the memory that the look-ups of these frames will read. Other frames than ordinary
+/// IPv4 packets are skipped, which affects only the speed.
 #[inline]
 pub(super) fn look_ahead<D: Decide>(
     frames: &[Frame],

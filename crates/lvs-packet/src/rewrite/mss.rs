@@ -33,9 +33,9 @@ pub fn asks(ip: &[u8], packet: &Packet) -> bool {
             .is_some_and(|flags| flags & (SYN | ACK) == SYN)
 }
 
-/// Lowers the maximum segment size of the SYN in `frame`, which `packet` describes, to `limit`;
-/// returns whether it was greater. A SYN without the option has the default size, and stays
-/// unchanged.
+/// Lowers the maximum segment size in the SYN in `frame`, whose header fields are `packet`, to
+/// `limit`. Returns whether it was greater. A SYN without the option has the default size, and
+/// stays unchanged.
 pub fn clamp(frame: &mut Frame, packet: &Packet, limit: u16) -> bool {
     let unfinished = frame
         .offload

@@ -12,7 +12,7 @@ use crate::segment::{self, Cut};
 use crate::wire::checksum::{self, Delta, Sum};
 use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, sctp, tcp, udp};
 
-/// The end of a packet whose address and port are translated.
+/// The side of a packet whose address and port are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Translate the source, as in replies.
@@ -33,8 +33,8 @@ pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
     }
 }
 
-/// Translates the source or destination of the packet in `frame`, which `packet` describes, to
-/// `to`. Changes nothing if it fails.
+/// Translates the source or destination of the packet in `frame`, whose header fields are `packet`,
+/// to `to`. If it fails, nothing has changed.
 ///
 /// # Errors
 /// [`FrameDrop::ShortHeader`] if the transport header is truncated, [`FrameDrop::Unsupported`] if
@@ -95,9 +95,8 @@ pub fn translate(
     Ok(())
 }
 
-/// Does the same as [`translate`] for TCP or UDP over IPv4 in `ip`, without options and with a
-/// complete transport header. `unfinished`: the transport checksum covers only the pseudo-header so
-/// far.
+/// As [`translate`], for an IPv4 packet `ip` without options and with a complete TCP or UDP header.
+/// `unfinished` means that the transport checksum covers only the pseudo-header so far.
 ///
 /// # Errors
 /// [`FrameDrop::ShortHeader`] if the transport header is incomplete.
@@ -123,7 +122,6 @@ pub fn translate_plain(
     Ok(())
 }
 
-/// Translates an address of an IPv4 header.
 #[inline]
 fn address(ip: &mut [u8], end: End, new: Ipv4Addr) -> Delta {
     let old = match end {
@@ -137,7 +135,7 @@ fn address(ip: &mut [u8], end: End, new: Ipv4Addr) -> Delta {
     Delta::NONE.addr(old, new)
 }
 
-/// Changes by a translation to the data after the IP header.
+/// The changes that a translation makes behind the IP header.
 struct Change {
     end: End,
     port: u16,
@@ -147,8 +145,8 @@ struct Change {
 }
 
 impl Change {
-    /// Translates the port of the header at `l4`, and updates the checksum `field` bytes after its
-    /// start.
+    /// Writes the port into the header at `l4`, and updates the checksum at offset `field` of this
+    /// header.
     #[inline]
     fn apply(&self, ip: &mut [u8], l4: usize, protocol: Protocol, field: usize) {
         let port_at = l4 + port(self.end);
@@ -174,7 +172,7 @@ impl Change {
     }
 }
 
-/// Returns the offset of an end's port in a transport header: the same in TCP, UDP and SCTP.
+/// Offset of the port in a transport header: the same for TCP, UDP and SCTP.
 const fn port(end: End) -> usize {
     match end {
         End::Source => udp::field::SOURCE.start,
@@ -197,12 +195,12 @@ fn finish_udp(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + udp::field::CHECKSUM.start, nonzero(sum));
 }
 
-/// Translates an ICMP error: the `outer` address of the message itself to the address of `to`, and
-/// the opposite address and port of the packet inside to `to`, so that its sender recognises it.
-/// The checksum inside the inner transport header is unchanged.
+/// Translates an ICMP error, and the packet that it quotes. Of the error, the address `outer`
+/// becomes that of `to`. Of the quoted packet, the opposite address and port become `to`, so that
+/// its sender recognises it. The checksum in the quoted transport header stays unchanged.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if the inner header is truncated (the parser excludes this),
+/// [`FrameDrop::ShortHeader`] if the quoted header is truncated (the parser excludes this),
 /// [`FrameDrop::Unsupported`] if `to` has another IP version.
 pub fn translate_icmp(
     ip: &mut [u8],
@@ -270,7 +268,7 @@ const fn has_ports(protocol: u8) -> bool {
     )
 }
 
-/// Stores the port of the packet inside an error, at the end that is opposite to `outer`.
+/// Writes the port of the quoted packet on the side opposite to `outer`.
 fn set_port(inner: &mut [u8], l4: usize, outer: End, to: u16) {
     let other = match outer {
         End::Source => End::Destination,
@@ -330,7 +328,7 @@ mod tests {
         [addr[0], addr[1], addr[2], addr[3]]
     }
 
-    /// The sender of a tunnel packet leaves the inner checksum to the device. It omits the outer
+    /// The sender of a tunnel packet has left the inner checksum to the device. It omits the outer
     /// checksum, or computes it for the finished packet (the kernel's local checksum offload).
     #[test]
     fn datagram_around_partial_checksum_gets_correct_checksums() {
@@ -385,7 +383,8 @@ mod tests {
         }
     }
 
-    /// The super-packet is segmented after the translation, instead of by the sender's device.
+    /// The dataplane cuts the super-packet after the translation; otherwise the sender's device
+    /// would have cut it.
     #[test]
     fn super_packet_inside_tunnel_has_correct_checksums_after_segmentation() {
         for (absent, end) in [(true, End::Destination), (false, End::Source)] {

@@ -1,6 +1,5 @@
-//! Changes of a helper in TCP segments: text, sequence numbers, and acknowledgements
-//! (`nf_nat_mangle_tcp_packet`, `nf_ct_seq_adjust`). Addresses and ports have been translated
-//! before.
+//! Changes that a helper makes to TCP segments: text, sequence numbers, and acknowledgements
+//! (`nf_nat_mangle_tcp_packet`, `nf_ct_seq_adjust`). Addresses and ports are translated before.
 
 use lvs_core::edit::{Edit, Shift};
 use lvs_core::{Protocol, TcpFlags};
@@ -22,7 +21,8 @@ const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_SACK: u8 = 5;
 
-/// Changes a server's segment, which `packet` describes. The segment's checksum must be correct.
+/// Changes a server's segment, whose header fields are `packet`. The segment's checksum must be
+/// correct.
 ///
 /// # Errors
 /// [`FrameDrop::NoRoom`] if the segment would be longer than the longest packet. Then nothing has
@@ -95,13 +95,14 @@ pub fn acknowledge(frame: &mut Frame, l4: usize, shift: Shift) {
     update(frame, l4, delta);
 }
 
-/// Length of the TCP header at `l4`, if it is complete.
+/// Length in bytes of the TCP header at `l4`; 0 if it is truncated.
 fn header_len(ip: &[u8], l4: usize) -> usize {
     let tcp = ip.get(l4..).unwrap_or_default();
     tcp::header_len(tcp).min(tcp.len())
 }
 
-/// Stores a number at `at` in the TCP header at `l4`, and adds the change to the checksum's delta.
+/// Writes a number at offset `at` of the TCP header at `l4`, and adds the change to `delta` for the
+/// checksum.
 fn store(ip: &mut [u8], l4: usize, at: usize, number: u32, delta: &mut Delta) {
     let words = |number: u32| {
         let [a, b, c, d] = number.to_be_bytes();
@@ -117,14 +118,15 @@ fn store(ip: &mut [u8], l4: usize, at: usize, number: u32, delta: &mut Delta) {
     put32(ip, l4 + at, number);
 }
 
-/// Whether the field of the TCP checksum contains only the sum of the pseudo-header.
+/// Whether the TCP checksum is left to a device: the field contains only the sum of the
+/// pseudo-header.
 fn is_unfinished(frame: &Frame, l4: usize) -> bool {
     frame.offload.checksum.is_some_and(|partial| {
         usize::from(partial.start) == l4 && usize::from(partial.offset) == CHECKSUM
     })
 }
 
-/// Updates a finished checksum.
+/// Updates the checksum at `l4`, unless it is left to a device.
 fn update(frame: &mut Frame, l4: usize, delta: Delta) {
     if !is_unfinished(frame, l4) {
         let at = l4 + CHECKSUM;
@@ -133,8 +135,8 @@ fn update(frame: &mut Frame, l4: usize, delta: Delta) {
     }
 }
 
-/// Sets lengths and checksums of a packet whose payload has changed; `len` is the earlier length of
-/// its segment.
+/// Writes lengths and checksums after the payload has changed; `len` is the length of the segment
+/// before.
 fn finish(frame: &mut Frame, packet: &Packet, len: usize) {
     let l4 = packet.l4;
     let unfinished = is_unfinished(frame, l4);

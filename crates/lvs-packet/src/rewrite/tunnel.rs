@@ -31,7 +31,7 @@ const UDP_LEN: usize = udp::HEADER_LEN;
 const GUE_LEN: usize = 4;
 const GRE_LEN: usize = gre::PROTOCOL.end;
 const GRE_CHECKSUM_LEN: usize = 4;
-/// GUE: offset of the protocol of the inner packet, after version and length.
+/// GUE: offset of the field with the protocol of the inner packet.
 const GUE_PROTOCOL: usize = UDP_LEN + 1;
 
 /// Fields of a GRE header (RFC 2784 section 2.1).
@@ -52,7 +52,7 @@ const GRE_CHECKSUM: u16 = 0x8000;
 /// First and last source port of GUE (`net.ipv4.ip_local_port_range`).
 const SOURCE_PORTS: (u16, u16) = (32768, 60999);
 
-/// The fields of an outer header that do not follow from the inner packet.
+/// The fields of outer headers that do not depend only on the inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outer {
     /// The director's source address on the route to the server.
@@ -72,8 +72,8 @@ pub struct Outer {
 /// Length in bytes of the longest outer headers: IPv6, UDP, GUE.
 const TEMPLATE_LEN: usize = ipv6::HEADER_LEN + UDP_LEN + GUE_LEN;
 
-/// Outer headers of all packets to a server. The caller fills in the fields that depend on the
-/// packet: lengths, class, hop limit, identification, checksum, and the source port of GUE.
+/// Outer headers for all packets to a server. Some fields depend on the packet, and the caller sets
+/// them: lengths, class, hop limit, identification, checksum, and the source port of GUE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Template {
     bytes: [u8; TEMPLATE_LEN],
@@ -84,9 +84,9 @@ pub struct Template {
 }
 
 impl Template {
-    /// Creates the outer headers for inner packets of IPv6 or of IPv4; with `keeps_df`, the inner
-    /// packets determine "don't fragment" (`pmtu_disc`). `None` if the outer headers have a
-    /// checksum over the packet, or the addresses have different IP versions.
+    /// Builds the outer headers for inner packets of IPv6 or of IPv4. With `keeps_df`, "don't
+    /// fragment" is copied from the inner packet (`pmtu_disc`). `None` if the outer headers contain
+    /// a checksum over the packet, or if the addresses have different IP versions.
     pub fn new(
         src: IpAddr,
         dst: IpAddr,
@@ -156,11 +156,12 @@ pub fn overhead(tunnel: Tunnel, server: IpAddr) -> usize {
         }
 }
 
-/// Returns the length of the longest packet that fits into a tunnel, if the route to `server` has
-/// the MTU `route` and the learned path MTU is `learned`. `None` if the tunnel would leave less
-/// than the minimum MTU of the outer IP version (68 bytes for IPv4, 1280 for IPv6).
+/// Returns the length of the longest packet that fits into a tunnel. `route` is the MTU of the
+/// route to `server`, and `learned` the path MTU that ICMP errors have reported. `None` if the
+/// tunnel would leave less than the minimum MTU of the outer IP version (68 bytes for IPv4, 1280
+/// for IPv6).
 ///
-/// A learned MTU that would leave less is ignored, so that a router cannot make a tunnel unusable.
+/// A reported MTU that would leave less is ignored, so that a router cannot make a tunnel unusable.
 pub fn inner_mtu(tunnel: Tunnel, server: IpAddr, route: usize, learned: usize) -> Option<usize> {
     let least = if server.is_ipv6() { ipv6::MTU_MIN } else { 68 };
     let overhead = overhead(tunnel, server);
@@ -173,7 +174,7 @@ pub fn inner_mtu(tunnel: Tunnel, server: IpAddr, route: usize, learned: usize) -
     (mtu >= least).then_some(mtu)
 }
 
-/// Returns the source port for the flow of a packet (`udp_flow_src_port`): the same for all its
+/// The source port for the connection of a packet (`udp_flow_src_port`): the same for all of its
 /// packets.
 pub fn source_port(packet: &Packet) -> u16 {
     let (sport, dport) = packet.ports.unwrap_or_default();
@@ -197,8 +198,8 @@ pub fn source_port(packet: &Packet) -> u16 {
     u16::try_from(scaled).unwrap_or(SOURCE_PORTS.0)
 }
 
-/// Encapsulates the IP packet in `frame`, whose TTL has been decremented and whose checksums are
-/// finished.
+/// Encapsulates the IP packet in `frame`. The caller must have decremented its TTL and completed
+/// its checksums.
 ///
 /// # Errors
 /// [`FrameDrop::NoRoom`] if there is no headroom, or the packet would exceed 64 KiB;
@@ -268,7 +269,8 @@ struct OuterIpv4 {
 }
 
 impl OuterIpv4 {
-    /// Inserts the header before the packet, with an identification or with "don't fragment".
+    /// Inserts the header in front of the packet, with this identification; `None` for "don't
+    /// fragment".
     fn push(&self, frame: &mut Frame, id: Option<u16>) -> Result<(), FrameDrop> {
         use ipv4::field;
         let len = u16::try_from(frame.len() + ipv4::HEADER_LEN);

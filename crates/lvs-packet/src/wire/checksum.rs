@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An incomplete one's complement sum.
+/// A sum in ones' complement arithmetic that is not folded to 16 bits yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
@@ -17,9 +17,9 @@ impl Sum {
 
     /// Adds `bytes` to the sum; a zero byte completes an odd number of bytes.
     ///
-    /// The sum is taken over native words and converted once: one's complement addition does not
-    /// depend on the byte order (RFC 1071 section 2 B), and 2^16 is 1 modulo 2^16-1, so words may
-    /// be wider than 16 bits.
+    /// The sum is computed over words in the byte order of the processor and converted once: one's
+    /// complement addition does not depend on the byte order (RFC 1071 section 2 B), and 2^16 is 1
+    /// modulo 2^16-1, so words may be wider than 16 bits.
     #[inline]
     #[must_use]
     pub fn bytes(self, bytes: &[u8]) -> Self {
@@ -63,7 +63,7 @@ impl Sum {
         Self(sum.0 + u64::from(protocol) + (len >> 16) + (len & 0xffff))
     }
 
-    /// The sum in 16 bits, not complemented.
+    /// The sum folded to 16 bits, not complemented.
     #[inline]
     pub const fn fold(self) -> u16 {
         fold(self.0)
@@ -90,7 +90,7 @@ const fn fold(mut acc: u64) -> u16 {
     acc as u16
 }
 
-/// Effect of changed words on the sums over them (RFC 1624, equation 3).
+/// The effect that changed words have on a checksum over them (RFC 1624, equation 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta(u64);
 
@@ -121,14 +121,15 @@ impl Delta {
         words.fold(self, |delta, (old, new)| delta.word(old, new))
     }
 
-    /// The finished checksum `stored` after the change.
+    /// Updates the complete checksum `stored`, and returns it.
     #[inline]
     #[must_use]
     pub const fn apply(self, stored: u16) -> u16 {
         !fold(self.0 + (!stored) as u64)
     }
 
-    /// The partial checksum `stored` (a sum that is not complemented) after the change.
+    /// Updates the partial checksum `stored`, which is a sum that is not complemented, and returns
+    /// it.
     #[inline]
     #[must_use]
     pub const fn apply_unfinished(self, stored: u16) -> u16 {

@@ -1,4 +1,4 @@
-//! ICMP messages that the director makes (RFC 792).
+//! ICMP messages that the dataplane sends (RFC 792).
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,9 +18,9 @@ const ERROR4_LEN_MAX: usize = 576;
 /// 2.4).
 pub const ERROR_LEN_MAX: usize = ipv6::MTU_MIN;
 
-/// Writes the error about `offending` (an IP packet) into `frame`, from `src`. The receiver is the
-/// source of `offending`. `false` if the frame has no room (a frame of [`ERROR_LEN_MAX`] bytes
-/// always has room), or if `src` is of the other IP version.
+/// Writes an ICMP error about the IP packet `offending` into `frame`, from `src` to the source of
+/// `offending`. `false` if the frame has too little room (a frame of [`ERROR_LEN_MAX`] bytes has
+/// enough), or if `src` has another IP version.
 pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: IpAddr, id: u16) -> bool {
     match (src, is_ipv6(offending)) {
         (IpAddr::V4(src), false) => error4(frame, kind, offending, src, id),
@@ -53,7 +53,8 @@ fn error4(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, i
         && frame.extend(quoted)
 }
 
-/// Whether the message at `l4` of a whole packet is an echo request with a correct checksum.
+/// Whether the ICMP message at `l4` of a complete packet is an echo request with a correct
+/// checksum.
 pub fn is_echo_request(ip: &[u8], l4: usize) -> bool {
     let message = ip.get(l4..).unwrap_or_default();
     let (request, sum) = if is_ipv6(ip) {
@@ -66,7 +67,8 @@ pub fn is_echo_request(ip: &[u8], l4: usize) -> bool {
         && sum == 0
 }
 
-/// Turns an echo request (a whole IP packet in `frame`, with the message at `l4`) into its reply.
+/// Turns the echo request in `frame` into its reply. The frame contains a whole IP packet, with the
+/// ICMP message at `l4`.
 pub fn echo_reply(frame: &mut Frame, l4: usize, id: u16) {
     if is_ipv6(frame.bytes()) {
         return icmpv6::echo_reply(frame, l4);

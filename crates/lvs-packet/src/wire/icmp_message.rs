@@ -1,4 +1,4 @@
-//! The parts of ICMP messages that both IP versions share: fields, and the errors that the director
+//! Parts that ICMP messages of both IP versions share: fields, and the errors that the dataplane
 //! sends.
 
 /// Fields of a message, of either IP version.
@@ -37,7 +37,7 @@ pub enum ErrorKind {
     TtlExceeded,
     /// Type 12, code 0, with the offset of the invalid byte in the header.
     ParameterProblem(u8),
-    /// A forwarded error of another host.
+    /// An error of another host, which the dataplane forwards.
     Relayed {
         /// Type of the error.
         kind: u8,

@@ -1,4 +1,4 @@
-//! ICMPv6 messages that the director makes (RFC 4443).
+//! ICMPv6 messages that the dataplane sends (RFC 4443).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ pub const PROTOCOL: u8 = 58;
 /// Echo request.
 pub const ECHO_REQUEST: u8 = 128;
 const ECHO_REPLY: u8 = 129;
-/// Hop limit of the director's own packets.
+/// Hop limit of packets that the dataplane sends itself.
 const HOP_LIMIT: u8 = 64;
 
 /// Type, code and second word of an error about `offending`.
@@ -35,8 +35,8 @@ fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
     }
 }
 
-/// Writes the error about `offending` (an IPv6 packet) into `frame`, from `src`, with as much of
-/// the packet as fits into the minimum MTU.
+/// Writes an ICMPv6 error about the packet `offending` into `frame`, from `src`. It quotes as much
+/// of the packet as fits into the minimum MTU. `false` if the frame has too little room.
 pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv6Addr) -> bool {
     let quoted = &offending[..offending
         .len()
@@ -59,7 +59,8 @@ pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv6Addr
         }
 }
 
-/// Turns an echo request (a whole IPv6 packet in `frame` with the message at `l4`) into its reply.
+/// Turns the echo request in `frame` into its reply. The frame contains a whole IPv6 packet, with
+/// the ICMPv6 message at `l4`.
 pub fn echo_reply(frame: &mut Frame, l4: usize) {
     let ip = frame.bytes();
     let (src, dst) = (ipv6::src(ip), ipv6::dst(ip));
@@ -81,7 +82,7 @@ pub fn echo_reply(frame: &mut Frame, l4: usize) {
     finish_checksum(ip, ipv6::HEADER_LEN);
 }
 
-/// Computes the checksum of the ICMPv6 message at `l4`.
+/// Writes the checksum of the ICMPv6 message at `l4`.
 pub fn finish_checksum(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + icmp::field::CHECKSUM.start, 0);
     let sum = sum(ip, l4);

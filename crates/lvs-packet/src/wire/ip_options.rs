@@ -1,5 +1,5 @@
-//! Options of an IPv4 header: the checks of a host before it handles the packet, and the values
-//! that a router writes (`__ip_options_compile`, `ip_forward_options`).
+//! Options of an IPv4 header: the checks that a host makes before it processes a packet, and the
+//! values that a router writes (`__ip_options_compile`, `ip_forward_options`).
 //!
 //! ```text
 //!  record route   7 │ length │ pointer │ address, address, ...
@@ -20,7 +20,7 @@ const STRICT_SOURCE_ROUTE: u8 = 137;
 const ROUTER_ALERT: u8 = 148;
 const SECURITY_LABEL: u8 = 134;
 
-/// Maximum of the counter of routers that had no room for their time stamp.
+/// Maximum of the counter of routers for whose time stamp there was no space.
 const OVERFLOW_MAX: u8 = 15;
 
 /// The reasons for which a host refuses a packet with these IP options.
@@ -28,18 +28,18 @@ const OVERFLOW_MAX: u8 = 15;
 pub enum Refused {
     /// The options are invalid; the value is the offset of the invalid byte in the IP header.
     Malformed(u8),
-    /// The sender chose the route, which hosts refuse (`accept_source_route`).
+    /// The sender specified the route; hosts refuse this (`accept_source_route`).
     SourceRoute,
 }
 
-/// Fields that a router must write by the options, as offsets in the header.
+/// Fields in the options that a router must fill in, as offsets in the header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WantedOptions {
     /// The record route option, and the offset for the next address.
     route: Option<(usize, usize)>,
     /// The time stamp option, and the offsets for the next address (if any) and time.
     stamp: Option<(usize, Option<usize>, usize)>,
-    /// The offset of the overflow counter, if the time stamp option has no room left.
+    /// The offset of the overflow counter, if the time stamp option is full.
     overflow: Option<usize>,
 }
 
@@ -134,8 +134,8 @@ pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<WantedOptions, 
     Ok(wanted)
 }
 
-/// Returns the position of the first invalid byte of a CIPSO option (FIPS 188), if there is one:
-/// its tags must fill the option (`cipso_v4_validate`).
+/// The position of the first invalid byte of a CIPSO option (FIPS 188), if there is one: its tags
+/// must fill the option (`cipso_v4_validate`).
 fn security_label(option: &[u8]) -> Option<usize> {
     const HEADER_LEN: usize = 6;
     if option.len() < HEADER_LEN + 2 {
@@ -158,7 +158,7 @@ fn security_label(option: &[u8]) -> Option<usize> {
 }
 
 impl WantedOptions {
-    /// Whether no option requires any work.
+    /// Whether no option requires a change.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
@@ -222,8 +222,8 @@ mod tests {
         ip[20..20 + options.len()].to_vec()
     }
 
-    /// The expected values are recorded from the kernel: requests and replies of a NAT service with
-    /// each of these options.
+    /// The expected values were recorded from the kernel: requests and replies of a NAT service,
+    /// each with one of these options.
     #[test]
     fn ip_options_are_filled_in_like_a_router() {
         for (before, after) in [
@@ -254,8 +254,8 @@ mod tests {
         }
     }
 
-    /// Options for which the kernel answers with "parameter problem", according to recordings, and
-    /// options that it drops silently.
+    /// Recordings show that the kernel answers some of these options with "parameter problem", and
+    /// drops the packet silently with the others.
     #[test]
     fn host_refuses_invalid_ip_options() {
         for (options, octet) in [

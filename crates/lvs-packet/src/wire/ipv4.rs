@@ -1,5 +1,5 @@
-//! Functions that change an IPv4 header in place. The packet begins with its IP header, which has
-//! been checked.
+//! Reads and changes IPv4 headers in place. The argument begins with an IP header that the parser
+//! has checked.
 
 use std::net::Ipv4Addr;
 

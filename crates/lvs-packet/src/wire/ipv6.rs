@@ -1,5 +1,5 @@
-//! Functions that change an IPv6 header in place, and the walk over its extension headers. The
-//! packet begins with its IP header.
+//! Reads and changes IPv6 headers in place, and walks over extension headers. The argument begins
+//! with an IP header.
 
 use std::net::Ipv6Addr;
 
@@ -55,8 +55,8 @@ const NO_NEXT: u8 = 59;
 const DESTINATION: u8 = 60;
 /// Headers that may precede the protocol of a datagram, apart from the fragment header.
 pub const EXTENSIONS: [u8; 4] = [HOP_BY_HOP, ROUTING, DESTINATION, AUTHENTICATION];
-/// Maximum number of extension headers that are walked. Each has 8 bytes or more, and no sender
-/// uses more than a few.
+/// Maximum number of extension headers that are read. Each has at least 8 bytes, and senders use
+/// only a few.
 const HEADERS_MAX: usize = 32;
 
 fn addr(ip: &[u8], field: Field) -> Ipv6Addr {
@@ -101,7 +101,7 @@ pub fn traffic_class(ip: &[u8]) -> u8 {
     (be16(ip, field::CLASS) >> 4).to_be_bytes()[1]
 }
 
-/// Stores the traffic class in a header without flow label.
+/// Writes the traffic class; the flow label must be 0.
 #[inline]
 pub fn set_traffic_class(ip: &mut [u8], class: u8) {
     put16(ip, field::CLASS, 0x6000 | u16::from(class) << 4);
@@ -129,14 +129,14 @@ pub fn increment_hop_limit(ip: &mut [u8]) {
     }
 }
 
-/// Stores the length of `ip` without the fixed header.
+/// Writes the payload length: that of `ip` without the fixed header.
 #[inline]
 pub fn finish_len(ip: &mut [u8]) {
     let len = ip.len().saturating_sub(HEADER_LEN);
     put16(ip, field::PAYLOAD_LEN, u16::try_from(len).unwrap_or(0));
 }
 
-/// Writes a fixed header without traffic class and flow label; `bytes` has 40 bytes.
+/// Writes a fixed header without traffic class and flow label; `bytes` must have 40 bytes.
 pub fn write_header(
     bytes: &mut [u8],
     next: u8,
@@ -173,8 +173,8 @@ pub struct FragmentHeader {
 /// The result of a walk over a chain of extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The protocol after the extension headers. In a later fragment: the protocol in its fragment
-    /// header.
+    /// The protocol after the extension headers. In a later fragment, the protocol that its
+    /// fragment header names.
     pub protocol: u8,
     /// Start of the payload of that protocol.
     pub l4: usize,
@@ -242,8 +242,8 @@ pub fn walk(ip: &[u8]) -> Option<Chain> {
     None
 }
 
-/// The position of the byte that names the first header of `ip` which a host without IPsec does not
-/// support.
+/// Position of the byte that names the first extension header or protocol that a host without IPsec
+/// does not support.
 pub fn unknown_at(ip: &[u8]) -> usize {
     let mut named_at = field::NEXT_HEADER;
     let mut at = HEADER_LEN;
@@ -260,8 +260,8 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     named_at
 }
 
-/// Whether the packet, or its first fragment, contains as much of the protocol header after its
-/// extension headers as a first fragment must contain (RFC 8200 section 4.5,
+/// Whether the packet, or the first fragment, contains the protocol header after its extension
+/// headers completely enough for a first fragment (RFC 8200 section 4.5,
 /// `ipv6frag_thdr_truncated`).
 pub fn has_upper_header(ip: &[u8]) -> bool {
     const TCP: u8 = 6;
@@ -278,8 +278,8 @@ pub fn has_upper_header(ip: &[u8]) -> bool {
     })
 }
 
-/// The headers that every fragment repeats: their length, and the place of the byte that names the
-/// next header (`ip6_find_1stfragopt`).
+/// Length of the headers that each fragment must repeat, and the position of the byte that names
+/// the next header (`ip6_find_1stfragopt`).
 pub fn unfragmentable(ip: &[u8]) -> (usize, usize) {
     let (mut at, mut named_at) = (HEADER_LEN, 6);
     let mut routed = false;

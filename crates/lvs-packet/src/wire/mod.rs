@@ -1,7 +1,7 @@
-//! Reads and edits packets in place, and builds the few packets that the director sends itself.
+//! Reads and edits packets in place, and builds the few packets that the dataplane sends itself.
 //!
-//! The editors work on bytes that [`crate::parse`] has checked: their arguments are the IP packet
-//! (without link header) and offsets into it. Outside of the hot path, `etherparse` builds headers.
+//! The functions expect bytes that [`crate::parse`] has checked: an IP packet without link header,
+//! and offsets in it. The crate `etherparse` builds headers where speed does not matter.
 
 pub mod checksum;
 pub mod icmp;

@@ -22,9 +22,9 @@ pub const HEADER_LEN: usize = field::CHECKSUM.end;
 pub const CHUNK_LEN: usize = 4;
 
 impl PartialChecksum {
-    /// Whether the checksum is the CRC32c of SCTP: no other protocol has its checksum at that
-    /// offset. The virtio header cannot express it, so a device would store a checksum of another
-    /// kind.
+    /// Whether the checksum is the CRC32c of SCTP, which is the only checksum at this offset. A
+    /// device would store another kind of checksum there, because the virtio header cannot describe
+    /// a CRC.
     #[inline]
     pub const fn is_crc(self) -> bool {
         self.offset as usize == field::CHECKSUM.start

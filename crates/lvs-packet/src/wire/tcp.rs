@@ -1,5 +1,5 @@
-//! Resets: a host's answer to a stray segment (RFC 9293 section 3.10.7.1), and a director's own
-//! resets.
+//! TCP resets: answers to segments without a connection (RFC 9293 section 3.10.7.1), and resets
+//! that the director sends on its own.
 
 use std::net::IpAddr;
 
@@ -36,15 +36,15 @@ pub const HEADER_LEN: usize = field::URGENT.end;
 /// Maximum length in bytes of a reset, IP header included.
 pub const RESET_LEN_MAX: usize = ipv6::HEADER_LEN + HEADER_LEN;
 
-/// Returns the length of the header at the start of `tcp`, options included; 0 without a header.
+/// Length in bytes of the header at the start of `tcp`, options included; 0 if it is truncated.
 #[inline]
 pub fn header_len(tcp: &[u8]) -> usize {
     tcp.get(field::DATA_OFFSET)
         .map_or(0, |b| usize::from(b >> 4) * 4)
 }
 
-/// Writes the reset for the stray segment `packet` (an IP packet with at least 20 bytes of TCP at
-/// `l4`) into `frame`.
+/// Writes the reset that answers `packet` into `frame`. `packet` is an IP packet with at least 20
+/// bytes of TCP at `l4`. `false` if the frame has too little room.
 pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
     let Some(tcp) = packet.get(l4..).filter(|tcp| tcp.len() >= HEADER_LEN) else {
         return false;
@@ -77,8 +77,8 @@ pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
     write(frame, src, dst, class & 0xfc, &header)
 }
 
-/// Writes a reset of the director, or a probe with which the director finds out the sequence
-/// numbers for a reset.
+/// Writes a reset that the director sends on its own, or a probe for the sequence numbers of a
+/// reset ([`Reset::asks`]). `false` if the frame has too little room.
 pub fn own_reset(frame: &mut Frame, reset: &Reset) -> bool {
     let (src, dst) = (reset.tuple.src, reset.tuple.dst);
     let mut header = TcpHeader::new(src.port(), dst.port(), reset.seq, 0);

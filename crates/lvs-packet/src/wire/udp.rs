@@ -19,9 +19,9 @@ pub mod field {
 /// Length in bytes of the header.
 pub const HEADER_LEN: usize = field::CHECKSUM.end;
 
-/// Returns the end of a datagram whose header is at `l4` of the IP packet `ip`: later bytes do not
-/// belong to it. `None` if it is shorter than its length field, or than a header (`udp_rcv`). Over
-/// IPv6, a length of 0 means all bytes (RFC 2675).
+/// The end of a datagram whose header is at `l4` of the IP packet `ip`, according to its length
+/// field. `None` if the packet is shorter than this, or the length is less than a header
+/// (`udp_rcv`). Over IPv6, a length of 0 means all bytes (RFC 2675).
 pub fn end(ip: &[u8], l4: usize) -> Option<usize> {
     let datagram = ip.get(l4..).filter(|bytes| bytes.len() >= HEADER_LEN)?;
     let len = match usize::from(be16(datagram, field::LENGTH)) {
@@ -33,7 +33,8 @@ pub fn end(ip: &[u8], l4: usize) -> Option<usize> {
         .then_some(l4 + len)
 }
 
-/// Whether a datagram, which ends with the IP packet `ip`, has a correct checksum or no checksum.
+/// Whether the datagram at `l4` has a correct checksum or none. It must end with the IP packet
+/// `ip`.
 pub fn is_intact(ip: &[u8], l4: usize) -> bool {
     const UDP: u8 = 17;
     let sum = be16(ip, l4 + field::CHECKSUM.start);

@@ -25,7 +25,7 @@ const ADDRESSES_LEN: usize = 12;
 pub struct Tag {
     /// Whether the tag is a service tag (802.1ad).
     pub service: bool,
-    /// The VLAN, 1 to 4094; 0 if the tag is for its priority only.
+    /// The VLAN, 1 to 4094; 0 for a priority tag.
     pub vlan: u16,
 }
 
@@ -43,8 +43,8 @@ pub fn outermost(frame: &[u8]) -> Option<Tag> {
     })
 }
 
-/// Inserts a tag with these bits after the addresses of the frame; `false` without a change if the
-/// frame is too short. If a backend's frame has no headroom, the frame is copied.
+/// Inserts a tag with these 16 bits behind the addresses of the frame. Returns `false`, without a
+/// change, if the frame is too short. If a backend's frame has no headroom, the frame is copied.
 #[must_use]
 pub fn insert(frame: &mut Frame, ethertype: u16, bits: u16) -> bool {
     if frame.len() < ADDRESSES_LEN {
@@ -68,7 +68,7 @@ pub fn insert(frame: &mut Frame, ethertype: u16, bits: u16) -> bool {
     true
 }
 
-/// Removes the outermost tag, which the caller has checked, from the frame.
+/// Removes the outermost tag. The caller must have checked that there is one.
 pub fn remove(frame: &mut Frame) {
     frame.bytes_mut().copy_within(..ADDRESSES_LEN, TAG_LEN);
     if frame.pull_front(TAG_LEN)
@@ -83,17 +83,17 @@ pub fn remove(frame: &mut Frame) {
 pub enum Priority {
     /// No tag.
     None,
-    /// A tag with a priority only; it is removed.
+    /// There was a priority tag (VLAN 0), and it was removed.
     Taken,
     /// The frame belongs to a VLAN, with or without an outer priority tag.
     Vlan,
-    /// A priority tag in another priority tag. No sender needs this, and the kernel removes any
-    /// number of them. The shield (`host/shield` of the dataplane), which can read only one, drops
-    /// such frames.
+    /// There is a priority tag inside another one. The kernel removes any number of them, but no
+    /// sender needs this. The shield (`host/shield` of the dataplane) drops such frames, because it
+    /// can read only one tag.
     Nested,
 }
 
-/// Removes a tag with a priority only from the frame, as a host without VLANs does.
+/// Removes a priority tag (VLAN 0) from the frame, as a host without VLANs does.
 #[inline]
 pub fn take_priority_tag(frame: &mut Frame) -> Priority {
     match outermost(frame.bytes()) {

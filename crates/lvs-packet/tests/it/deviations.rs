@@ -1,4 +1,4 @@
-//! Deliberate differences of the packet path from the kernel's: see docs/decisions.md.
+//! Deliberate differences between the dataplane and the kernel; docs/decisions.md lists them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,8 +20,8 @@ fn fragments_of_both_directions_share_4_mib() {
     assert_eq!(MEMORY_MAX, 4 << 20);
 }
 
-/// The kernel refuses a reply that is longer than the MTU before the hook of IPVS, and so does not
-/// count it.
+/// The kernel refuses a reply that is longer than the MTU before IPVS receives it, and therefore
+/// does not count it.
 #[test]
 fn too_long_reply_is_refused_and_not_counted() {
     let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
@@ -68,11 +68,11 @@ const SERVER: &str = "10.1.0.11";
 const SERVER6: &str = "fd00:1::11";
 const CLIENT: &str = "203.0.113.9";
 const CLIENT6: &str = "2001:db8::9";
-/// A host that is not a server, on the servers' network.
+/// A host on the servers' network that is not a server.
 const OTHER: &str = "10.1.0.99";
 const OTHER6: &str = "fd00:1::99";
 
-/// UDP services on port 53 of both addresses, with one server each.
+/// A director with a UDP service on port 53 of each of two addresses, and one server for each.
 fn udp_services(config: &ServerConfig, flags: ServiceFlags) -> DirectorLab {
     DirectorLab::new(|control| {
         for (vip, server, family) in [(VIP, SERVER, Family::V4), (VIP6, SERVER6, Family::V6)] {
@@ -91,8 +91,8 @@ fn udp_services(config: &ServerConfig, flags: ServiceFlags) -> DirectorLab {
     })
 }
 
-/// The error is sent to the server of the connection, with the VIP on the dataplane or on the host.
-/// Without a connection it is passed to the host, if the host has the VIP.
+/// The error is sent to the server of the connection, whether the VIP is on the dataplane or on the
+/// host. An error without a connection is passed to the host, if the host has the VIP.
 #[test]
 fn error_about_reply_of_vip_is_relayed_to_its_server() {
     let direct = ServerConfig::new(1, Forwarding::Route);
@@ -162,7 +162,7 @@ fn error(src: &str, dst: &str, (kind, code): (u8, u8), word: [u8; 4], about: &[u
     ip
 }
 
-/// Sets length and checksum of an IP header to the right values.
+/// Corrects length and checksum in an IPv4 header.
 fn repair(ip: &mut [u8]) {
     if ip[0] >> 4 == 6 {
         ipv6::finish_len(ip);
@@ -179,7 +179,7 @@ fn allow_fragments(ip: &mut [u8], allowed: bool) {
     }
 }
 
-/// Inserts an extension header of type `kind` after the header of an IPv6 packet. `body` is the
+/// Inserts an extension header of type `kind` behind the IPv6 header. `body` is the extension
 /// header without its first byte.
 fn extend(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     let next = std::mem::replace(&mut ip[6], kind);
@@ -187,7 +187,7 @@ fn extend(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     repair(ip);
 }
 
-/// The fragments of an IPv4 packet that do not exceed `mtu`.
+/// The fragments of an IPv4 packet, each at most `mtu` bytes long.
 fn fragments(ip: &[u8], mtu: usize) -> Vec<Vec<u8>> {
     let cutter = Cutter::v4(ip, mtu, None, false).unwrap();
     cutter
@@ -253,8 +253,8 @@ fn short_packet_to_address_without_service_is_passed_to_host() {
     }
 }
 
-/// The kernel's host writes into the options of a forwarded error, and its IPVS then drops the
-/// error as damaged.
+/// The kernel's host writes into the options of a forwarded error. Its IPVS then drops the error as
+/// damaged.
 #[test]
 fn icmp_error_quoting_filled_in_options_is_translated() {
     let mut lab = nat();
@@ -288,7 +288,7 @@ fn packet_with_unknown_hop_by_hop_options_is_forwarded_to_server() {
     }
 }
 
-/// The kernel reassembles the outer datagram and forwards its content; no sender makes such
+/// The kernel reassembles the outer datagram and forwards its content. No sender makes such
 /// packets.
 #[test]
 fn fragment_in_fragment_is_dropped() {
@@ -303,8 +303,8 @@ fn fragment_in_fragment_is_dropped() {
     assert_eq!(lab.director.shard.len(), 0);
 }
 
-/// The kernel passes the packet to the host, which reports to the sender the position at which it
-/// ends.
+/// The kernel passes the packet to the host, which sends an ICMP error with the position at which
+/// the packet ends.
 #[test]
 fn packet_with_truncated_headers_to_vip_is_dropped() {
     let mut lab = nat();
@@ -317,8 +317,8 @@ fn packet_with_truncated_headers_to_vip_is_dropped() {
     assert_eq!(counters.dropped_for(FrameDrop::IpHeaderLength), 1);
 }
 
-/// Without NAT, the dataplane does not intercept ICMP errors in fragments, and does not reassemble
-/// fragments only to count them.
+/// Without NAT, the dataplane does not intercept ICMP errors in fragments: it would have to
+/// reassemble them only to count them.
 #[test]
 fn untranslated_fragmented_icmp_errors_are_not_counted() {
     let direct = ServerConfig::new(1, Forwarding::Route);
@@ -343,8 +343,8 @@ fn untranslated_fragmented_icmp_errors_are_not_counted() {
     assert_eq!((lab.pipeline.counters.left, counted(&lab)), (2, 1));
 }
 
-/// The kernel's host learns the path MTU of a client from an error without a connection, and its
-/// IPVS refuses longer answers. With the dataplane, the next router refuses them, and the server
+/// The kernel's host uses an error without a connection as the path MTU of a client, and its IPVS
+/// then refuses longer replies. With the dataplane, the next router refuses them, and the server
 /// receives an error about its own packet.
 #[test]
 fn path_mtu_of_host_does_not_limit_replies() {
@@ -365,8 +365,8 @@ fn path_mtu_of_host_does_not_limit_replies() {
 
 const GUE: u16 = 6080;
 
-/// Returns the ICMP error of a router on the way to the server about a packet that carries `inner`
-/// through a tunnel of this kind. The reported path MTU is 1,200 bytes.
+/// An ICMP error of a router on the path to the server, about a tunnel packet of this kind that
+/// contains `inner`. The reported path MTU is 1,200 bytes.
 fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
     let mut inner = inner.to_vec();
     allow_fragments(&mut inner, false);
@@ -394,16 +394,16 @@ fn by_tunnel(tunnel: Tunnel) -> ServerConfig {
     config
 }
 
-/// A packet of a client that has the MTU of the link, and must not be fragmented.
+/// A packet of a client that is as long as the MTU of the link, and must not be fragmented.
 fn long(port: u16) -> Vec<u8> {
     let mut whole = udp((CLIENT, 4000), (VIP, port), &[7; 1300]);
     allow_fragments(&mut whole, false);
     whole
 }
 
-/// With GRE and GUE, the kernel's host learns a path MTU from any error; the dataplane learns it
-/// only from an error about a packet that it sent, so that a forger cannot set it. (With IP in IP
-/// the kernel does not learn it either.)
+/// With GRE and GUE, the kernel's host uses the path MTU of any error. The dataplane uses it only
+/// from an error about a packet that it has sent, so that a forger cannot set it. With IP in IP,
+/// the kernel does not use it either.
 #[test]
 fn path_mtu_of_unused_path_is_not_learned() {
     let gue = Tunnel::Gue {
@@ -429,8 +429,8 @@ fn path_mtu_of_unused_path_is_not_learned() {
     }
 }
 
-/// The kernel learns a path MTU only from errors about packets of existing connections if the
-/// tunnel is IP in IP, and from any error with GRE and GUE. One-packet services, and clients whose
+/// With IP in IP, the kernel uses a path MTU only from errors about packets of existing
+/// connections; with GRE and GUE, from any error. One-packet services, and clients whose
 /// connections have ended, have no connection. The dataplane compares the path instead, because the
 /// error may arrive at another worker than the connection's.
 #[test]
@@ -453,9 +453,9 @@ fn reported(lab: &mut DirectorLab, port: u16) -> u16 {
     u16::from_be_bytes([reported.bytes()[26], reported.bytes()[27]])
 }
 
-/// The kernel's first error reports the MTU of the route, separately for each server of each
-/// service. The dataplane sends such an error once for a path, and reports the learned MTU to the
-/// clients of all services.
+/// The kernel's first error reports the MTU of the route, for each server of each service. The
+/// dataplane sends such an error once for each path, and then reports the path MTU to the clients
+/// of all services.
 #[test]
 fn first_icmp_error_reports_mtu_of_route_once_for_all_services() {
     let mut lab = udp_services(&by_tunnel(Tunnel::Ipip), ServiceFlags::default());

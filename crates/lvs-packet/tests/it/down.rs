@@ -1,4 +1,4 @@
-//! A server goes down, and both sides of its connections receive a reset. The tests pass frames to
+//! A server is removed, and both ends of its connections receive a reset. The tests pass frames to
 //! a real director, and check the sent frames.
 
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use lvs_packet::pipeline::{Env, Output, Pipeline};
 use lvs_packet::settings::Settings;
 use lvs_packet::wire::{Mac, tcp};
 
-/// A service with one server, and a client with a connection to it.
+/// A service with one server, and a client that has a connection to it.
 struct Bench {
     decide: Director,
     pipeline: Pipeline,
@@ -70,8 +70,8 @@ impl Tcp<'_> {
     }
 }
 
-/// A reset, or the packet that asks a host for its sequence numbers (`asks`): its port, source,
-/// destination and numbers.
+/// A sent reset, or a probe for sequence numbers (`asks`): its port, source, destination and
+/// numbers.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     asks: bool,
@@ -170,8 +170,8 @@ impl Bench {
         }
     }
 
-    /// Opens a connection with 300 transferred bytes in each direction; behind NAT, 50 more are in
-    /// flight to the client.
+    /// Opens a connection, and transfers 300 bytes in each direction. With NAT, another 50 bytes
+    /// are in flight to the client.
     fn establish(&mut self) {
         let nat = self.method == Forwarding::Nat;
         let payload = &[b'x'; 300][..];
@@ -202,7 +202,7 @@ impl Bench {
         }
     }
 
-    /// Makes the server unavailable, and returns the packets that the packet path itself sends.
+    /// Removes the server, and returns the packets that the pipeline sends because of this.
     fn take_down(&mut self) -> Vec<(PortId, Vec<u8>)> {
         let director = &mut self.decide;
         let key = ServiceKey::tcp(self.virt);

@@ -1,4 +1,4 @@
-//! Dropped packets of connections, counted for their services.
+//! Dropped packets of connections are counted for their services.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The integration tests of the packet path, in one executable. They need no privileges.
+//! The integration tests of the crate, in one executable. They need no privileges.
 
 mod deviations;
 mod down;

@@ -1,4 +1,5 @@
-//! Frames in a backend's memory are changed in place, and return to the backend with any fate.
+//! Frames in a backend's memory are changed in place, and return to the backend, whatever their
+//! fate.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ fn web(method: Forwarding) -> Lab {
     ])
 }
 
-/// The slots of a ring with received frames, like in a backend.
+/// A backend's ring of slots, some of which contain received frames.
 struct Ring {
     arena: Arc<Arena>,
     headroom: usize,
@@ -69,7 +70,7 @@ fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {
     sent
 }
 
-/// A name, frames, and the work that a device has left to the receiver.
+/// A name, frames, and the work that the device has left to the receiver.
 type Case = (&'static str, Vec<Vec<u8>>, Offload);
 
 fn segment(ttl: u8, payload: &[u8]) -> Vec<u8> {
@@ -132,8 +133,8 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Every kind of frame, with every method, with and without headroom. The sent packets are the same
-/// as with frames in the packet path's own memory, and all slots are returned.
+/// Every kind of frame, with every forwarding method, with and without headroom. The sent packets
+/// equal those for frames in the pipeline's own memory, and the backend gets all slots back.
 #[test]
 fn borrowed_and_own_frames_send_same_packets_and_all_slots_are_returned() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
@@ -178,7 +179,7 @@ fn borrowed_and_own_frames_send_same_packets_and_all_slots_are_returned() {
     }
 }
 
-/// A packet that waits for a neighbour does not occupy its slot of the backend.
+/// A packet that waits for a neighbour is copied, so that the backend gets its slot back.
 #[test]
 fn packet_that_waits_for_neighbour_keeps_no_ring_slot() {
     let mut ring = Ring::new(HEADROOM);
@@ -190,7 +191,7 @@ fn packet_that_waits_for_neighbour_keeps_no_ring_slot() {
     assert_eq!((lab.pipeline.held.len(), ring.arena.lent()), (1, 0));
 }
 
-/// The pipeline owns a frame until it is sent: the backend cannot lend the slot again.
+/// The backend gets a slot back only when the frame in it has been sent.
 #[test]
 fn queued_frame_keeps_its_ring_slot_until_sent() {
     let mut ring = Ring::new(HEADROOM);

@@ -1,4 +1,4 @@
-//! Reinjected packets arrive unchanged, and packets from impossible sources are dropped.
+//! Reinjected packets reach the host unchanged, and packets with impossible sources are dropped.
 
 use std::net::IpAddr;
 
@@ -58,8 +58,8 @@ fn pieces(ip: &[u8], limit: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Returns frames whose IPv6 fragments have no identification: they are reassembled and fragmented
-/// again.
+/// Sets the identification of IPv6 fragments to 0, because it differs after reassembly and
+/// fragmentation.
 fn without_ids(frames: &[(PortId, Vec<u8>)]) -> Vec<(PortId, Vec<u8>)> {
     let mut frames = frames.to_vec();
     for (_, frame) in &mut frames {
@@ -156,8 +156,8 @@ fn reverse_path_check_requires_route_to_source() {
     }
 }
 
-/// Each row: the sender of the frame, whether a router forwarded the reply (its TTL is lower),
-/// whether the reply belongs to a health check, and whether it is dropped.
+/// Each row: the sender of the frame, whether a router forwarded the reply (so that its TTL is
+/// lower), whether the reply belongs to a health check, and whether it must be dropped.
 #[test]
 fn reply_to_health_check_is_dropped_if_another_router_forwarded_it() {
     let server: IpAddr = "10.1.0.11".parse().expect("an address");

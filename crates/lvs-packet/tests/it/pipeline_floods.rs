@@ -1,6 +1,6 @@
-//! The cost of one frame: packets that would return to their sender, datagrams in many fragments,
-//! and super-packets of many segments. The tests check the sent frames and the number of
-//! simultaneous frames.
+//! The cost of a frame is bounded: packets that would return to their sender, datagrams in many
+//! fragments, and super-packets of many segments. The tests check the sent frames, and the number
+//! of frames that are in memory at the same time.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -61,8 +61,8 @@ fn packets_from_own_addresses_are_dropped() {
     }
 }
 
-/// Packets with the director's own IPv6 address as their source are dropped: no server receives
-/// them, and the host does not receive them on another interface, on which its rules do not match.
+/// Packets whose source is the director's own IPv6 address are dropped. Servers do not receive
+/// them; nor does the host on another interface, for which its filter rules were not written.
 #[test]
 fn ipv6_packet_with_source_of_director_is_dropped() {
     let own = CL_ADDR6;
@@ -115,8 +115,8 @@ fn ipv6_packet_with_source_of_director_is_dropped() {
     }
 }
 
-/// In a flood, SYNs get a limited share of the time; other packets, and packets of the host, are
-/// not limited.
+/// In a flood, SYNs get a limited part of the worker's time. Other packets, and packets of the
+/// host, are not limited.
 #[test]
 fn flood_drops_only_syns_above_their_share() {
     let mut lab = echo(Forwarding::Nat);
@@ -146,8 +146,8 @@ fn flood_drops_only_syns_above_their_share() {
     );
 }
 
-/// Passes frames through in one batch, in portions as a worker sends them. Returns the largest
-/// number of frames at a time, the number of all frames, and their bytes.
+/// Processes frames as one batch, in the same portions as a worker. Returns the largest number of
+/// frames that waited to be sent at the same time, the number of all sent frames, and their bytes.
 fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
     let env = Env::new(&lab.net, &lab.intercept);
     let mut out = Output::new();
@@ -166,8 +166,8 @@ fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
     (most, all, bytes)
 }
 
-/// Sends `datagrams` in 1,024 fragments of 8 bytes each, without the last fragments, which are
-/// returned.
+/// Sends `datagrams` datagrams, each in 1,024 fragments of 8 bytes, except their last fragments,
+/// which are returned.
 fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     let datagram = |id| {
         let data = vec![0; 8 * 1024 - 8];
@@ -188,8 +188,8 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     (1..=datagrams).map(datagram).collect()
 }
 
-/// The reassembler accepts 15 datagrams of 1,024 tiny fragments. Their packets are never all in
-/// memory at the same time, and not in frames of 64 KiB.
+/// The reassembler accepts 15 datagrams of 1,024 tiny fragments. The fragments that are sent are
+/// never all in memory at the same time, and not in frames of 64 KiB.
 #[test]
 fn tiny_fragments_are_sent_in_portions_without_large_buffers() {
     for method in [Forwarding::Nat, Forwarding::Route] {
@@ -213,8 +213,8 @@ fn tiny_fragments_count_towards_memory_limit_with_overhead() {
     assert!(waiting < 16_000, "{waiting} pieces of 8 bytes");
 }
 
-/// A batch of super-packets with the smallest accepted segments is sent into a tunnel, which
-/// requires that each is cut.
+/// A batch of super-packets, with the smallest segments that are accepted, is sent into a tunnel.
+/// Each must be cut.
 #[test]
 fn super_packets_are_segmented_in_portions() {
     let mut lab = echo(Forwarding::Tunnel);

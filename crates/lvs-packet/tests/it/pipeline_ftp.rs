@@ -1,5 +1,5 @@
-//! FTP control connections through the packet path with a real director: the text that the helper
-//! writes, and right sequence numbers and checksums afterwards.
+//! FTP control connections with a real director: the text that the helper writes, and then correct
+//! sequence numbers and checksums.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -26,7 +26,8 @@ const RST: u8 = 0x04;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 
-/// The partial checksum or the super-packet of several segments that a device leaves.
+/// Work that the sender's network device leaves to the receiver: a partial checksum, or a
+/// super-packet.
 #[derive(Clone, Copy, Debug)]
 enum Card {
     Finished,
@@ -96,7 +97,7 @@ impl Segment {
         (ip, offload)
     }
 
-    /// Parses a sent packet, whose checksums must be right.
+    /// Parses a sent packet, and checks its checksums.
     fn read(mut frame: Frame) -> Self {
         finish_checksum(&mut frame).expect("in bounds");
         let ip = frame.bytes();
@@ -126,7 +127,8 @@ impl Segment {
     }
 }
 
-/// A client and a server with a connection through the director, and their sequence numbers.
+/// An FTP client and a server with a control connection through the director, and their sequence
+/// numbers.
 struct Talk {
     lab: DirectorLab,
     card: Card,
@@ -220,8 +222,8 @@ impl Talk {
         (!sent.is_empty()).then(|| Segment::read(only(sent, CLIENTS)))
     }
 
-    /// Sends a segment of the client. Checks that the server gets the same bytes, and that all
-    /// numbers are valid for it.
+    /// Sends a segment of the client, and checks that the server gets the same bytes with valid
+    /// sequence numbers.
     fn client_says(&mut self, flags: u8, payload: &[u8]) {
         let segment = self.request(flags, payload);
         let got = self
@@ -240,7 +242,8 @@ impl Talk {
         self.server_expects = self.client_next;
     }
 
-    /// The server sends; returns the bytes that the client gets with valid numbers.
+    /// Sends a segment of the server, and returns the bytes that the client gets; their sequence
+    /// numbers must be valid.
     fn server_says(&mut self, flags: u8, payload: &[u8]) -> String {
         let segment = self.answer(flags, payload);
         let got = self.send_answer(&segment).expect("the answer is forwarded");
@@ -256,7 +259,8 @@ impl Talk {
         String::from_utf8_lossy(&got.payload).into_owned()
     }
 
-    /// The ends of the data connections: client, virtual address, server.
+    /// The data connections that the helper expects: client, virtual address and server of each, as
+    /// text.
     fn data(&self) -> Vec<String> {
         let all = self.lab.connections();
         let data = all.iter().filter(|c| c.virt != self.virt);
@@ -512,7 +516,7 @@ fn damaged_and_impossible_segments_are_dropped() {
     assert!(talk.send_request(&first).is_some());
 }
 
-/// Valid and invalid lines of a client or a server.
+/// Valid and invalid lines that a client or a server sends.
 fn text() -> impl Strategy<Value = Vec<u8>> {
     let word = prop_oneof![
         Just("PASV\r\n".to_owned()),
@@ -532,8 +536,9 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// For any lines and any cuts: no panic, and sent segments have correct checksums. The client's
-    /// stream arrives unchanged, the server's without gaps.
+    /// Arbitrary lines, divided into segments arbitrarily: the dataplane does not panic, and sent
+    /// segments have correct checksums. The client's stream arrives unchanged, and the server's
+    /// without gaps.
     #[test]
     fn ftp_with_any_sequence_of_segments_stays_consistent(lines in proptest::collection::vec((any::<bool>(), text()), 1..20), first: [u32; 2], card in 0usize..3) {
         let mut talk = Talk::new([CLIENT, "198.51.100.200:21", SERVER], first, CARDS[card]);
@@ -547,7 +552,8 @@ proptest! {
         talk.client_says(ACK, b"");
     }
 
-    /// Segments with arbitrary numbers and flags, on a connection whose stream is shifted.
+    /// Segments with arbitrary numbers and flags, after the helper has shifted the sequence
+    /// numbers.
     #[test]
     fn ftp_segment_of_any_content_does_not_panic(segments in proptest::collection::vec((any::<bool>(), any::<u8>(), any::<[u32; 2]>(), text()), 1..20), card in 0usize..3) {
         let mut talk = Talk::four(CARDS[card]);
@@ -569,7 +575,7 @@ proptest! {
         }
     }
 
-    /// TCP options that are truncated, unusual, or have a wrong length.
+    /// TCP options that are truncated, unusual, or of a wrong length.
     #[test]
     fn ftp_segment_with_any_options_does_not_panic(options in proptest::collection::vec(prop_oneof![Just(5u8), Just(1), Just(10), Just(0), any::<u8>()], 0..40)) {
         let mut talk = Talk::four(Card::Finished);

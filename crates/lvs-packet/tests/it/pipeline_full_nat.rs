@@ -1,5 +1,4 @@
-//! Full NAT through the packet path, with a real director: the sent packets equal the expected ones
-//! byte for byte.
+//! Full NAT with a real director: each sent packet equals the expected one byte for byte.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -55,8 +54,8 @@ fn services(control: &mut Control, six: usize) {
 }
 
 impl Bed {
-    /// Creates the site with a local address of the host, or with an address for which the
-    /// dataplane answers ARP (`own`).
+    /// A lab whose local address is an address of the host, or one for which the dataplane answers
+    /// ARP (`own`).
     fn new(own: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 1 << 12,
@@ -107,7 +106,7 @@ impl Bed {
         sent
     }
 
-    /// Passes a packet to the director, and returns the only packet that it sends, without its link
+    /// Passes a packet to the pipeline, and returns the only packet that is sent, without its link
     /// header.
     fn through(&mut self, port: PortId, ip: &[u8], offload: Offload) -> (PortId, Frame) {
         let mut sent = self.send(port, ip, offload);

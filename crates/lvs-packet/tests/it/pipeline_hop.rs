@@ -1,5 +1,5 @@
-//! The packet path of a director to which its host routes packets: packets without link headers,
-//! and no packet that the host has received before.
+//! The pipeline with the TUN backend, to which the host routes packets: they have no link headers,
+//! and the host has no copy of them.
 
 use std::net::Ipv4Addr;
 
@@ -42,7 +42,7 @@ fn tcp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16)) -> Vec<u8> {
     ip
 }
 
-/// Source, destination, TTL and protocol.
+/// Source, destination, TTL and protocol of a packet's outer header.
 fn outer(ip: &[u8]) -> (Ipv4Addr, Ipv4Addr, u8, u8) {
     let headers = PacketHeaders::from_ip_slice(ip).expect("a packet");
     let Some(etherparse::NetHeaders::Ipv4(header, _)) = headers.net else {
@@ -93,7 +93,8 @@ fn direct_routing_packet_through_tun_device_is_dropped() {
     whole(&lab);
 }
 
-/// With NAT, the server's reply would reach the host directly, which has no such connection.
+/// With NAT, the host would receive the server's reply directly. It does not have a connection with
+/// the server's address.
 #[test]
 fn client_on_host_with_nat_receives_icmp_error() {
     let mut lab = hop(Forwarding::Nat);

@@ -1,6 +1,6 @@
-//! The tasks of a host in addition to IPVS: options, impossible sources, silent neighbours, echo,
-//! segment sizes, tags. The tests compare frames; numbers and addresses are recorded from the
-//! kernel.
+//! Tasks of a host in addition to IPVS: IP options, impossible sources, neighbours that do not
+//! answer, echo requests, segment sizes, VLAN tags. The expected numbers and addresses were
+//! recorded from the kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -77,8 +77,8 @@ fn segment6(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16)) -> Vec<u8> {
     ip
 }
 
-/// Parses the ICMP error in a frame, which must have a correct checksum: source, destination, type,
-/// code, and the quoted packet.
+/// Parses an ICMP error, and checks its checksum. Returns source, destination, type, code, and the
+/// quoted packet.
 fn error(frame: &[u8]) -> (IpAddr, IpAddr, u8, u8, Vec<u8>) {
     let ip = &frame[14..];
     let sliced = SlicedPacket::from_ip(ip).expect("a packet");
@@ -189,7 +189,7 @@ fn packets_from_impossible_sources_are_dropped() {
     assert_eq!(counters.dropped_for(FrameDrop::Martian), 9);
 }
 
-/// Makes a neighbour fail, and returns the packets sent then.
+/// Reports that a neighbour does not answer, and returns the packets that are sent then.
 fn fail(lab: &mut Lab, port: PortId, addr: IpAddr) -> Vec<(PortId, Vec<u8>)> {
     let env = Env::new(&lab.net, &lab.intercept);
     bytes(sent(
@@ -305,7 +305,7 @@ fn echo_replies_can_be_limited_and_disabled() {
     }
 }
 
-/// The maximum segment size in a frame, whose checksum must be correct.
+/// The maximum segment size in a SYN, whose checksum must be correct.
 fn asked(frame: &[u8], l4: usize) -> u16 {
     let ip = &frame[14..];
     assert!(tcp::checksum_ok(ip, l4, 6));

@@ -44,7 +44,7 @@ fn web(method: Forwarding) -> Lab {
     web_to(method, Tunnel::Ipip, SERVER.into())
 }
 
-/// A frame of this protocol, even if the packet has another version.
+/// An Ethernet frame with the EtherType of IPv6, whatever the version of the packet.
 fn ethernet(dst: Mac, src: Mac, ip: &[u8]) -> Vec<u8> {
     [&dst.0[..], &src.0, &[0x86, 0xdd], ip].concat()
 }
@@ -62,7 +62,7 @@ fn echo(size: usize) -> Vec<u8> {
     ip
 }
 
-/// A TCP super-packet of a veth, with a partial checksum.
+/// Makes a TCP packet a super-packet with a partial checksum, as a veth device delivers it.
 fn aggregate(ip: &mut [u8], size: u16) -> Offload {
     let sum = Sum::ZERO
         .pseudo(CLIENT.into(), VIP.into(), 6, ip.len() - 40)
@@ -251,7 +251,7 @@ fn too_long_packet_causes_icmp_error_and_learned_mtu_applies() {
     );
 }
 
-/// The kernel uses 1280 bytes as the path MTU of a GUE tunnel, and then drops everything.
+/// The kernel then uses 1280 bytes as the path MTU of a GUE tunnel, and drops all packets.
 #[test]
 fn packet_too_big_below_a_tunnels_minimum_is_ignored() {
     let mut lab = web(Forwarding::Tunnel);
@@ -328,8 +328,8 @@ fn overlapping_fragments_are_dropped() {
 }
 
 proptest! {
-    /// After any change of a valid frame, the dataplane neither panics nor miscounts (the lab
-    /// checks the counters).
+    /// Arbitrary changes of a valid frame: the dataplane does not panic, and the lab checks that it
+    /// counts each frame once.
     #[test]
     fn mutated_ipv6_frames_do_not_panic(method in 0u8..3, tunnel in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  next in proptest::option::of(prop::sample::select(vec![0u8, 43, 44, 50, 51, 59, 60, 4, 41])),

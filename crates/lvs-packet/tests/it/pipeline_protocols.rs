@@ -1,5 +1,5 @@
-//! SCTP and IPsec through the packet path with a real director. No socket of this kernel supports
-//! them.
+//! SCTP and IPsec with a real director. The tests build the packets, because the test host's kernel
+//! has no such sockets.
 
 use std::net::SocketAddr;
 
@@ -28,8 +28,8 @@ const COOKIE_ECHO: u8 = 10;
 const COOKIE_ACK: u8 = 11;
 const SHUTDOWN_COMPLETE: u8 = 14;
 
-/// CRC32c by polynomial division, most significant bit first: nothing in common with the table that
-/// is tested.
+/// CRC32c by polynomial division, most significant bit first, so that it has nothing in common with
+/// the table that is tested.
 fn crc32c(bytes: impl Iterator<Item = u8>) -> u32 {
     let mut rest = u32::MAX;
     for byte in bytes {
@@ -78,7 +78,8 @@ fn ip(src: SocketAddr, dst: SocketAddr, protocol: u8, payload: &[u8]) -> Vec<u8>
     packet
 }
 
-/// A packet with these chunks, each with its number of bytes of value, padded to four.
+/// An SCTP packet with these chunks. The second number of a chunk is the length of its value, which
+/// is padded to four bytes.
 fn sctp(src: &str, dst: &str, chunks: &[(u8, u16)]) -> Vec<u8> {
     let (src, dst): (SocketAddr, SocketAddr) = (src.parse().unwrap(), dst.parse().unwrap());
     let mut packet = vec![0; 12];
@@ -133,11 +134,11 @@ fn lab(
     })
 }
 
-/// Whether the client is the sender, chunks with the lengths of their values, and the state
-/// afterwards.
+/// A message: whether the client is the sender, the chunks with the lengths of their values, and
+/// the state of the connection afterwards.
 type Word = (bool, &'static [(u8, u16)], &'static str);
 
-/// All messages between two hosts, from the first to the last.
+/// All messages of an association, from the first to the last.
 const LIFE: &[Word] = &[
     (true, &[(INIT, 16)], "INIT1"),
     (false, &[(INIT_ACK, 240)], "C-SENT"),
@@ -214,8 +215,8 @@ fn sctp_association_is_aborted() {
     assert_eq!(lab.states(), ["CLOSED"]);
 }
 
-/// A packet with a new port gets a new checksum, even if the old checksum was wrong: the kernel
-/// computes it without verifying the old one.
+/// If the port changes, the checksum is computed again, even if the old one was wrong: the kernel
+/// does not verify the old one.
 #[test]
 fn sctp_port_change_recomputes_wrong_checksum() {
     let mut lab = lab(Protocol::SCTP, VIP, SERVER, Forwarding::Nat, Tunnel::Ipip);

@@ -1,5 +1,5 @@
-//! Frames with verdicts that the tests choose, and the sent frames. The frames with addresses in
-//! 10.0/16 and 10.1/16 were recorded from a kernel with IPVS; fields that vary between runs (the
+//! The frames that the pipeline sends for verdicts that the tests choose. The frames with addresses
+//! in 10.0/16 and 10.1/16 were recorded from a kernel with IPVS; fields that vary between runs (the
 //! identification of packets that the director creates) are compared as zero.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -32,7 +32,7 @@ fn web(method: Forwarding) -> Lab {
     ])
 }
 
-/// A frame of this protocol, even if the packet has another version.
+/// An Ethernet frame with the EtherType of IPv4, whatever the version of the packet.
 fn ethernet(dst: Mac, src: Mac, ip: &[u8]) -> Vec<u8> {
     [&dst.0[..], &src.0, &[8, 0], ip].concat()
 }
@@ -41,7 +41,7 @@ fn from_client(ip: &[u8]) -> Vec<u8> {
     ethernet(CL_MAC, GW_MAC, ip)
 }
 
-/// A decision to forward a request to this server; the request belongs to no connection.
+/// A verdict that forwards a packet without a connection to this server.
 fn forward_to(addr: Ipv4Addr, port: u16) -> Forward {
     Forward {
         conn: None,
@@ -70,7 +70,7 @@ struct Case {
     mask: &'static [usize],
 }
 
-/// Identification and header checksum of packets that the director creates.
+/// Positions of the identification and the header checksum of packets that the dataplane creates.
 const MADE: &[usize] = &[18, 19, 24, 25];
 
 #[test]
@@ -344,8 +344,8 @@ fn waiting_client_on_director_whose_route_is_gone_counts_as_no_route() {
     assert_eq!(lab.pipeline.counters.held, 0);
 }
 
-/// Checks that the answer of the server to a client on the host has the source VIP and is sent on
-/// `port`.
+/// Checks that the server's answer to a client on this host has the VIP as its source and is sent
+/// on `port`.
 #[track_caller]
 fn assert_answer_returns(lab: &mut Lab, local: (Ipv4Addr, u16), port: PortId) {
     let back = ethernet(
@@ -362,10 +362,10 @@ fn assert_answer_returns(lab: &mut Lab, local: (Ipv4Addr, u16), port: PortId) {
     );
 }
 
-/// The port of the host's own packets to addresses of its own.
+/// The port on which the host's own packets to its addresses arrive.
 const LOCAL: PortId = PortId(3);
 
-/// A director with the VIP on its host, whose own packets to the VIP arrive on [`LOCAL`].
+/// A lab whose host has the VIP; the host's own packets to the VIP arrive on [`LOCAL`].
 fn with_local_port(method: Forwarding) -> Lab {
     let mut lab = web(method);
     lab.net.ports.push(lab.net.ports[HOST.index()]);
@@ -432,9 +432,9 @@ fn request_of_host_to_server_on_host_keeps_client_address() {
     assert_eq!((packet.src, packet.ports), (VIP.into(), Some((80, 40_000))));
 }
 
-/// The host drops a packet from another host with a source address of the host, unless it arrives
-/// on the port for the host's own packets. The dataplane must therefore not send such a packet on
-/// that port.
+/// The host drops a packet whose source is one of the host's addresses, unless it arrives on the
+/// port for the host's own packets. The dataplane must therefore not send a packet of another host
+/// on that port.
 #[test]
 fn spoofed_packet_with_host_address_never_uses_local_port() {
     let mut lab = with_local_port(Forwarding::Nat);
@@ -766,8 +766,8 @@ fn padding_is_removed_and_bad_headers_are_dropped() {
 }
 
 proptest! {
-    /// After any change of a valid frame, the dataplane neither panics nor miscounts (the lab
-    /// checks the counters).
+    /// Arbitrary changes of a valid frame: the dataplane does not panic, and the lab checks that it
+    /// counts each frame once.
     #[test]
     fn mutated_frames_do_not_panic(method in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  cut in proptest::option::of(0usize..200), repair: bool, own: bool, port in 0u16..3,

@@ -1,5 +1,5 @@
-//! Two workers of one director: the director's counters include both, and limits apply to both
-//! together.
+//! Two workers of one director: the director's counters include those of both, and limits apply to
+//! both together.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -26,13 +26,13 @@ const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 11);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
 const WORKERS: NonZeroUsize = NonZeroUsize::new(2).expect("not zero");
 
-/// A worker, with its part of a director.
+/// A worker: its pipeline and its shard.
 struct Worker {
     shard: Shard,
     pipeline: Pipeline,
 }
 
-/// The look-up of a worker: first in its own shard, then in the `Control` that the workers share.
+/// Decides as a worker does: by its own shard, or by the `Control` that the workers share.
 struct Asked<'a> {
     control: &'a Mutex<Control>,
     shard: &'a mut Shard,
@@ -60,7 +60,7 @@ impl Decide for Asked<'_> {
     }
 }
 
-/// A director of two workers with one UDP service.
+/// A director with two workers and one UDP service.
 struct Site {
     control: Mutex<Control>,
     common: Arc<Common>,
@@ -111,7 +111,8 @@ impl Site {
         }
     }
 
-    /// Passes an IP packet to a worker; returns the packets that it sends, with link headers.
+    /// Passes an IP packet to a worker, and returns the packets that the worker sends, with link
+    /// headers.
     fn send(&mut self, worker: usize, port: PortId, ip: &[u8]) -> Vec<(PortId, Vec<u8>)> {
         let (dst, src) = if port == CLIENTS {
             (CL_MAC, GW_MAC)
@@ -153,7 +154,7 @@ fn udp(src: Ipv4Addr, ttl: u8, len: usize) -> Vec<u8> {
     ip
 }
 
-/// The MTU in a frame with an ICMP error "fragmentation needed".
+/// The MTU in an ICMP error "fragmentation needed"; `None` for another frame.
 fn reported(frame: &[u8]) -> Option<u16> {
     (frame[14 + 9] == 1 && frame[34..36] == [3, 4]).then(|| be16(frame, 40))
 }

@@ -1,4 +1,4 @@
-//! The lab with a real director.
+//! A lab in which a real director decides.
 
 use std::net::IpAddr;
 
@@ -45,13 +45,14 @@ impl DirectorLab {
         }
     }
 
-    /// Handles an IP packet of the client's gateway; returns the packets that leave, without link
-    /// headers.
+    /// Passes an IP packet of the clients' gateway to the pipeline, and returns the sent packets
+    /// without their link headers.
     pub fn request(&mut self, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
         self.send(CLIENTS, CL_MAC, ip, offload)
     }
 
-    /// Handles an IP packet of a server.
+    /// Passes an IP packet of a server to the pipeline, and returns the sent packets without their
+    /// link headers.
     pub fn answer(&mut self, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
         self.send(SERVERS, SV_MAC, ip, offload)
     }
@@ -86,7 +87,7 @@ impl DirectorLab {
         sent
     }
 
-    /// Whether a packet is hidden from the host.
+    /// Whether a packet is intercepted, and thus hidden from the host.
     pub fn covers(&self, ip: &[u8]) -> bool {
         let packet = parse::ip(ip, false).expect("a packet");
         let to_host = self.net.local.contains(&packet.dst);
@@ -106,7 +107,7 @@ impl DirectorLab {
     }
 }
 
-/// The only packet that was sent, on the expected port.
+/// Checks that exactly one packet was sent, on this port, and returns it.
 pub fn only(sent: Vec<(PortId, Frame)>, port: PortId) -> Frame {
     assert_eq!(sent.len(), 1, "{sent:?}");
     let (to, frame) = sent.into_iter().next().expect("a frame was sent");

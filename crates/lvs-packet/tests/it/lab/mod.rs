@@ -1,5 +1,5 @@
-//! A director between a client link and a server link. Tables replace the network: addresses like
-//! in a small lab, and no I/O.
+//! A lab: a director between a link with clients and a link with servers. Tables take the place of
+//! the network, and there is no I/O.
 #![allow(
     dead_code,
     missing_docs,
@@ -42,8 +42,8 @@ pub const CL_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1);
 pub const GW_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 pub const SV_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
-/// 10.1.0.0/16 and fd00:1::/64 are the servers' link; all other addresses are behind a gateway on
-/// the clients' link.
+/// The network of the lab: 10.1.0.0/16 and fd00:1::/64 are on the servers' link, and all other
+/// addresses are behind a gateway on the clients' link.
 pub fn table() -> Table {
     let port = |mac, mtu, ethernet| PortInfo {
         mac,
@@ -102,11 +102,11 @@ pub fn server_mac(addr: Ipv4Addr) -> Mac {
     made_up_mac(addr.into())
 }
 
-/// A director without state: one server for each virtual service.
+/// A stateless decider with one virtual service, which has one server.
 #[derive(Debug, Default)]
 pub struct OneServer {
     pub services: Vec<Service>,
-    /// A fixed decision for any packet.
+    /// If set, the decision for each packet.
     pub verdict: Option<Verdict>,
     pub seen: usize,
 }
@@ -121,7 +121,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// A service with one server; tunnels are IPIP.
+    /// A service with one server. The tunnel, if the method is one, is IPIP.
     pub fn new(method: Forwarding, protocol: Protocol, virt: &str, server: &str) -> Self {
         Self {
             protocol,
@@ -150,7 +150,7 @@ impl Service {
     }
 }
 
-/// A reply without a connection's id, which only a director assigns, for comparisons in tests.
+/// A reply verdict; its connection identifier, which only a director can assign, is 0.
 pub fn reply(source: Option<SocketAddr>) -> Verdict {
     Verdict::Reply(lvs_core::Reply {
         conn: lvs_core::ConnId::from_index(0),
@@ -219,7 +219,7 @@ impl Decide for OneServer {
     }
 }
 
-/// The frames that `work` makes a pipeline send.
+/// Runs `work` with a pipeline, and returns the frames to be sent.
 pub fn sent(
     pipeline: &mut Pipeline,
     out: &mut Output,
@@ -330,7 +330,8 @@ impl Lab {
         sent
     }
 
-    /// Frames that are sent when the answers to a client on the director are intercepted.
+    /// Reports that the replies to a client on this host are intercepted, and returns the frames
+    /// that are sent then.
     pub fn intercept_client(&mut self, client: LocalClient) -> Vec<(PortId, Frame)> {
         self.intercept.local_clients.insert(client);
         let env = Env {
@@ -355,7 +356,7 @@ pub fn from_client(ip: &[u8]) -> Vec<u8> {
     ethernet(CL_MAC, GW_MAC, ip)
 }
 
-/// The IP header of a packet with a hop limit of 64, to be continued.
+/// The start of a packet builder: an IP header with a hop limit of 64.
 pub fn header(src: IpAddr, dst: IpAddr) -> PacketBuilderStep<IpHeaders> {
     match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
