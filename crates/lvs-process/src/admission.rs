@@ -1,5 +1,5 @@
-//! Limits of connections over a Unix socket: read-only clients cannot lock out writers or each
-//! other, and cannot cause unbounded work.
+//! Limits for clients of a Unix socket: read-only clients cannot lock out writers or each other,
+//! and cannot cause unbounded work.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,14 +13,14 @@ pub(super) const CONNECTIONS_MAX: usize = 64;
 pub(super) const READERS_MAX: usize = 32;
 /// Maximum number of simultaneous connections of one read-only user.
 pub(super) const USER_MAX: usize = 8;
-/// Maximum number of lists that are created at the same time for read-only clients. Each user can
-/// have one.
+/// Maximum number of lists that are sent to read-only clients at the same time. Each user can have
+/// one.
 const LISTS_MAX: usize = 4;
-/// Time limit for a read-only user to wait until its own list, or that of another user, is
-/// complete.
+/// Maximum time that a read-only user waits, until its own previous list, or that of another user,
+/// is complete.
 const LIST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The connection slots, which all connections share.
+/// The limited slots for connections, which all connections of a socket share.
 #[derive(Debug, Default)]
 pub struct Places {
     state: Mutex<State>,
@@ -32,11 +32,10 @@ pub struct Places {
 struct State {
     all: usize,
     readers: usize,
-    /// Number of requests that are being answered.
     answers: usize,
     /// Number of connections of each read-only user.
     by_user: HashMap<u32, usize>,
-    /// Users whose list is being made.
+    /// Users to whom a list is being sent.
     listing: Vec<u32>,
 }
 
@@ -90,13 +89,12 @@ impl Place {
         self.reader.is_some()
     }
 
-    /// Counts a request as being answered until the returned value is dropped.
     pub(super) fn answer(&self) -> Answer<'_> {
         self.places.state().answers += 1;
         Answer(self)
     }
 
-    /// Waits until this user may receive a list; `None` if that lasts too long. Writers do not
+    /// Waits until this user may receive a list; `None` after the maximum time. Writers do not
     /// wait.
     pub(super) fn list(&self) -> Option<List<'_>> {
         if let Some(uid) = self.reader {
@@ -133,7 +131,7 @@ impl Drop for Place {
     }
 }
 
-/// A list that is being made.
+/// The right to send a list, until it is dropped.
 #[derive(Debug)]
 pub(super) struct List<'a>(&'a Place);
 
@@ -146,7 +144,7 @@ impl Drop for List<'_> {
     }
 }
 
-/// An answer that is being made and written.
+/// Counts one request that is being answered, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Answer<'a>(&'a Place);
 

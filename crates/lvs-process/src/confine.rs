@@ -1,6 +1,7 @@
-//! Drops the process's privileges for good after its start: system calls (seccomp) and write access
-//! to directories (Landlock), so that a vulnerability in code that handles untrusted input is less
-//! useful. If the kernel lacks one of the two, the process continues without it, and reports that.
+//! After its start, a process drops privileges that it cannot regain: system calls (seccomp) and
+//! write access to directories (Landlock). A vulnerability in code that handles untrusted input is
+//! then less useful. If the kernel lacks one of the two, the process continues without it, and
+//! reports that.
 //!
 //! ```text
 //!                 refused                                    may write to
@@ -10,9 +11,9 @@
 //! ```
 //!
 //! The children of `lvsd` (the dataplane, programs of checks and of `notify`) inherit the
-//! restrictions, so these cover only calls that no such program needs. A child can still have more
-//! rights than `lvsd` itself (`sudo`, `ping`). The dataplane starts no programs after that point;
-//! it has started its state keeper before.
+//! restrictions, so only calls that no such program needs are refused. A child can still have more
+//! rights than `lvsd` itself (`sudo`, `ping`). The dataplane starts its state keeper before, and no
+//! programs after.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,8 +22,8 @@ use lvs_core::api::Confinement;
 
 use lvs_sys::seccomp::{Foreign, refuse};
 
-/// System calls for the administration of the host and of other processes: no dataplane, check or
-/// notification uses them.
+/// System calls for the administration of the host and of other processes. Neither a dataplane nor
+/// programs of checks and of `notify` use them.
 const NOBODYS: &[i64] = &[
     libc::SYS_init_module,
     libc::SYS_finit_module,
@@ -78,7 +79,7 @@ const NOT_THE_DATAPLANES: &[i64] = &[
     libc::SYS_personality,
 ];
 
-/// Sandboxes `lvsd`.
+/// Sandboxes this process as `lvsd`.
 pub fn daemon() -> Confinement {
     let mut done = Confinement::default();
     note(&mut done, refuse(NOBODYS, Foreign::Made));
@@ -96,16 +97,16 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
     }
 }
 
-/// The access that the sandboxed dataplane still needs.
+/// Access that the sandboxed dataplane still needs.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// The path of its control socket, if it has one.
     pub socket: Option<PathBuf>,
-    /// Whether the dataplane opens TCP connections to other directors.
+    /// Whether the dataplane opens TCP connections to its peers.
     pub tcp: bool,
 }
 
-/// Sandboxes the dataplane. Call it before its threads start.
+/// Sandboxes this process as a dataplane. Call it before threads are started.
 pub fn dataplane(places: &Places) -> Confinement {
     let mut done = Confinement::default();
     // The process starts no program that needs more rights.
@@ -122,8 +123,8 @@ pub fn dataplane(places: &Places) -> Confinement {
     done
 }
 
-/// Restricts this thread, and threads that it starts later: they cannot execute files, and can
-/// write only in `places` and in directories of the kernel.
+/// Restricts this thread and threads that it starts later: they cannot execute files, and can write
+/// only to `places` and to some of the kernel's directories.
 fn landlock(places: &Places) -> Result<(), String> {
     use landlock::{
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,

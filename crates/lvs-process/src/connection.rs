@@ -1,5 +1,5 @@
-//! One connection: the size of requests is limited before they are read, and access rights are
-//! checked before they are parsed.
+//! One connection of a client: the length of a request is limited before it is read, and the access
+//! right is checked before the request is parsed.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -23,20 +23,20 @@ const REQUEST_MAX: u64 = 16 << 10;
 /// Maximum length in bytes of a request of a client with write access: a list of
 /// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
 const LIST_MAX: u64 = 32 << 20;
-/// Longest time that a client may take to read [`BUFFER`] bytes of an answer.
+/// A client must read [`BUFFER`] bytes of an answer within this time.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit for a client's greeting.
+/// Time limit for a client's first request.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for the next request of a client with read access.
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Idle timeout of a client that may make changes.
+/// Time limit for the next request of a client with write access.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// Number of bytes of an answer that are gathered before they are written.
+/// Size of the buffer for answers in bytes; it is written when it is full.
 const BUFFER: usize = 64 << 10;
 /// Nice value of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;
 
-/// A request of which only the method is parsed.
+/// A request whose parameters are not parsed yet.
 #[derive(Deserialize)]
 struct RawRequest<'a> {
     #[serde(default)]
@@ -50,9 +50,7 @@ struct RawRequest<'a> {
 /// A stream with a deadline for reads, and a time limit for each write.
 struct Within<'a> {
     stream: &'a UnixStream,
-    /// Time after which reads fail.
     until: Instant,
-    /// Time limit of each write.
     patience: Duration,
 }
 
@@ -73,7 +71,6 @@ impl Read for Within<'_> {
 }
 
 impl Write for Within<'_> {
-    /// Writes all of `buf`.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         deadline::write_within(self.stream, buf, self.patience)?;
         Ok(buf.len())
@@ -95,7 +92,7 @@ pub(super) fn serve_connection(
         // Sets the priority of this thread only; an error is ignored.
         let _ = rustix::process::setpriority_process(None, READER_NICE);
     }
-    // If the client is disconnected, it releases its slot: the read ends with an error.
+    // If the client disconnects, the read ends with an error, so that the slot is released.
     let mut reader = BufReader::new(Within::new(stream, HELLO_TIMEOUT));
     let mut writer = BufWriter::with_capacity(BUFFER, Within::new(stream, WRITE_TIMEOUT));
     let mut session = Session {
@@ -150,7 +147,6 @@ pub(super) fn serve_connection(
     }
 }
 
-/// The client, and the server's state about it.
 struct Session<'a> {
     dataplane: &'a dyn Handler,
     place: &'a Place,
@@ -168,8 +164,8 @@ impl Session<'_> {
         }
     }
 
-    /// Time limit for the client's next request; `None` before its greeting, for which another
-    /// limit applies.
+    /// Time limit for the client's next request; `None` for the first request, which has another
+    /// limit.
     const fn idle(&self) -> Option<Duration> {
         match (self.greeted, self.denied) {
             (false, _) => None,
@@ -235,8 +231,8 @@ impl Session<'_> {
     }
 }
 
-/// Parses a call of this method with these parameters. The method precedes the parameters, so that
-/// they are parsed directly into their types, without an intermediate form.
+/// Parses a call of this method with these parameters. The method is already parsed, so the
+/// parameters are parsed directly into their types, without an intermediate form.
 fn parse(method: &str, params: &str) -> Result<Call, Failure> {
     let failed = |error: serde_json::Error| malformed(format!("{method}: {error}"));
     let name = serde_json::to_string(method).map_err(failed)?;
@@ -296,7 +292,7 @@ mod tests {
         );
         server.shutdown(std::net::Shutdown::Both).expect("a socket");
         drop(server);
-        // The reader reads the remaining bytes one by one: do not wait for it.
+        // Do not join: the server thread reads the remaining bytes one by one.
         drop(taking);
     }
 }

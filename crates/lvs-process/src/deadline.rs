@@ -1,5 +1,5 @@
-//! Streams with an absolute deadline: a peer that sends or reads a byte from time to time is
-//! disconnected like a silent peer.
+//! Reads and writes with an absolute deadline: a peer that sends or reads one byte from time to
+//! time is disconnected like a silent one.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! The interface between a control socket and the process that answers.
+//! The interface between the server of a control socket and the process whose socket it is.
 
 use std::io::{self, Write};
 
@@ -15,19 +15,19 @@ pub trait Handler: Send + Sync + 'static {
     fn table_size(&self) -> u32;
 
     /// Executes `call` and returns the final result; the items of a list are sent to `out` before.
-    /// The server itself handles `hello`, and passes calls that make changes only from clients with
+    /// The server itself answers `hello`, and refuses calls that make changes from clients without
     /// write access.
     ///
-    /// Many threads call this function at the same time. [`Sink::item`] may block as long as the
-    /// client does not read, so the caller must not hold a lock that packets need: a long list is
-    /// copied in pieces.
+    /// Many threads call this function at the same time. [`Sink::item`] blocks while the client
+    /// does not read, so an implementation must not hold a lock that packets need while it calls
+    /// this: it copies a long list in pieces.
     ///
     /// # Errors
     /// A refusal; then nothing has changed.
     fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure>;
 }
 
-/// The destination of the items of a list.
+/// Receives the items of a list, and sends them to the client.
 pub struct Sink<'a> {
     id: u64,
     out: &'a mut dyn Write,

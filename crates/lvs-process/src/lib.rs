@@ -1,5 +1,5 @@
-//! Parts that the processes of a Linux Virtual Server have in common: the server of a control
-//! socket, the log, the messages to systemd, the watchdog and the sandbox.
+//! Parts that lvsd and the dataplane have in common: the server of a control socket, the log, the
+//! messages to systemd, the watchdog and the sandbox.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 

@@ -1,4 +1,4 @@
-//! Binds the control socket of a dataplane. Only one dataplane can bind it at a time.
+//! Binds the control socket of a dataplane, at which only one dataplane can listen at a time.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -20,7 +20,7 @@ use lvs_sys::peercred;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Another dataplane already listens on the address.
+    /// Another dataplane already listens at the address.
     #[error("another dataplane is running at {address}{}: stop it first, or start this one with another --socket", of_pid(.pid))]
     Running {
         /// The address.
@@ -28,7 +28,7 @@ pub enum BindError {
         /// The process id of the other dataplane, if it is in this PID namespace.
         pid: Option<u32>,
     },
-    /// Another process, not a dataplane, uses the abstract name.
+    /// Another process, which is not a dataplane, uses the abstract name.
     #[error(
         "user {uid}{} uses the name {address} and is not a dataplane: stop that process, use a path for this dataplane (--socket /run/...), or let it use {directory}",
         of_pid(.pid),
@@ -45,7 +45,7 @@ pub enum BindError {
     /// There is a file at the path that is not a socket.
     #[error("{path} is not a socket: remove it, or use another --socket", path = .0.display())]
     NotASocket(PathBuf),
-    /// The operating system refused the operation.
+    /// The operating system has returned an error.
     #[error("cannot listen at {address}: {source}; {}", fix(source))]
     Io {
         /// The address.
@@ -55,7 +55,7 @@ pub enum BindError {
     },
 }
 
-/// The fix for an address that the system does not permit.
+/// The fix for an error of the operating system, for the message.
 fn fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "create the directory of the socket",
@@ -71,11 +71,10 @@ fn of_pid(pid: &Option<u32>) -> String {
     pid.map(|pid| format!(", pid {pid}")).unwrap_or_default()
 }
 
-/// Waits until all files of the last dataplane at `address` are closed, if its process is ending.
-/// Call it before the dataplane requests any exclusive resource.
+/// If the previous dataplane at `address` is exiting, waits until the kernel has closed all of its
+/// files. Call it before the new dataplane requests any exclusive resource.
 ///
-/// # Errors
-/// That dataplane runs, and is not exiting.
+/// # Errors The previous dataplane is running, and is not exiting.
 pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
     let owner = || match address.path() {
         Some(path) => owner_beside(path, LOCK),
@@ -89,7 +88,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
     while let Some((owner, held)) = owner() {
         let is_worth_waiting = match owner.pid.map(Life::of) {
             Some(Life::Ending) => true,
-            // The process may just have received a request to stop.
+            // The process may just have been requested to stop.
             Some(Life::Running) => held,
             Some(Life::Gone) | None => false,
         };
@@ -97,7 +96,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
             return Ok(());
         }
         if !patience.waits_for(owner) {
-            // A bind reveals the owner of a name.
+            // Only a bind shows which process uses an abstract name.
             return match address.path() {
                 Some(_) => Err(BindError::Running {
                     address: address.clone(),
@@ -110,20 +109,19 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
     Ok(())
 }
 
-/// A bound control socket.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
     /// The address on which the socket listens.
     pub(super) address: Address,
-    /// The file to remove at the end, by device and inode.
+    /// The socket's file, with its device and inode; it is removed at the end.
     file: Option<(PathBuf, (u64, u64))>,
     /// The lock of the socket, which is released after the file is removed.
     pub(super) lock: Option<Arc<Lock>>,
 }
 
 impl Listener {
-    /// Listens at `address`. A socket file without a listener is replaced.
+    /// Listens at `address`. A socket file at which no process listens is replaced.
     pub(super) fn bind(address: &Address) -> Result<Self, BindError> {
         match address {
             Address::Usual(path) => Self::bind_usual(path),
@@ -132,7 +130,7 @@ impl Listener {
         }
     }
 
-    /// Binds the usual path, or the abstract name if the path is not possible.
+    /// Binds the default path; if this is not possible, the abstract name.
     fn bind_usual(path: &Path) -> Result<Self, BindError> {
         let address = Address::Usual(path.to_owned());
         let name = Address::by_name();
@@ -157,8 +155,8 @@ impl Listener {
         match bound {
             Err(BindError::Io { source, .. }) => {
                 let directory = place::DIRECTORY;
-                // This is normal for users without rights: they have their own network namespace,
-                // and therefore their own name.
+                // This is normal for users without privileges: they have their own network
+                // namespace, and therefore their own abstract names.
                 if peercred::own_uid() == 0 {
                     tracing::warn!(
                         "cannot listen in {directory} ({source}): listening at {name}, an abstract name that any local user can bind; create that directory with the owner root and the mode 0755 (RuntimeDirectory=lvs in a systemd unit)"
@@ -190,7 +188,7 @@ impl Listener {
         })?;
         if is_socket(path).map_err(failed)? == Some(true) {
             match address.connect() {
-                // A dataplane of an earlier version, without a lock; it may hang.
+                // A dataplane of an earlier version has no lock; it may hang.
                 Ok(_) => return Err(running(address)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Err(running(address));
@@ -252,7 +250,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some((path, identity)) = &self.file {
-            // The path may have been replaced since.
+            // Another process may have replaced the path since.
             let same =
                 fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == *identity);
             if same {
@@ -272,8 +270,8 @@ fn is_socket(path: &Path) -> io::Result<Option<bool>> {
     }
 }
 
-/// Lets all local users connect to the socket at `path`, because the peer's credentials decide
-/// about its rights. Returns device and inode.
+/// Lets all local users connect to the socket at `path`; the credentials of a client decide about
+/// its rights. Returns device and inode.
 fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
     // Not by name: if other users may write to the directory, the name may refer to another file by
     // now.
@@ -290,7 +288,8 @@ fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
     Ok((meta.dev(), meta.ino()))
 }
 
-/// Describes the listener at `address`: a dataplane, or a process that occupies its name.
+/// The error about the process that listens at `address`: a dataplane, or a process that uses its
+/// name.
 fn running(address: &Address) -> BindError {
     let stream = address.connect().ok();
     let peer = stream

@@ -25,10 +25,10 @@ use lvs_api::place::Lock;
 use lvs_sys::peer_groups::peer_in_group;
 use lvs_sys::peercred;
 
-/// Longest time that a stopping server waits for answers in progress.
+/// Maximum time for which a server that stops waits until answers are written.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Groups whose members have additional rights.
+/// The groups whose members have access to the control socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
     /// The group whose members have write access, in addition to root and the dataplane's own user.
@@ -58,7 +58,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `address`. A socket file without a listener is replaced.
+    /// Listens at `address`. A socket file at which no process listens is replaced.
     ///
     /// # Errors
     /// A [`BindError`].
@@ -127,7 +127,8 @@ impl Server {
         }
     }
 
-    /// A slot for a connection, and the reason why the client has no write access, if it has none.
+    /// Reserves a slot for a connection. Returns it with the reason why the client has no write
+    /// access, if it has none.
     fn admit(
         &self,
         stream: &UnixStream,
@@ -155,8 +156,8 @@ impl Server {
         Ok((place, denied))
     }
 
-    /// Returns the user of the remote process, and its rights. Its capabilities are checked once
-    /// per connection, as for an open file.
+    /// Returns the user of the remote process, and its rights. Its capabilities are checked only
+    /// when it connects, as those of a process that opens a file.
     fn rights(&self, stream: &UnixStream) -> (u32, Rights) {
         let Ok(peer) = peercred::peer_cred(stream) else {
             return (u32::MAX, Rights::None);
@@ -177,8 +178,8 @@ impl Server {
     }
 }
 
-/// A serving control socket; dropping it stops it. Threads finish the answers in progress, and the
-/// drop waits a second for them, so that the client that stops the dataplane receives its answer.
+/// A control socket that serves clients until this is dropped. The drop waits at most a second
+/// until answers are written, so that the client that stops the dataplane receives its answer.
 #[derive(Debug)]
 pub struct Handle {
     stopping: Arc<AtomicBool>,
@@ -194,18 +195,20 @@ impl Handle {
         &self.address
     }
 
-    /// Marks for a starting dataplane that this process is stopping.
+    /// Returns the mark by which this process can report to a starting dataplane that it is
+    /// stopping.
     pub fn leaving(&self) -> Leaving {
         Leaving(self.lock.as_ref().map_or_else(Weak::new, Arc::downgrade))
     }
 }
 
-/// The lock of a control socket, if the socket has one.
+/// The lock of a control socket, in which a dataplane can mark that it is stopping.
 #[derive(Debug)]
 pub struct Leaving(Weak<Lock>);
 
 impl Leaving {
-    /// Marks the lock: a starting dataplane must wait for the end of this process.
+    /// Marks in the lock that this process is stopping, so that a starting dataplane waits for its
+    /// end.
     pub fn mark(&self) {
         if let Some(lock) = self.0.upgrade() {
             lock.leave();

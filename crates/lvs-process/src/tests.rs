@@ -1,4 +1,4 @@
-//! Client and server connected to each other.
+//! Tests with a client and a server that are connected to each other.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -234,7 +234,7 @@ fn dead_dataplane_is_reported_to_client() {
     thread.join().expect("no panic");
 }
 
-/// Answers to some lines of a client with read access only, or with write access.
+/// The answers to these lines; `denied` makes the client read-only.
 fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
     let (mut client, server) = UnixStream::pair().expect("sockets");
     let thread = thread::spawn(move || {
@@ -296,7 +296,7 @@ fn requests_are_bounded_by_rights_of_client() {
     }
 }
 
-/// Runs `body` in a new network namespace, whose abstract names are free.
+/// Runs `body` in a new network namespace, in which no abstract socket names are in use.
 fn in_own_network(body: impl FnOnce() + Send + 'static) {
     let thread = thread::spawn(|| {
         lvs_sys::unshare_network().expect("this test makes network namespaces: run it as root");
@@ -325,14 +325,15 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
         );
         drop(first);
 
-        // A dataplane with only the name is found, and prevents the start of another one.
+        // A dataplane that has only the abstract name is found, and prevents the start of another
+        // one.
         let old = start(&Address::by_name());
         Client::connect(&usual).expect("the client finds the socket");
         let second = Server::bind(&usual, Permissions::default()).expect_err("one is running");
         assert!(second.to_string().contains("@lvs-dataplane"), "{second}");
         drop(old);
 
-        // If the directory cannot belong to root alone, only the name remains.
+        // If the directory could belong to another user, only the abstract name is used.
         fs::set_permissions(
             &directory,
             std::os::unix::fs::PermissionsExt::from_mode(0o777),

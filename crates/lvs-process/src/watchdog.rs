@@ -1,11 +1,11 @@
-//! The service manager's watchdog (sd_watchdog_enabled(3)), which is reset as long as the whole
-//! dataplane works.
+//! The service manager's watchdog (sd_watchdog_enabled(3)), which is reset only while all parts of
+//! the dataplane work.
 //!
-//! One live thread is no evidence for the others. So the dataplane makes a request over its own
-//! control socket that needs all of its parts: the socket's threads accept it, the packet workers
-//! and the keeper add their state. Only an answer resets the watchdog. While the whole process does
-//! not run, as on a suspended machine, no request fails; the service manager decides whether that
-//! time counts.
+//! A single thread does not know whether the others work. Therefore this thread makes a request
+//! over the dataplane's own control socket that needs all parts: the socket's threads answer it
+//! with the state of the packet workers and of the keeper. Only an answer resets the watchdog.
+//! While the whole process is stopped, for instance because the machine is suspended, no request
+//! fails; the service manager decides whether this time counts.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -17,7 +17,7 @@ use crate::notify::Notify;
 pub use crate::notify::watchdog_interval as interval;
 use lvs_api::{Address, Client, Error};
 
-/// Resets the watchdog until it is dropped.
+/// A thread that resets the watchdog until this is dropped.
 #[derive(Debug)]
 pub struct Feeder {
     stop: Option<Sender<()>>,
@@ -25,8 +25,8 @@ pub struct Feeder {
 }
 
 impl Feeder {
-    /// Starts to query the dataplane at `address` three times in an `interval`. A dataplane that
-    /// `is_stopping` does not answer itself, which does not count as a failure.
+    /// Starts a thread that queries the dataplane at `address` three times in each `interval`.
+    /// While `is_stopping` is true, a missing answer does not count as a failure.
     ///
     /// # Errors
     /// No thread can be started.
@@ -89,8 +89,8 @@ fn feed(
     }
 }
 
-/// Requests the state of the control socket, the packet workers and the keeper. An error if one of
-/// them does not answer within `patience`.
+/// Requests the state of the dataplane, which the control socket, the packet workers and the keeper
+/// must answer within `patience`.
 fn answers(address: &Address, patience: Duration) -> Result<(), Error> {
     let mut client = match Client::connect_patiently(address, patience) {
         // If all slots are in use, the dataplane is busy, but works.

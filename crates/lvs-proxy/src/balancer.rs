@@ -1,10 +1,10 @@
-//! Chooses the server of a connection: a director of `lvs-core`, which receives events of
-//! connections in place of packets.
+//! Chooses the server for a connection by a director of `lvs-core`, to which the proxy reports
+//! events of connections in place of packets.
 //!
 //! The proxy reports a new connection as its SYN, the server's answer and the client's, so that the
-//! connection counts as active. It reports the moved bytes periodically, as one packet of that
-//! length in each direction. It removes the connection at its end. The director's timers never run,
-//! because each relay has its own timer.
+//! connection counts as active. It reports the forwarded bytes periodically, as one packet of this
+//! length in each direction. It removes the connection from the director when it ends. The
+//! director's timers never run, because each relay has its own timer.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -23,14 +23,15 @@ use super::close_signal::CloseSignal;
 
 /// The longest timeout that ipvsadm permits, in seconds.
 const NEVER: u32 = 31 * 86_400;
-/// Number of moved bytes at which the proxy reports them, if `COUNT_AFTER` has not passed before.
+/// Number of forwarded bytes after which the proxy reports them, unless `COUNT_AFTER` passes
+/// earlier.
 const COUNT_BYTES: u64 = 1 << 20;
 const COUNT_AFTER: u64 = 1_000;
 
 /// The state that the lock protects.
 pub(super) struct Inner {
     pub(super) director: Director,
-    /// For each server that has had a connection, a signal that closes its connections.
+    /// For each server that has had a connection, the signal that closes its connections.
     close_signals: HashMap<(ServiceId, SocketAddr), Arc<CloseSignal>>,
 }
 
@@ -54,14 +55,13 @@ impl Inner {
     }
 }
 
-/// The director, and the shared state of relays.
+/// The director, and counters that all connections share.
 pub(super) struct Balancer {
     inner: Mutex<Inner>,
     zero: std::time::Instant,
     options: RwLock<HashMap<ServiceId, Options>>,
-    /// Number of TCP connections that are served.
+    /// Number of TCP connections.
     streams: AtomicUsize,
-    /// Clients that send datagrams.
     clients: Arc<Clients>,
     /// Maximum number of connections and clients.
     most: AtomicUsize,
@@ -88,16 +88,16 @@ pub struct Counts {
     pub refused: u64,
 }
 
-/// 1/`KEPT_PART` of the slots is reserved for datagrams.
+/// 1/`KEPT_PART` of the slots is reserved for clients that send datagrams.
 const KEPT_PART: usize = 16;
-/// At most 1/`DATAGRAM_PART` of the slots is used for datagrams, whose sources can be forged.
+/// At most 1/`DATAGRAM_PART` of the slots is used for clients that send datagrams, because their
+/// addresses can be forged.
 const DATAGRAM_PART: usize = 2;
 
 impl Balancer {
     pub(super) fn new(most: usize, seed: u64) -> Self {
         let mut director = Director::new(lvs_core::Options {
-            // A connection that has just ended and a connection that has just started may both be
-            // in the table.
+            // A new connection may already be in the table while one that has ended is still in it.
             max_connections: most + most / 8 + 64,
             seed,
             ..lvs_core::Options::default()
@@ -131,17 +131,17 @@ impl Balancer {
         Instant::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// Returns the milliseconds since the start of the proxy.
+    /// The balancer's clock: milliseconds since the start of the proxy.
     pub(super) fn clock(&self) -> u64 {
         u64::try_from(self.zero.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Number of served clients.
+    /// Number of slots in use.
     pub(super) fn used(&self) -> usize {
         self.streams.load(Ordering::Relaxed) + self.clients.held()
     }
 
-    /// Sets the maximum number of connections and clients; present ones stay.
+    /// Sets the maximum number of connections and clients. If there are more, none is closed.
     pub(super) fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
     }
@@ -166,7 +166,7 @@ impl Balancer {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Reserves a slot for another connection; `None` if all slots for connections are used.
+    /// Reserves a slot for a TCP connection; `None` if all slots for TCP connections are in use.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
         let most = self.most.load(Ordering::Relaxed);
         let streams = self.streams.fetch_add(1, Ordering::Relaxed);
@@ -178,8 +178,8 @@ impl Balancer {
         Some(place)
     }
 
-    /// Reserves a slot for another client that sends datagrams to `service`; `None` if all slots
-    /// are used.
+    /// Reserves a slot for a client that sends datagrams to `service`; `None` if no slot is free
+    /// and no client can be evicted.
     pub(super) fn slot(&self, service: ServiceId, client: SocketAddr) -> Option<Slot> {
         let most = self.most.load(Ordering::Relaxed);
         let crowded = self.used() >= most;
@@ -197,7 +197,8 @@ impl Balancer {
         }
     }
 
-    /// Returns the server of a new connection; `None` if the director refuses it, for any reason.
+    /// Chooses the server of a new connection; `None` if the director refuses the connection for
+    /// any reason.
     pub(super) fn open(
         self: &Arc<Self>,
         service: ServiceId,
@@ -236,7 +237,7 @@ impl Balancer {
     }
 }
 
-/// A slot of a TCP connection, released on drop.
+/// A slot of a TCP connection; dropping it frees the slot.
 pub(super) struct Place(Arc<Balancer>);
 
 impl Drop for Place {
@@ -245,7 +246,6 @@ impl Drop for Place {
     }
 }
 
-/// Direction of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// To the server.
@@ -254,22 +254,22 @@ pub(super) enum Way {
     Out = 1,
 }
 
-/// A connection in the director; dropping it removes the connection.
+/// A connection as the director counts it; dropping it removes the connection.
 pub(super) struct Entry {
     balancer: Arc<Balancer>,
     tuple: Tuple,
     pub(super) server: SocketAddr,
     pub(super) close_signal: Arc<CloseSignal>,
-    /// Number of moved bytes that were not reported to the director yet, in each direction.
+    /// Number of forwarded bytes in each direction that are still to be reported to the director.
     pending: [AtomicU64; 2],
-    /// The time at which the last bytes were moved, and the time of the last report to the
-    /// director, in milliseconds on the balancer's clock.
+    /// Times in milliseconds on the balancer's clock: when bytes were last forwarded, and when
+    /// bytes were last reported to the director.
     moved: AtomicU64,
     reported: AtomicU64,
 }
 
 impl Entry {
-    /// Records that the server has answered: the connection is active.
+    /// Reports that the server has answered, so that the connection counts as active.
     pub(super) fn established(&self) {
         let now = self.balancer.now();
         let mut inner = self.balancer.lock();
@@ -284,7 +284,7 @@ impl Entry {
         self.count(&mut inner, Way::In, tcp(TcpFlags::ACK), 52, now);
     }
 
-    /// Counts moved bytes.
+    /// Counts forwarded bytes, and reports them to the director from time to time.
     pub(super) fn moved(&self, way: Way, bytes: usize) {
         let clock = self.balancer.clock();
         self.moved.store(clock, Ordering::Relaxed);
@@ -331,7 +331,7 @@ impl Entry {
             .handle_packet(&PacketMeta::new(hook, tuple, transport, len), now);
     }
 
-    /// Waits until no bytes have been moved for the time that `limit` returns, which may change
+    /// Waits until no bytes have been forwarded for the time that `limit` returns, which may change
     /// during the wait.
     pub(super) async fn idle(&self, limit: impl Fn() -> Duration) {
         loop {

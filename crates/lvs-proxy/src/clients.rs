@@ -1,11 +1,12 @@
-//! The table of clients that send datagrams, and the choice of the client that a new one replaces.
+//! The table of clients that send datagrams. If it is full, a new client takes the slot of another
+//! one.
 //!
 //! The source address of a datagram can be forged, so one sender can appear as any number of
-//! clients. It does not receive the answers to forged addresses. So a client is *new* until it has
-//! sent again after an answer of its server; then it is *established*. When the table is full, the
-//! oldest new client is evicted: a client of the newcomer's service, or of the largest service if
-//! the newcomer's service has less than its share. Established clients are evicted only when they
-//! are idle.
+//! clients. It does not receive the answers to forged addresses. A client is therefore *new* until
+//! it has sent a datagram after an answer of its server; then it is *established*. If the table is
+//! full, the oldest new client of the same service is evicted; if this service has less than its
+//! share of slots, one of the service with most clients. An established client is evicted only if
+//! it is idle.
 
 use lvs_core::Prefix;
 use std::collections::{BTreeMap, HashMap};
@@ -18,10 +19,11 @@ use lvs_core::api::ServiceId;
 
 use super::close_signal::CloseSignal;
 
-/// Time without a datagram after which a new client is idle, as in the kernel's connection
-/// tracking; also the time after which an established client may be evicted.
+/// A new client is idle if it has sent no datagram for this time, as in the kernel's connection
+/// tracking. An established client that has sent no datagram for this time may be evicted.
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
-/// Maximum number of slots that are being released: an evicted client closes a socket first.
+/// Maximum number of evicted clients that still have a slot, because they must first close a
+/// socket.
 const LEAVING_MAX: usize = 1024;
 /// If a source has more than 1/`SOURCE_PART` of its service's slots, its new clients replace its
 /// own earlier ones.
@@ -36,30 +38,30 @@ pub(super) struct Clients(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     services: HashMap<ServiceId, Queue>,
-    /// The queues by their length and number, to find the longest one at once.
+    /// The queues, ordered by length and number, so that the longest one is found at once.
     by_length: BTreeMap<(usize, u64), ServiceId>,
     /// Number of clients in the queues.
     present: usize,
-    /// Number of clients in the queues, and of clients that are being evicted.
+    /// Number of clients in the queues, and of evicted clients that still have a slot.
     held: usize,
-    /// The next number for a client, and for a check of a client: a higher number is a later event.
+    /// The next number for a client: it gets a new one when it arrives, becomes established, or is
+    /// examined for an eviction. A higher number is later.
     next: u64,
 }
 
 /// The clients of a service.
 #[derive(Debug, Default)]
 struct Queue {
-    /// The unique number of the queue.
+    /// A number that no other queue has had.
     number: u64,
-    /// New clients in order of arrival.
+    /// New clients, in the order of their arrival.
     new: BTreeMap<u64, Arc<Client>>,
-    /// Established clients, in the order in which they were established or last examined for an
-    /// eviction.
+    /// Established clients, in the order in which they became established or were last examined for
+    /// an eviction.
     talking: BTreeMap<u64, Arc<Client>>,
     sources: HashMap<IpAddr, usize>,
 }
 
-/// A client of a service.
 #[derive(Debug)]
 struct Client {
     source: IpAddr,
@@ -67,13 +69,13 @@ struct Client {
     number: AtomicU64,
     answered: AtomicBool,
     talks: AtomicBool,
-    /// Time of the client's last data, in milliseconds.
+    /// Time of the client's last datagram, in milliseconds on the balancer's clock.
     sent: AtomicU64,
     /// Signals that the client must be closed.
     close_signal: CloseSignal,
 }
 
-/// A client's slot, released on drop.
+/// A client's slot; dropping it frees the slot.
 #[derive(Debug)]
 pub(super) struct Slot {
     clients: Arc<Clients>,
@@ -81,14 +83,14 @@ pub(super) struct Slot {
     client: Arc<Client>,
 }
 
-/// Whether a client got a slot.
+/// Result of the search for a slot.
 #[derive(Debug)]
 pub(super) enum Admission {
     /// A slot was free.
     Free(Slot),
-    /// Another client was evicted for the slot.
+    /// Another client was evicted, and the new client may use its slot.
     Instead(Slot),
-    /// No slot was free.
+    /// No slot is free, and no client can be evicted.
     Full,
 }
 
@@ -116,8 +118,8 @@ impl Queue {
         true
     }
 
-    /// The client that a new client replaces, if there is one; if `only` is set, a client from that
-    /// source.
+    /// The client that a new client evicts, if there is one; if `only` is set, a client with this
+    /// source address.
     fn victim(&mut self, only: Option<IpAddr>, next: &mut u64, now: u64) -> Option<Arc<Client>> {
         let fits = |client: &&Arc<Client>| only.is_none_or(|source| client.source == source);
         if let Some(new) = self.new.values().take(LOOKS).find(fits) {
@@ -126,7 +128,7 @@ impl Queue {
         let pause = u64::try_from(NEW_IDLE.as_millis()).unwrap_or(u64::MAX);
         for _ in 0..LOOKS.min(self.talking.len()) {
             let (_, client) = self.talking.pop_first()?;
-            // The client's next turn is after the turns of all other clients.
+            // The client becomes the last in the order of the queue.
             *next += 1;
             client.number.store(*next, Ordering::Release);
             self.talking.insert(*next, Arc::clone(&client));
@@ -144,13 +146,13 @@ impl Clients {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of slots that are used, or about to be freed.
+    /// Number of slots in use, including those of evicted clients.
     pub(super) fn held(&self) -> usize {
         self.table().held
     }
 
-    /// Reserves a slot for `client` of `service`. At most `most` clients can have a slot;
-    /// `crowded`: all slots of the proxy are in use, so that a client must be evicted.
+    /// Reserves a slot for `client` of `service`. At most `most` clients can have a slot; `crowded`
+    /// means that all slots of the proxy are in use, so that a client must be evicted.
     pub(super) fn slot(
         self: &Arc<Self>,
         service: ServiceId,
@@ -197,7 +199,7 @@ impl Clients {
 }
 
 impl Table {
-    /// Calls `work` with the queue of a service, which exists only while the service has a client.
+    /// Calls `work` with the queue of a service. A queue without clients is removed afterwards.
     fn with_queue<T>(&mut self, service: ServiceId, work: impl FnOnce(&mut Queue) -> T) -> T {
         let queue = self.services.entry(service).or_insert_with(|| {
             self.next += 1;
@@ -220,7 +222,7 @@ impl Table {
         done
     }
 
-    /// Evicts a client; false if none can be evicted.
+    /// Evicts a client; `false` if none can be evicted.
     fn make_room(&mut self, service: ServiceId, source: IpAddr, most: usize, now: u64) -> bool {
         let own = self.services.get(&service).map_or(0, Queue::len);
         let share = most / (self.services.len() + usize::from(own == 0));
@@ -271,18 +273,18 @@ impl Slot {
         }
     }
 
-    /// Records that the client's server has answered.
+    /// Records that the client's server has sent an answer.
     pub(super) fn answered(&self) {
         self.client.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the client has sent another datagram after an answer.
+    /// Whether the client is established: it has sent a datagram after an answer.
     pub(super) fn talks(&self) -> bool {
         self.client.talks.load(Ordering::Relaxed)
     }
 
-    /// The time without a datagram after which the client is idle; `idle` is this time for
-    /// established clients.
+    /// The time without datagrams after which the client is closed; `idle` is this time for an
+    /// established client.
     pub(super) fn patience(&self, idle: Duration) -> Duration {
         match self.talks() {
             true => idle,
@@ -290,7 +292,7 @@ impl Slot {
         }
     }
 
-    /// Waits until the slot is needed for another client.
+    /// Waits until the client is evicted.
     pub(super) async fn taken(&self) {
         self.client.close_signal.closed().await;
     }
@@ -361,7 +363,7 @@ mod tests {
         let left: Vec<bool> = flood.iter().map(taken).collect();
         assert!(left[..901].iter().all(|taken| *taken), "the oldest go");
         assert!(left[901..].iter().all(|taken| !taken));
-        // A flood that is not evicted cannot occupy more slots than its share.
+        // Clients of a flood that cannot be evicted do not get more slots than their share.
         let more = (0..2000_u16).map(|n| slot(&clients, 1, client(3000 + n, 1), 4));
         let more: Vec<Admission> = more.collect();
         assert!(matches!(more.last(), Some(Admission::Full)));
@@ -372,7 +374,7 @@ mod tests {
         assert!(table.by_length.is_empty());
     }
 
-    /// After every change, the longest queue is known.
+    /// After each change, the queues are ordered by their length.
     #[test]
     fn client_queues_are_ordered_by_length() {
         let clients = Arc::new(Clients::default());
@@ -442,8 +444,7 @@ mod tests {
         }
         assert!(own.len() <= 10, "{}", own.len());
         assert!(others.iter().filter(|one| taken(one)).count() <= 1);
-        // No client of this source is among the first clients of the queue, which are the only ones
-        // that are examined.
+        // Only the first clients of the queue are examined, and none of them has this source.
         assert!(refused > 0);
         // Without other services, the service may use all slots.
         let alone = Arc::new(Clients::default());

@@ -1,10 +1,10 @@
-//! A signal to close a connection.
+//! A signal by which one task closes the connections of others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
-/// An event that happens once, for all tasks that wait for it.
+/// A signal that is set at most once, for all tasks that wait for it.
 #[derive(Debug, Default)]
 pub(super) struct CloseSignal {
     closed: AtomicBool,
@@ -17,7 +17,6 @@ impl CloseSignal {
         self.notify.notify_waiters();
     }
 
-    /// Waits until the signal is set.
     pub(super) async fn closed(&self) {
         let notified = self.notify.notified();
         if !self.closed.load(Ordering::Acquire) {

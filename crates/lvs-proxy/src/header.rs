@@ -1,5 +1,5 @@
-//! The PROXY protocol (HAProxy's proxy-protocol.txt): the original addresses of a connection, at
-//! its beginning.
+//! The PROXY protocol (HAProxy's proxy-protocol.txt): a header at the beginning of a connection
+//! that contains the client's original address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -16,13 +16,13 @@ pub enum Version {
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// Maximum length of a line of version 1 in bytes, including its line break.
 const LINE_MAX: usize = 107;
-/// Maximum number of bytes of a header of version 2 after its first 16 bytes: the addresses, and
-/// the extensions, which are ignored. Longer headers are refused.
+/// Maximum length of a version 2 header in bytes after its first 16 bytes: the addresses, and
+/// extensions, which are ignored. A longer header is refused.
 const REST_MAX: usize = 2048;
 /// Maximum length of an accepted header in bytes.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;
 
-/// Returns the header that reports to a server a connection from `client` to `local`.
+/// The header by which the proxy reports to a server that `client` has connected to `local`.
 pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     match version {
         Version::V1 => {
@@ -67,9 +67,10 @@ pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8>
 pub enum Read {
     /// More bytes are needed.
     Partial,
-    /// A header of this length, and the original client, unless the sender is the client itself.
+    /// A header of this length in bytes, and the original client; `None` if the sender itself is
+    /// the client.
     Header(usize, Option<SocketAddr>),
-    /// The bytes are not a header.
+    /// The bytes are not a valid header.
     Nonsense,
 }
 
@@ -113,7 +114,7 @@ fn line(bytes: &[u8]) -> Read {
     source.map_or(Read::Nonsense, |source| Read::Header(end + 2, source))
 }
 
-/// The source of a line of version 1, which must be completely valid.
+/// The source address in a version 1 header, if its addresses and ports are valid.
 fn source<A: std::str::FromStr + Into<IpAddr>>(
     from: &str,
     to: &str,
@@ -236,7 +237,7 @@ mod tests {
         assert_eq!(read(&longest[..LENGTH_MAX - 1]), Read::Partial);
         let longer = binary(REST_MAX + 1);
         assert_eq!(read(&longer), Read::Nonsense);
-        // The reader does not wait for the rest.
+        // The first bytes already show that the header is too long.
         assert_eq!(read(&longer[..16]), Read::Nonsense);
         let line = |length: usize| {
             let words = format!("PROXY UNKNOWN {}", "x".repeat(length - 16));

@@ -1,4 +1,4 @@
-//! `forward = "proxy"`: services that `lvsd` itself serves, by relaying data between sockets. It
+//! `forward = "proxy"`: `lvsd` itself serves such services, by forwarding data between sockets. It
 //! needs no dataplane and, for ports from 1024 on, no privileges.
 //!
 //! ```text
@@ -30,21 +30,21 @@ use std::time::Duration;
 pub use balancer::Counts;
 pub use proxy::Proxy;
 
-/// Proxy settings of a service: `proxy = { ... }`.
+/// Settings of a service's proxy: `proxy = { ... }` in the file of `lvsd`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Version of the header with the client's address that the proxy sends to servers first.
+    /// Version of the PROXY protocol header that the proxy sends to servers; `None` for no header.
     pub send: Option<header::Version>,
-    /// Whether clients first send a header with the original client's address.
+    /// Whether clients must first send a PROXY protocol header with the original client's address.
     pub accept: bool,
-    /// Longest time of a connection attempt to a server.
+    /// Time limit for a connection to a server to be established.
     pub connect_timeout: Duration,
     /// Time without data after which a connection is closed.
     pub idle_timeout: Duration,
 }
 
 impl Options {
-    /// Time limit for connecting to a server, unless the file sets it.
+    /// Default time limit for a connection to a server to be established.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
     /// Time without data after which a TCP connection is closed: the timeout of an idle connection
     /// in the kernel's IPVS.

@@ -1,8 +1,8 @@
 //! Copies bytes from one socket to another.
 //!
 //! Small amounts are copied through a buffer of the thread; large amounts are spliced through a
-//! pipe without a copy. A connection uses a pipe and a remainder only while its receiver accepts no
-//! more data, so an idle connection uses neither.
+//! pipe without a copy. A connection uses a pipe, or memory for bytes that were not sent yet, only
+//! while its receiver accepts no more data; an idle connection uses neither.
 
 use std::cell::RefCell;
 use std::io;
@@ -15,16 +15,17 @@ use tokio::net::TcpStream;
 
 use super::balancer::{Entry, Way};
 
-/// Number of bytes that are copied at a time. For a slow receiver, the process stores at most this
-/// many bytes, or the content of a pipe.
+/// Maximum number of bytes that are copied at a time. For a slow receiver, the process stores at
+/// most these, or the content of a pipe.
 const COPY: usize = 16 << 10;
 /// Size of a pipe in bytes: 16 pages, unless the kernel grants less.
 const PIPE: usize = 64 << 10;
-/// Maximum number of pipes that contain data, in the whole process; beyond it, bytes are copied.
+/// Maximum number of pipes that contain data, in the whole process. If more would be needed, bytes
+/// are copied.
 pub(super) const PIPES_MAX: usize = 1024;
 /// Number of free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;
-/// Number of chunks that are copied for one connection before the next one.
+/// Number of chunks that are copied for one connection before other connections have their turn.
 const TURN: usize = 16;
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);
@@ -34,14 +35,14 @@ thread_local! {
     static KEPT: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A pipe, which is empty while it is unused.
+/// A pipe; it is empty while no connection uses it.
 struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
 }
 
 impl Pipe {
-    /// A pooled pipe, or a new one; `None` if there are too many pipes, or no descriptors.
+    /// An unused pipe, or a new one; `None` if there are too many pipes, or no descriptors.
     fn take() -> Option<Self> {
         if let Some(kept) = KEPT.with_borrow_mut(Vec::pop) {
             return Some(kept);
@@ -55,7 +56,7 @@ impl Pipe {
         None
     }
 
-    /// Returns an empty pipe.
+    /// Keeps an empty pipe for later use.
     fn keep(self) {
         KEPT.with_borrow_mut(|kept| {
             if kept.len() < PIPES_KEPT {
@@ -71,7 +72,7 @@ impl Drop for Pipe {
     }
 }
 
-/// Result of moving one chunk.
+/// Result of an attempt to forward one chunk.
 enum Chunk {
     /// There is no data to read now.
     Nothing,
@@ -81,7 +82,7 @@ enum Chunk {
     Moved(usize),
 }
 
-/// Copies all data of `from` to `to`, and then the end of the stream.
+/// Forwards all data of `from` to `to`, and then the end of the stream.
 pub(super) async fn pump(
     from: &TcpStream,
     to: &TcpStream,
@@ -120,8 +121,8 @@ pub(super) async fn pump(
     }
 }
 
-/// Marks `from` as empty: a read that returned less than its buffer has emptied the socket, so that
-/// the next read would fail. An end of the stream that has arrived stays readable.
+/// Marks `from` as empty after a read that returned less than its buffer, so that the event loop
+/// waits: the next read would find no data. An end of the stream that has arrived stays readable.
 fn drained(from: &TcpStream) {
     let _ = from.try_io(Interest::READABLE, || {
         Err::<(), _>(io::ErrorKind::WouldBlock.into())

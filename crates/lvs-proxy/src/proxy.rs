@@ -1,4 +1,4 @@
-//! The proxy. `lvsd` configures it with the calls that a dataplane accepts.
+//! The proxy of `lvsd`, which configures it with the same calls as a dataplane.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -18,7 +18,7 @@ use super::workers::{Listeners, Workers};
 
 /// Maximum number of connections, if enough descriptors are available.
 const CONNECTIONS_MAX: usize = 100_000;
-/// Minimum number of connections that must be possible.
+/// Minimum number of connections for which there must be descriptors.
 const CONNECTIONS_MIN: usize = 16;
 /// Number of descriptors for other purposes than listeners and checks: 128 connections of the API,
 /// 64 of the control socket, files, and the event loops of threads.
@@ -33,7 +33,7 @@ pub struct Proxy(Arc<Whole>);
 struct Whole {
     balancer: Arc<Balancer>,
     workers: Workers,
-    /// Cancels the listeners of a service.
+    /// The signals by which the listeners of each service are closed.
     listening: Mutex<HashMap<ServiceId, Arc<CloseSignal>>>,
 }
 
@@ -77,13 +77,13 @@ impl Proxy {
         })))
     }
 
-    /// Reserves descriptors for the listeners of `services`, and for `checks`.
+    /// Reserves descriptors for the listeners of this number of services, and for this number of
+    /// simultaneous checks.
     pub fn leave_room(&self, services: usize, checks: usize) {
         let others = RESERVE + checks + services * self.0.workers.len();
         self.0.balancer.set_most(most(files(), others));
     }
 
-    /// Sets the maximum number of simultaneous connections and clients.
     #[cfg(test)]
     pub(super) fn serve_at_most(&self, most: usize) {
         self.0.balancer.set_most(most);
@@ -104,7 +104,7 @@ impl Proxy {
         self.0.balancer.used()
     }
 
-    /// Binds the addresses of new services, before anything is changed.
+    /// Binds the addresses of new services, before any change is made.
     fn bind(&self, changes: &[Call]) -> Result<Vec<Listeners>, Failure> {
         let mut all = Vec::new();
         let mut gone = HashSet::new();
@@ -142,7 +142,8 @@ impl Proxy {
         let mut inner = balancer.lock();
         inner.director.advance(now);
         let control = &inner.director.control;
-        // The proxy measures no latency, counts no unanswered packets, and has no peers to compare.
+        // The proxy does not measure latency, does not count unanswered connections, and has no
+        // peers.
         let server = |service, server: &Arc<lvs_core::Server>| ServerInfo {
             last_weight: None,
             latency_us: None,
@@ -169,8 +170,8 @@ impl Proxy {
             .collect()
     }
 
-    /// Carries out changes, all or none, as a dataplane does: binds the addresses of new services
-    /// first.
+    /// Applies a list of changes completely or not at all, as a dataplane does. It first binds the
+    /// addresses of new services.
     ///
     /// # Errors
     /// The change that is refused, and the reason.
@@ -181,7 +182,7 @@ impl Proxy {
         let mut inner = balancer.lock();
         let ends = |inner: &crate::balancer::Inner, service: &ServiceId| {
             let service = inner.director.control.service(&(*service).into());
-            // Datagrams to a removed server would be lost.
+            // The proxy would discard datagrams to a removed server.
             service.is_some_and(|service| {
                 service.config().extras.on_server_down != OnServerDown::Kernel
                     || matches!(ServiceId::from(service.key()), ServiceId::Udp { .. })
@@ -231,7 +232,6 @@ impl Proxy {
     }
 }
 
-/// Returns the maximum number of descriptors of this process.
 fn files() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))

@@ -17,15 +17,15 @@ use super::close_signal::CloseSignal;
 use super::header::{self, Read};
 use super::pipe::pump;
 
-/// Time limit for a client's header.
+/// Time limit for a client to send its PROXY protocol header.
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
 /// Maximum number of servers that are tried for one connection.
 const TRIES: usize = 3;
-/// Maximum number of choices of the balancer before each attempt to connect. If the scheduler
-/// chooses a server that has refused this connection, the balancer chooses again.
+/// Maximum number of choices before each attempt to connect: the balancer chooses again if it has
+/// chosen a server that has already refused this connection.
 const DRAWS: usize = 8;
 
-/// Accepts connections until `close_signal` is set.
+/// Accepts connections of a listener until `close_signal` is set.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,
@@ -123,7 +123,8 @@ async fn relay(
     }
 }
 
-/// The original client, and the bytes after the header.
+/// Reads the client's PROXY protocol header. Returns the original client, and the bytes after the
+/// header.
 async fn read_header(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>)> {
     let mut bytes = Vec::new();
     loop {
@@ -139,7 +140,7 @@ async fn read_header(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, 
     }
 }
 
-/// Connects to a server. If the server refuses, the balancer chooses another one.
+/// Connects to a server; if it refuses, to another one that the balancer chooses.
 async fn connect(
     balancer: &Arc<Balancer>,
     service: ServiceId,
@@ -189,8 +190,8 @@ async fn connected(server: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(server).await
 }
 
-/// Copies bytes in both directions until both sides have closed; an error if one of them sends a
-/// reset.
+/// Forwards data in both directions until both sides have closed the connection. Fails if one of
+/// them sends a reset.
 async fn both(client: &TcpStream, server: &TcpStream, entry: &Entry) -> io::Result<()> {
     let mut inward = pin!(pump(client, server, Way::In, entry));
     let mut outward = pin!(pump(server, client, Way::Out, entry));

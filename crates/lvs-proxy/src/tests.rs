@@ -1,4 +1,4 @@
-//! Tests of the proxy with real sockets of this host.
+//! Tests of the proxy with real sockets on this host.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -13,10 +13,10 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use super::header::Version;
 use super::{Options, Proxy};
 
-/// A port of a loopback address that no other test uses, in any process.
+/// A loopback address and port that no other test uses, in any process.
 fn free() -> SocketAddr {
     static TAKEN: AtomicU16 = AtomicU16::new(7_000);
-    // Numbers of processes have 22 bits at most.
+    // Process ids have at most 22 bits.
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let port = TAKEN.fetch_add(1, Ordering::Relaxed);
     SocketAddr::from(([127, 128 | a, b, c], port))
@@ -145,7 +145,7 @@ async fn relay_forwards_reset_of_either_side() {
             .unwrap();
         drop(end);
         let error = loop {
-            // After a half close there is nothing to read; the reset shows at a write.
+            // After a half close, nothing can be read; only a write reports the reset.
             if half_closed {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 if let Err(error) = other.write_all(b"x").await {
@@ -188,7 +188,7 @@ async fn connection_refused_by_server_is_retried_at_another() {
     assert!(counts.0 >= 4 && counts.1 >= 4, "{counts:?}");
 }
 
-/// Simultaneous clients advance the scheduler for each other.
+/// Connections of several clients at the same time, whose turns in the scheduler interleave.
 #[tokio::test]
 async fn clients_are_served_while_one_server_is_up() {
     let (one, alive) = server().await;
@@ -224,7 +224,7 @@ async fn clients_without_server_are_reset() {
     }
 }
 
-/// TCP connections use all slots but a sixteenth.
+/// TCP connections can use all slots except a sixteenth.
 #[tokio::test]
 async fn connection_over_limit_is_reset_and_counted() {
     const MOST: usize = 32;
@@ -287,7 +287,7 @@ async fn servers_receive_proxy_header() {
         let mut client = bench.client().await;
         let announced = "192.0.2.77:1234".parse().unwrap();
         let header = super::header::write(Version::V2, announced, bench.address);
-        // In two pieces, the second with the first bytes of the stream.
+        // The header is sent in two pieces, the second with the first bytes of the stream.
         client.write_all(&header[..7]).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         client
@@ -352,7 +352,7 @@ async fn idle_relay_is_closed() {
     assert!(client.read(&mut [0]).await.is_err());
 }
 
-/// A client that does not read fills only its pipe and the sockets.
+/// Data for a client that does not read fill only its pipe and the sockets.
 #[tokio::test]
 async fn slow_client_stops_reads_from_its_server() {
     let (listener, address) = server().await;
@@ -371,7 +371,7 @@ async fn slow_client_stops_reads_from_its_server() {
         sent += written.unwrap();
         assert!(sent < 64 << 20, "the client reads without delay");
     }
-    // Buffered bytes are not lost.
+    // The bytes that the client has not read yet are not lost.
     drop(stream);
     let mut got = Vec::new();
     client.read_to_end(&mut got).await.unwrap();
@@ -437,13 +437,14 @@ async fn datagrams_keep_their_server_until_removed() {
         server: ([127, 0, 0, 1], port).into(),
     };
     bench.proxy.apply(&[delete]).unwrap();
-    // Answers of the first server may still be on their way.
+    // Answers of the first server may still arrive.
     while ask().await == first {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// A sender of forged addresses evicts no established client, and prevents no new client.
+/// A sender with forged addresses causes no established client to be evicted, and no new client to
+/// be refused.
 #[tokio::test]
 async fn datagram_flood_evicts_flood_only() {
     const MOST: usize = 64;

@@ -1,8 +1,9 @@
 //! Forwards datagrams between clients and their servers.
 //!
-//! Each client has a separate socket towards its server, so that answers are assigned to clients.
-//! The socket is closed when it is idle for some time, when the server has no listener, when the
-//! server is removed, or when another client needs its slot (`clients`).
+//! For each client, the proxy has a socket towards the server, which shows to which client an
+//! answer belongs. The proxy closes the socket after some time without datagrams, if the server
+//! answers "port unreachable", if the server is removed, or if another client needs the slot
+//! (`clients`).
 
 use std::collections::HashMap;
 use std::io;
@@ -29,7 +30,7 @@ struct Session {
     slot: Slot,
 }
 
-/// Receives datagrams until `close_signal` is set.
+/// Receives datagrams of a listener until `close_signal` is set.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,
@@ -74,7 +75,7 @@ pub(super) async fn serve(
                         () = served.entry.idle(|| served.slot.patience(limit)) => {}
                         () = served.slot.taken() => {}
                     }
-                    // The receiver is dropped with the service.
+                    // The service is closed if the receiver no longer exists.
                     let _ = over.send(client);
                 });
                 session

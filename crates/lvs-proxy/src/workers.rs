@@ -1,4 +1,4 @@
-//! The threads that copy data between clients and servers, and their listeners.
+//! The threads that forward data between clients and servers, and their listeners.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,9 +13,9 @@ use super::balancer::Balancer;
 use super::close_signal::CloseSignal;
 use super::{tcp, udp};
 
-/// Maximum number of threads; there are not more than processors.
+/// Maximum number of threads. There are also not more threads than processors.
 const WORKERS_MAX: usize = 16;
-/// Maximum number of connections that wait to be accepted; the kernel may lower it.
+/// Maximum number of connections of a listener that wait to be accepted; the kernel may lower it.
 const BACKLOG: i32 = 4096;
 
 /// Listeners of a service, one for each worker. The kernel distributes clients among them.
@@ -32,7 +32,7 @@ struct Order {
     close_signal: Arc<CloseSignal>,
 }
 
-/// The worker threads, which exit when this is dropped.
+/// The worker threads, which exit when this value is dropped.
 pub(super) struct Workers(Vec<mpsc::UnboundedSender<Order>>);
 
 impl Listeners {
@@ -62,12 +62,11 @@ impl Workers {
         Ok(Self(all))
     }
 
-    /// Number of workers.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Binds a service's address, without accepting connections.
+    /// Binds the address of a service for each worker, without accepting connections.
     pub(super) fn bind(&self, service: ServiceId, address: SocketAddr) -> io::Result<Listeners> {
         let sockets = self.0.iter().map(|_| bind(&service, address));
         Ok(Listeners {
@@ -77,7 +76,7 @@ impl Workers {
         })
     }
 
-    /// Serves until the close signal is set.
+    /// Accepts connections until `close_signal` is set.
     pub(super) fn serve(&self, listeners: Listeners, close_signal: &Arc<CloseSignal>) {
         for (worker, socket) in self.0.iter().zip(listeners.sockets) {
             // A worker exits only with the process.

@@ -1,4 +1,5 @@
-//! Memory of a backend, which the backend lends to the packet path in slots.
+//! Buffers of a packet backend, in one memory mapping: frames borrow them, and return them when
+//! they are dropped.
 
 use std::fmt;
 use std::io;
@@ -11,10 +12,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::map_memory;
 
-/// A mapping that is divided into slots of one size. A slot has at most one borrower. It returns
-/// automatically when any thread drops the [`Lent`]; the backend then lends it again, or passes it
-/// to the kernel. This needs no queue: each slot begins with a word that is 0 if the slot is not
-/// lent, and the owner of a ring checks the slots in order.
+/// A mapping that is divided into slots of one size. A slot has at most one borrower, and is
+/// returned when any thread drops the [`Lent`]; the backend then lends it again, or passes it to
+/// the kernel. This needs no queue: each slot begins with a word that is 0 if the slot is not lent,
+/// and the owner of a ring checks the slots in order.
 ///
 /// In a ring that is shared with the kernel ([`PacketRing`](super::PacketRing)), a slot whose word
 /// is 0 belongs to the kernel.
@@ -28,9 +29,9 @@ pub struct Arena {
     is_ring: bool,
 }
 
-/// Length in bytes of the beginning of a slot that is not in a ring: a cache line.
+/// Number of bytes at the beginning of a slot that are never lent, outside of a ring: a cache line.
 const HEAD: usize = 64;
-/// The word of a lent slot that is not in a ring.
+/// The value of a slot's word while the slot is lent, outside of a ring.
 const LENT: u32 = 1;
 
 // SAFETY: the pointer is to a mapping that this value owns until it is dropped; the mapping is not
@@ -51,8 +52,8 @@ impl Arena {
         Self::map(slots, slot_len, HEAD, anonymous, -1)
     }
 
-    /// Maps the ring of a packet socket. The first `head` bytes of each slot begin with the word
-    /// that contains its owner, and are never lent.
+    /// Maps the ring of a packet socket. The first `head` bytes of each slot are never lent; they
+    /// begin with the word that says whether the kernel owns the slot.
     ///
     /// # Errors
     /// Errors of `mmap`.
@@ -97,8 +98,8 @@ impl Arena {
         Some(unsafe { self.lend_owned(slot) })
     }
 
-    /// Lends a slot of which the caller has read that it belongs to this process. The caller has
-    /// changed the slot's word so that the slot is not lent twice.
+    /// Lends a slot of a ring that the kernel has passed to this process. The caller must have
+    /// changed the slot's word, so that the slot is not lent twice.
     ///
     /// # Safety
     /// The slot neither belongs to the kernel nor is lent already, and its word is not 0.
@@ -135,13 +136,12 @@ impl Arena {
         }
     }
 
-    /// The number of slots.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Number of slots that are in use outside of the arena; for a ring, the slots that the kernel
-    /// does not own.
+    /// Number of lent slots; for a ring, of slots that the kernel does not own.
     pub fn lent(&self) -> usize {
         let is_lent = |slot: &usize| self.word(*slot).load(Ordering::Relaxed) != 0;
         (0..self.slots).filter(is_lent).count()
@@ -199,8 +199,7 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// A slot of an [`Arena`] and the right to read and write it. When it is dropped, the slot returns
-/// to the arena.
+/// A lent slot of an [`Arena`], with the right to read and write it. Dropping it returns the slot.
 pub struct Lent {
     bytes: NonNull<u8>,
     len: usize,
@@ -220,7 +219,7 @@ impl Lent {
         self.slot
     }
 
-    /// Whether the slot belongs to `arena`: a sender may then pass it to the kernel unchanged.
+    /// Whether the slot is in `arena`, so that a sender can pass it to the kernel without a copy.
     pub fn is_of(&self, arena: &Arc<Arena>) -> bool {
         Arc::ptr_eq(&self.arena, arena)
     }

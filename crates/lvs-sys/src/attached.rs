@@ -1,10 +1,9 @@
-//! BPF programs of any owner at an interface (bpf(2)). A separate module, because `lvsadm`, which
-//! contains no dataplane, uses it too.
+//! Lists the BPF programs at an interface, whoever attached them (bpf(2)). A separate module,
+//! because `lvsadm` uses it without the other modules.
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-/// Attributes of `BPF_PROG_QUERY`.
 #[repr(C)]
 struct QueryPrograms {
     ifindex: u32,
@@ -20,7 +19,6 @@ struct QueryPrograms {
     revision: u64,
 }
 
-/// Attributes of `BPF_PROG_GET_FD_BY_ID`.
 #[repr(C)]
 struct ById {
     id: u32,
@@ -28,7 +26,6 @@ struct ById {
     flags: u32,
 }
 
-/// Attributes of `BPF_OBJ_GET_INFO_BY_FD`.
 #[repr(C)]
 struct GetInfo {
     fd: u32,
@@ -36,7 +33,7 @@ struct GetInfo {
     info: u64,
 }
 
-/// The beginning of `bpf_prog_info`. Fields with 0 are not requested.
+/// The first fields of `bpf_prog_info`. The lengths are 0, so that the kernel returns no arrays.
 #[derive(Default)]
 #[repr(C)]
 struct ProgramInfo {
@@ -56,7 +53,7 @@ const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_QUERY: libc::c_long = 16;
 
-/// The kernel's description of a map or program, word by word.
+/// The kernel's description of a map or program (`bpf_map_info`, `bpf_prog_info`), as 32-bit words.
 pub fn reported(fd: &OwnedFd) -> io::Result<[u32; 64]> {
     let mut words = [0_u32; 64];
     let mut request = GetInfo {
@@ -141,7 +138,7 @@ pub fn ids(ifindex: u32, place: Place) -> io::Result<Vec<u32>> {
     };
     // SAFETY: `ids` is a local variable with room for `count` numbers.
     match unsafe { call(BPF_PROG_QUERY, &mut request) } {
-        // More than 64 programs are attached: these are the first.
+        // More than 64 programs are attached; the kernel has returned the first 64.
         Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
         // No program is attached.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(Vec::new()),
@@ -186,10 +183,10 @@ fn info(program: &OwnedFd) -> io::Result<ProgramInfo> {
     Ok(info)
 }
 
-/// `bpf(2)` for commands that make a descriptor. The kernel sets close-on-exec.
+/// Runs a command of bpf(2) that returns a new descriptor. The kernel sets close-on-exec.
 ///
 /// # Safety
-/// As [`call`]; and the command is one that makes a descriptor.
+/// As [`call`]; and the command must be one that returns a descriptor.
 pub unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Result<OwnedFd> {
     // SAFETY: the caller guarantees it (the contract of this function includes that of `call`).
     let fd = unsafe { call(command, request) }?;
@@ -197,7 +194,7 @@ pub unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Resul
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `bpf(2)`.
+/// Calls bpf(2).
 ///
 /// # Safety
 /// `T` is a `repr(C)` struct without padding that begins as `bpf_attr` does for the command. Every

@@ -1,5 +1,5 @@
-//! Instructions of the classic packet filter (linux/filter.h). No unsafe here: a program consists
-//! of numbers, which the kernel checks.
+//! Instructions of the classic packet filter (linux/filter.h). This module needs no `unsafe`: a
+//! program consists of numbers, which the kernel checks.
 #![allow(
     missing_docs,
     reason = "the names are those of linux/filter.h, shortened"
@@ -36,8 +36,8 @@ pub const JUMP: u16 = 0x05;
 pub const RETURN: u16 = 0x06;
 pub const RETURN_A: u16 = 0x16;
 
-/// An instruction; `jt` and `jf` are the numbers of instructions to skip if a condition is true or
-/// false.
+/// An instruction. `jt` and `jf` are the numbers of instructions that it skips if its condition is
+/// true or false.
 pub const fn op(code: u16, jt: u8, jf: u8, k: u32) -> Op {
     Op { code, jt, jf, k }
 }
@@ -56,7 +56,7 @@ pub const fn network(byte: u32) -> u32 {
     (-0x10_0000_i32).cast_unsigned().wrapping_add(byte)
 }
 
-/// The result of a program for which `load` reads the word at an offset.
+/// Runs a program, and returns its result. `load` returns the 32-bit word at an offset.
 #[cfg(test)]
 pub(crate) fn run(program: &[Op], load: impl Fn(u32) -> u32) -> u32 {
     let (mut at, mut value) = (0, 0);

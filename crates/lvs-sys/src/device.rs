@@ -79,7 +79,6 @@ pub fn set_up(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates an `ifreq` with a name; all other fields are zero.
 pub(super) fn request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: ifreq consists of integers, arrays of integers, and pointers that may be null, so
     // all-zero bytes are a valid value.

@@ -1,5 +1,5 @@
-//! ICMP errors of datagram sockets (`IP_RECVERR`, ip(7)). A separate module, because `lvsd`, which
-//! contains no dataplane, uses it for its checks.
+//! ICMP errors for datagram sockets (`IP_RECVERR`, ip(7)). A separate module, because the health
+//! checks of `lvsd` use it without the other modules.
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use super::set_option;
 
 /// Makes `socket`, which is or will be connected to `target`, return every ICMP error as the error
-/// of its next call. Without this setting the kernel returns only some errors, and for example not
-/// "host unreachable".
+/// of its next call. Without this setting, the kernel returns only some errors, which do not
+/// include "host unreachable".
 ///
 /// # Errors
 /// The socket is of another family.

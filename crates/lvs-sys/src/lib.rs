@@ -1,8 +1,8 @@
 //! All code that needs `unsafe`: thin, typed wrappers of system calls.
 //!
-//! The wrappers make no decisions. Each wrapper owns its descriptors and buffers, so that its users
-//! are safe code. Protocols (virtio headers, VLAN tags, netlink messages) are implemented by the
-//! users.
+//! The wrappers make no decisions. Each wrapper owns its descriptors and buffers, so that its
+//! callers are safe code. The callers implement the protocols (virtio headers, VLAN tags, netlink
+//! messages).
 
 mod arena;
 pub mod attached;
@@ -129,7 +129,6 @@ fn set_buffer(
     get_option(fd, libc::SOL_SOCKET, plain, 0_i32)
 }
 
-/// Maps `len` bytes for reading and writing, at an address of the kernel's choice.
 fn map_memory(
     len: Option<usize>,
     flags: libc::c_int,
@@ -148,7 +147,6 @@ fn map_memory(
     Ok(NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?)
 }
 
-/// Returns the size of a memory page in bytes.
 fn page_size() -> usize {
     // SAFETY: takes a number.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -164,12 +162,10 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// Like [`check`], for calls that return a length.
 fn check_len(result: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// The size of `T` as `socklen_t`, the type of lengths in socket calls.
 fn socklen<T>() -> libc::socklen_t {
     libc::socklen_t::try_from(size_of::<T>()).expect("socket options and addresses are small")
 }
@@ -193,8 +189,7 @@ fn set_option<T: Copy>(
     Ok(())
 }
 
-/// Reads an option into `value`, which must be of a type that is valid for any bytes (integers and
-/// structs of them).
+/// Reads a socket option. Any bytes are a valid value of the type of `value` ([`Plain`]).
 fn get_option<T: Plain>(
     fd: libc::c_int,
     level: libc::c_int,
@@ -216,7 +211,7 @@ fn get_option<T: Plain>(
     Ok(value)
 }
 
-/// Types for which any bytes are a valid value.
+/// A type for which any bytes are a valid value.
 ///
 /// # Safety
 /// Implement it only for integers and for `repr(C)` structs of integers.
@@ -232,8 +227,8 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    /// Functions of libc in the wrappers whose system calls systemd's `@system-service` contains
-    /// (`systemd-analyze syscall-filter`).
+    /// Functions of libc that the wrappers call, and whose system calls are in systemd's set
+    /// `@system-service` (`systemd-analyze syscall-filter`).
     const OF_ANY_SERVICE: &[&str] = &[
         "bind",
         "getgrnam_r",
@@ -259,7 +254,7 @@ mod tests {
         "unshare",
     ];
 
-    /// The libc calls in `source`, by functions or by numbers (`SYS_*`).
+    /// The names of libc functions and of system call numbers (`SYS_*`) that `source` calls.
     fn calls(source: &str) -> impl Iterator<Item = &str> {
         source.split("libc::").skip(1).filter_map(|rest| {
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;

@@ -1,9 +1,9 @@
-//! Locks that ignore the poisoning of a mutex by a panic.
+//! Locks a mutex, even if a thread has panicked while it held the lock.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex. In a release build, a panic aborts the program; in a test that catches the panic,
-/// the data are still valid.
+/// Locks a mutex, also a poisoned one. In a release build, a panic aborts the program; in a test
+/// that catches a panic, the data are still valid.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

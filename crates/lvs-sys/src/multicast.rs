@@ -1,4 +1,4 @@
-//! UDP sockets for a multicast group on one interface.
+//! UDP sockets that send to a multicast group, or receive from it, on one interface.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -10,8 +10,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use super::packet::only_from_others;
 use super::{Plain, check, get_option, set_option};
 
-/// Number of the values of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and the index of
-/// the counter of lost messages.
+/// Number of values of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and index of the
+/// value that counts dropped datagrams.
 const MEMINFO_VARS: usize = 9;
 const MEMINFO_DROPS: usize = 8;
 
@@ -108,8 +108,8 @@ pub fn multicast_receiver(interface: &str, index: u32, group: SocketAddr) -> io:
     Ok(socket)
 }
 
-/// Number of datagrams that were dropped because a socket's receive buffer was full, since the
-/// socket was created.
+/// Number of datagrams that the kernel dropped because the socket's receive buffer was full, since
+/// the socket was created.
 ///
 /// # Errors
 /// On kernels before 4.13.

@@ -1,4 +1,5 @@
-//! The identity of a network namespace. A separate module, because `lvsd` uses it too.
+//! The identity of a network namespace. A separate module, because `lvsd` uses it without the other
+//! modules.
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixDatagram;
@@ -9,7 +10,7 @@ use super::get_option;
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// The cookie of this thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14). The kernel never
-/// uses a cookie again, whereas the inode of a removed namespace soon belongs to another namespace.
+/// uses a cookie twice; an inode number, in contrast, is used again after a namespace was removed.
 /// `None` if the kernel has no cookies.
 pub fn cookie() -> Option<u64> {
     let socket = UnixDatagram::unbound().ok()?;

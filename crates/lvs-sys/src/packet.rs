@@ -1,4 +1,4 @@
-//! Packet sockets, and several messages in one system call.
+//! Packet sockets, and system calls that send or receive several messages.
 
 use std::fmt;
 use std::io;
@@ -37,14 +37,13 @@ const LOOPBACK: u32 = 5;
 /// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of linux/if_packet.h.
 const IGNORE_OUTGOING: u32 = 0x4000;
 
-/// The argument of `PACKET_FANOUT` for a group that is divided by a program of the classic packet
-/// filter.
+/// The value of `PACKET_FANOUT` for a group whose packets a classic BPF program divides.
 fn fanout(id: u16, flags: u16) -> i32 {
     let kind = libc::PACKET_FANOUT_CBPF | IGNORE_OUTGOING | u32::from(flags);
     (u32::from(id) | kind << 16).cast_signed()
 }
 
-/// Attaches a program of the classic packet filter to a socket.
+/// Attaches a classic BPF program to a socket.
 fn set_program(
     fd: RawFd,
     level: libc::c_int,
@@ -59,7 +58,7 @@ fn set_program(
     set_option(fd, level, option, &program)
 }
 
-/// Excludes from a socket the packets that this host itself sends to multicast groups.
+/// Makes the socket receive no multicast packets that this host sends.
 pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
     let program = [
         op(LOAD, 0, 0, ancillary(PACKET_TYPE)),
@@ -70,7 +69,7 @@ pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
     set_program(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// A classic packet filter that selects one of two sockets: it returns 1 for a packet that opens a
+/// A classic BPF program that selects one of two sockets: it returns 1 for a packet that opens a
 /// TCP connection, and 0 for all others.
 const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(LOAD_16, 0, 0, ancillary(PROTOCOL)),
@@ -101,26 +100,26 @@ const BEGINS_TCP: [libc::sock_filter; 20] = [
 /// Counters of a packet socket since the last read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketStats {
-    /// Number of frames that matched, including dropped ones.
+    /// Number of frames that the socket's filter accepted, including dropped ones.
     pub packets: u32,
-    /// Number of frames for which the receive buffer had no room.
+    /// Number of frames that were dropped because the receive buffer was full.
     pub drops: u32,
 }
 
-/// A raw packet socket bound to one interface, non-blocking, with virtio headers.
+/// A non-blocking raw packet socket for one interface, with virtio headers.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
 }
 
 impl PacketSocket {
-    /// A socket that does not receive yet.
+    /// A socket that does not receive before [`Self::bind`].
     ///
     /// # Errors
     /// `PermissionDenied` without `CAP_NET_RAW`.
     pub fn new() -> io::Result<Self> {
-        // Protocol 0 receives nothing: no frame of another interface slips in before `bind`.
-        // SAFETY: takes numbers only.
+        // With protocol 0, the socket receives nothing, so that it receives no frame of another
+        // interface before `bind`. SAFETY: takes numbers only.
         let fd = check(unsafe {
             libc::socket(
                 libc::AF_PACKET,
@@ -141,8 +140,8 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
 
-    /// Makes the interface receive frames for a group (`member`), or stops this. The kernel counts
-    /// the requests.
+    /// Makes the interface receive frames to the multicast address `group` (`member`), or ends
+    /// this. The kernel counts the requests for each group.
     ///
     /// # Errors
     /// If the interface does not exist.
@@ -194,7 +193,7 @@ impl PacketSocket {
         self.set_program(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
     }
 
-    /// Passes a program of the classic packet filter to the kernel, which checks and copies it.
+    /// Attaches a classic BPF program to the socket; the kernel checks and copies it.
     fn set_program(
         &self,
         level: libc::c_int,
@@ -204,7 +203,7 @@ impl PacketSocket {
         set_program(self.fd.as_raw_fd(), level, option, program)
     }
 
-    /// Divides the packets of the interface to which both sockets are bound: from now on `other`
+    /// Divides the packets of the interface to which both sockets are bound: from now on, `other`
     /// receives packets that open a TCP connection, and this socket all others. Neither receives
     /// frames that this host sends.
     ///
@@ -240,8 +239,8 @@ impl PacketSocket {
         self.set_packet_option(libc::PACKET_FANOUT, fanout(group, 0))
     }
 
-    /// Divides the received frames of a group by a program of the classic packet filter that
-    /// returns the number of a member. Any member may set it, any number of times.
+    /// Divides the received frames of the group by a classic BPF program that returns the number of
+    /// a member. Any member may call this, and repeatedly.
     ///
     /// # Errors
     /// If the program is invalid, or the socket is not a member.
@@ -343,7 +342,7 @@ impl PacketSocket {
                 &raw mut len,
             )
         })?;
-        // packet_notifier() sets it to -1 when the device is unregistered.
+        // The kernel's packet_notifier() sets it to -1 when the device is unregistered.
         Ok(u32::try_from(address.sll_ifindex).ok())
     }
 
@@ -401,7 +400,7 @@ pub struct Auxdata {
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_LEN]);
 
-/// The arrays behind `recvmmsg` and `sendmmsg`, allocated once.
+/// The arrays for `recvmmsg` and `sendmmsg`, which are allocated only once.
 pub struct MessageBatch {
     messages: Box<[libc::mmsghdr]>,
     vectors: Box<[[libc::iovec; 2]]>,
@@ -476,8 +475,8 @@ impl MessageBatch {
         Ok(usize::try_from(n).unwrap_or(0))
     }
 
-    /// For message `i` of the last [`Self::receive`]: its virtio header, its length without that
-    /// header, and the kernel's auxiliary data.
+    /// Message `i` of the last [`Self::receive`]: its virtio header, its length in bytes without
+    /// that header, and the kernel's metadata.
     pub fn received(&self, i: usize) -> (&[u8; VNET_HDR_LEN], usize, Auxdata) {
         let message = &self.messages[i];
         let len = usize::try_from(message.msg_len).unwrap_or(0);
@@ -523,9 +522,9 @@ impl MessageBatch {
         found
     }
 
-    /// Sends messages in order, each a virtio header and a frame, and at most as many as the batch
-    /// has slots. Returns the number of accepted messages. The header is separate, or at the
-    /// beginning of the bytes.
+    /// Sends messages in order, at most as many as the batch has slots. Each consists of a virtio
+    /// header and a frame; the header is given separately, or is at the beginning of the bytes.
+    /// Returns the number of messages that the kernel accepted.
     ///
     /// # Errors
     /// The kernel's error for the first message.
@@ -537,7 +536,6 @@ impl MessageBatch {
         let mut count = 0;
         for (i, (header, bytes)) in messages.take(self.messages.len()).enumerate() {
             let bytes = libc::iovec {
-                // The kernel only reads through it.
                 iov_base: bytes.as_ptr().cast_mut().cast(),
                 iov_len: bytes.len(),
             };
@@ -592,7 +590,6 @@ impl fmt::Debug for MessageBatch {
     }
 }
 
-/// The address of an interface for packet sockets.
 fn link_address(ifindex: u32, protocol: u16) -> io::Result<libc::sockaddr_ll> {
     let ifindex = i32::try_from(ifindex).map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
     Ok(libc::sockaddr_ll {

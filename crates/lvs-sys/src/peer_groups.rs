@@ -1,5 +1,5 @@
 //! The groups of the remote process of a Unix socket (`SO_PEERGROUPS`, unix(7)). A separate module,
-//! because `lvsd`, which contains no dataplane, uses it too.
+//! because `lvsd` uses it without the other modules.
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};

@@ -22,7 +22,7 @@ pub struct PeerCred {
 // SAFETY: a `repr(C)` struct of integers.
 unsafe impl Plain for libc::ucred {}
 
-/// The remote process of `socket` and its user.
+/// The remote process of `socket`, and its user.
 pub fn peer_cred(socket: &impl AsFd) -> io::Result<PeerCred> {
     let none = libc::ucred {
         pid: 0,
@@ -38,7 +38,8 @@ pub fn peer_cred(socket: &impl AsFd) -> io::Result<PeerCred> {
     })
 }
 
-/// The remote process of a socket, by a descriptor that stays valid when its id is reused.
+/// The remote process of a socket, identified by a descriptor, so that a reused process id causes
+/// no confusion.
 #[derive(Debug)]
 pub struct Process(Option<OwnedFd>);
 
@@ -71,7 +72,7 @@ impl Process {
         )
     }
 
-    /// Whether the process still runs, so that its id is not reused.
+    /// Whether the process is still running, so that its id cannot belong to another process.
     pub fn is_there(&self) -> bool {
         let Some(fd) = &self.0 else { return true };
         let mut ended = [PollFd::new(fd, PollFlags::IN)];
@@ -80,8 +81,8 @@ impl Process {
     }
 }
 
-/// Returns the number of the group `name` from the system's databases (getgrnam_r(3)); `None` if
-/// there is no such group.
+/// The group id of the group `name` in the system's databases (getgrnam_r(3)); `None` if there is
+/// no such group.
 ///
 /// # Errors
 /// If the databases cannot be read.

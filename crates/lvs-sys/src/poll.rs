@@ -1,4 +1,4 @@
-//! Waiting for descriptors.
+//! Waits until descriptors have input.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ pub struct EventFd {
 }
 
 impl EventFd {
-    /// A new counter at 0.
+    /// A counter with the value 0.
     ///
     /// # Errors
     /// If the process has no descriptors left.
@@ -24,8 +24,8 @@ impl EventFd {
         Ok(Self { fd })
     }
 
-    /// Wakes the thread that polls the counter. If the counter has its maximum, the thread is
-    /// already woken.
+    /// Wakes the thread that polls the counter. At its maximum, the counter stays unchanged, and
+    /// the thread is woken already.
     pub fn notify(&self) {
         let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
     }
@@ -44,9 +44,8 @@ impl AsFd for EventFd {
 
 /// Waits until one of several descriptors has input.
 ///
-/// The caller fills the set again for each wait, which costs a few stores and allocates memory only
-/// the first time: `clear`, `add` each descriptor, `wait`, call `is_ready` with the result of
-/// `add`.
+/// For each wait, the caller fills the set again, which allocates memory only the first time: it
+/// calls `clear`, `add` for each descriptor, `wait`, and then `is_ready` with the results of `add`.
 #[derive(Debug, Default)]
 pub struct Poller {
     fds: Vec<libc::pollfd>,

@@ -12,15 +12,15 @@ use super::{page_size, set_option};
 
 /// Length in bytes of the header of a slot, which only the kernel writes.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
-/// The status word of a slot that this process uses: it is neither 0 (the kernel's) nor
-/// `TP_STATUS_USER`.
+/// The status word of a slot while this process uses the slot; it differs from 0 (the kernel's
+/// slot) and from `TP_STATUS_USER`.
 const TAKEN: u32 = 1 << 30;
 
 /// The ring of one socket, in the order in which the kernel fills it.
 ///
 /// A frame that is longer than a slot is in the socket's queue, as without a ring; its slot
-/// contains at most its beginning, and marks its position. So slots need not be as long as the
-/// longest frame, and the order of frames is preserved.
+/// contains at most its beginning, and marks its position in the order of frames. Slots can
+/// therefore be shorter than the longest frame.
 #[derive(Debug)]
 pub struct PacketRing {
     arena: Arc<Arena>,
@@ -36,10 +36,11 @@ pub struct PacketRing {
 /// Size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Number of slots by which prefetching runs ahead of reading while frames are waiting.
+/// While frames are waiting, the slot that is this number of slots ahead of the next one is
+/// prefetched.
 const AHEAD: usize = 12;
 
-/// A frame in a ring, or the mark of a frame that is in the socket's queue.
+/// A frame in a ring, or a marker for a frame that is in the socket's queue.
 #[derive(Debug)]
 pub struct RingFrame {
     /// The slot without its header. When it is dropped, the slot belongs to the kernel again.
@@ -55,7 +56,7 @@ pub struct RingFrame {
     /// The VLAN tag that the kernel has removed from the frame: protocol identifier and tag control
     /// information.
     pub vlan: Option<(u16, u16)>,
-    /// Time of arrival in nanoseconds, for comparison with other frames.
+    /// Time of arrival in nanoseconds, for comparison with other frames of rings.
     pub at: u64,
 }
 
@@ -67,9 +68,10 @@ impl RingFrame {
 }
 
 impl PacketRing {
-    /// Gives a socket a ring of at least `slots` slots of `slot_len` bytes, a multiple of 16, with
-    /// `reserve` additional bytes before each frame. Call it before the socket is bound; the socket
-    /// must have virtio headers. After an error, the socket receives as before.
+    /// Creates the ring of a socket, with at least `slots` slots of `slot_len` bytes, which must be
+    /// a multiple of 16. In each slot, `reserve` bytes in front of the frame remain free. The
+    /// socket must have virtio headers, and must not be bound yet. After an error, the socket
+    /// receives as before.
     ///
     /// # Errors
     /// If the kernel has no such rings or no memory, or this process may not map them.
@@ -124,9 +126,9 @@ impl PacketRing {
         }
     }
 
-    /// Returns the number of complete rounds and the index of the next slot to read, and whether
-    /// the kernel owns this slot. A slot of the kernel contains no frame; if the ring is stuck, the
-    /// kernel never fills it.
+    /// The number of complete rounds, the index of the next slot to read, and whether the kernel
+    /// owns this slot. A slot of the kernel contains no frame; if the kernel no longer fills the
+    /// slot at this index, the ring is stuck.
     pub fn progress(&self) -> (u64, usize, bool) {
         let waits = self.arena.word(self.next).load(Ordering::Relaxed) == 0;
         (self.rounds, self.next, waits)
@@ -189,13 +191,12 @@ impl PacketRing {
     }
 
     /// Prefetches a slot that will be read soon: its header, and the headers of its frame. Another
-    /// processor has written them. Without the prefetch, the wait for these cache lines takes
-    /// longer than all other work on a small frame.
+    /// processor has written these cache lines; without the prefetch, this thread would wait for
+    /// them longer than all other work on a small frame takes.
     #[inline]
     fn read_ahead(&mut self) {
         self.streak += 1;
-        // There are few frames: the next slots belong to the kernel, which has to write there
-        // first.
+        // There are few frames: the kernel still has to write to the next slots.
         if self.streak < AHEAD {
             return;
         }
@@ -214,13 +215,12 @@ impl PacketRing {
         self.arena.slots()
     }
 
-    /// Number of slots whose frames wait to be read or are lent.
+    /// Number of slots that contain frames to be read, or are lent.
     pub fn filled(&self) -> usize {
         self.arena.lent()
     }
 }
 
-/// Removes the ring of a socket.
 fn without_ring(socket: &PacketSocket) -> io::Result<()> {
     let none = libc::tpacket_req {
         tp_block_size: 0,

@@ -1,15 +1,15 @@
-//! A filter of system calls (seccomp(2)) that refuses some and permits all other calls.
+//! A seccomp filter that refuses some system calls and permits all others (seccomp(2)).
 use std::io;
 
 use crate::classic::{IF_EQUAL, IF_NOT_LESS, LOAD, Op, RETURN, op};
 
-/// Treatment of calls by the conventions of another architecture (32-bit programs), whose numbers
-/// mean other calls.
+/// Action for system calls by the conventions of another architecture (32-bit programs), in which
+/// the numbers mean other calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// The calls are permitted.
+    /// The kernel executes them.
     Made,
-    /// The calls are refused.
+    /// The kernel refuses them.
     Refused,
 }
 
@@ -21,10 +21,10 @@ pub(crate) const ARCHITECTURE: Option<u32> = Some(0xc000_00b7);
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) const ARCHITECTURE: Option<u32> = None;
 
-/// Numbers with this bit are calls of x32, which has its own numbers.
+/// System call numbers with this bit are those of x32.
 const X32: u32 = 0x4000_0000;
 
-/// Offsets of the call's number and the architecture in `struct seccomp_data`.
+/// Offsets of the system call number and the architecture in `struct seccomp_data`.
 pub(crate) const NUMBER: u32 = 0;
 pub(crate) const ARCH: u32 = 4;
 
@@ -51,7 +51,7 @@ fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<Op> {
     ];
     let count = calls.len();
     for (index, call) in calls.iter().enumerate() {
-        // The jump skips the remaining numbers and the instruction after the last one.
+        // The jump skips the remaining comparisons and the instruction after the last one.
         let past = u8::try_from(count - index).unwrap_or(u8::MAX);
         all.push(op(
             IF_EQUAL,
@@ -101,7 +101,6 @@ mod tests {
     use super::*;
     use crate::classic::run;
 
-    /// The program's verdict about a system call.
     fn verdict(program: &[Op], arch: u32, number: u32) -> u32 {
         run(program, |offset| match offset {
             ARCH => arch,

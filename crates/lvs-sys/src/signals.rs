@@ -1,7 +1,7 @@
-//! Handling of signals, so that they do not end the process.
+//! Sets which signals end the process.
 
-/// Signals whose default action kills the process, although operators do not send them for this
-/// purpose: a closed terminal, timers, and signals that `killall` and logrotate send to make
+/// Signals whose default action is to kill the process, although operators do not send them for
+/// this purpose: a closed terminal, timers, and signals that `killall` and logrotate send to make
 /// programs reload.
 const SIGNALS: [libc::c_int; 12] = [
     libc::SIGHUP,
@@ -21,8 +21,8 @@ const SIGNALS: [libc::c_int; 12] = [
 /// Real-time signals, except for those that a C library reserves and refuses to change.
 const REAL_TIME: std::ops::RangeInclusive<libc::c_int> = 32..=64;
 
-/// The numbers of all signals that would kill a process that does not use them. The system may
-/// refuse to change some of them.
+/// Signals that by default kill a process that has no use for them. The system may refuse to change
+/// the action of some of them.
 pub fn harmless() -> impl Iterator<Item = i32> {
     SIGNALS.into_iter().chain(REAL_TIME)
 }
@@ -42,8 +42,8 @@ impl Ignored {
     }
 }
 
-/// Makes this process ignore signals that would kill it without an orderly stop: SIGHUP, SIGUSR1,
-/// SIGUSR2, SIGALRM and the like, and real-time signals. Programs that it starts ignore them, too.
+/// Makes this process, and programs that it starts, ignore signals that would kill it without an
+/// orderly stop: SIGHUP, SIGUSR1, SIGUSR2, SIGALRM and the like, and real-time signals.
 pub fn ignore_signals() -> Ignored {
     let ignore = |&signal: &i32| {
         // SAFETY: takes numbers; an ignored signal runs no handler. The kernel refuses a signal
@@ -54,9 +54,9 @@ pub fn ignore_signals() -> Ignored {
     Ignored(harmless().filter(ignore).collect())
 }
 
-/// Restores the default action of SIGHUP, SIGINT, SIGQUIT and SIGTERM. A process inherits ignored
-/// signals: `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT and SIGQUIT for
-/// its background processes.
+/// Restores the default action of SIGHUP, SIGINT, SIGQUIT and SIGTERM. The process may have
+/// inherited that it ignores them: `nohup` ignores SIGHUP, and a shell without job control ignores
+/// SIGINT and SIGQUIT for its background processes.
 pub fn restore_signals() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
         // SAFETY: takes numbers; the default action runs no handler.

@@ -1,4 +1,4 @@
-//! Scheduling settings that shorten the delay until a thread gets a processor.
+//! Scheduling settings that reduce the time until a thread gets a processor.
 
 use std::io;
 use std::time::Duration;
@@ -28,8 +28,8 @@ const _: () = assert!(size_of::<Attributes>() == LEN as usize);
 const SCHED_NORMAL: u32 = 0;
 const SCHED_FIFO: u32 = 1;
 
-/// Runs the calling thread with this nice value, in slices of this length (100 µs to 100 ms; Linux
-/// since 6.12, older kernels ignore it). A thread with shorter slices gets the same share of the
+/// Gives the calling thread this nice value and this length of time slices (100 µs to 100 ms;
+/// kernels before Linux 6.12 ignore it). A thread with shorter slices gets the same share of the
 /// processor, but with less delay: when it wakes up, it need not wait for the end of another
 /// thread's slice.
 ///
@@ -48,8 +48,8 @@ pub fn run_in_slices(nice: i32, slice: Duration) -> io::Result<()> {
     })
 }
 
-/// Runs the calling thread with real-time scheduling at the lowest real-time priority: before all
-/// ordinary threads, and until it waits.
+/// Gives the calling thread real-time scheduling at the lowest real-time priority: it runs before
+/// all ordinary threads, until it waits.
 ///
 /// # Errors
 /// Without CAP_SYS_NICE or `RLIMIT_RTPRIO`, in a control group without real-time scheduling, or if
@@ -82,13 +82,13 @@ fn set_attributes(attributes: &Attributes) -> io::Result<()> {
     Ok(())
 }
 
-/// Processor time of the calling thread.
+/// Processor time that the calling thread has used.
 pub fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// The processors that the calling thread may run on.
+/// The processors on which the calling thread may run.
 pub fn permitted_cpus() -> Vec<usize> {
     let permitted = rustix::thread::sched_getaffinity(None);
     let permitted = permitted.ok();

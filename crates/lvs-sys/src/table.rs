@@ -26,7 +26,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps memory for `words` words, which begin at the boundary of a large page.
+    /// Maps memory for `words` words; the first word is at the boundary of a large page.
     fn new(words: usize) -> io::Result<Self> {
         let len = words.checked_mul(size_of::<AtomicU64>());
         let len = len.and_then(|len| len.checked_add(LARGE));
@@ -36,7 +36,6 @@ impl Mapping {
         Ok(Self { memory, len })
     }
 
-    /// The first word.
     fn start(&self) -> NonNull<u8> {
         let offset = self.memory.as_ptr().align_offset(LARGE);
         // SAFETY: the mapping is a large page longer than its words, so the first boundary lies
@@ -50,8 +49,6 @@ impl Mapping {
         let _ = self.madvise(0, self.len - LARGE, libc::MADV_HUGEPAGE);
     }
 
-    /// Passes advice on `len` bytes from `offset` on to the kernel. The advice must not change the
-    /// content.
     fn madvise(&self, offset: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
         debug_assert!(offset + len <= self.len - LARGE, "within the words");
         // SAFETY: the range lies within the mapping, and the advice does not change its content.
@@ -62,7 +59,7 @@ impl Mapping {
         check(done).map(drop)
     }
 
-    /// Returns how many small pages of the `len` bytes from `offset` on are in use.
+    /// Number of small pages in use, of the `len` bytes from `offset` on.
     fn used(&self, offset: usize, len: usize) -> io::Result<usize> {
         debug_assert!(offset + len <= self.len - LARGE, "within the words");
         let mut pages = vec![0_u8; len.div_ceil(page_size())];
@@ -76,16 +73,17 @@ impl Mapping {
     }
 }
 
-/// The pages of a connection table, which are replaced by large pages when enough of them are used.
+/// The memory of a connection table, whose pages can be replaced by large pages.
 #[derive(Debug)]
 pub struct TablePages {
     mappings: Vec<Arc<Mapping>>,
 }
 
 impl TablePages {
-    /// Converts each 2 MiB of memory of which half or more is used to a large page, and returns the
-    /// number of converted pages. Look-ups then cause fewer TLB misses, for little more memory.
-    /// `pause` is called after each page; during a conversion, look-ups wait for the copy of 2 MiB.
+    /// Replaces the small pages of each 2 MiB of memory by a large page, if at least half of them
+    /// are used, and returns the number of new large pages. Look-ups then cause fewer TLB misses,
+    /// for little more memory. Look-ups wait while the kernel copies 2 MiB; `pause` is called after
+    /// each large page.
     ///
     /// # Errors
     /// If the kernel has no large pages, or cannot convert pages on request (before Linux 6.1).
@@ -178,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Most large pages of a table of 50,000 connections have used parts.
+    /// At least half of most large pages of this table of 50,000 connections is used.
     #[test]
     fn table_pages_become_large_when_used() {
         use core::sync::atomic::Ordering::Relaxed;

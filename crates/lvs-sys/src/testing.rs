@@ -1,9 +1,9 @@
-//! Marking a test as not run because this host cannot run it.
+//! Ends a test as "not run", because this host does not permit an operation that the test needs.
 
 /// Ends the calling test as not run, because the host does not permit an operation that it needs.
 ///
-/// The runner of `make test` lists it as not run. `cargo test` has no such result: there the test
-/// fails.
+/// The runner of `make test` lists it as not run. `cargo test` has no such result, and reports a
+/// failure.
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! A TUN device's descriptor.
+//! TUN devices.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -14,16 +14,17 @@ pub struct TunDevice {
     file: File,
 }
 
-/// Offloads that the reader of the device handles itself: checksums, and TCP super-packets of both
-/// families, with ECN. `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
+/// Work that the reader of the device does itself: checksums, and TCP super-packets over IPv4 and
+/// IPv6, also with ECN. `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 
-/// Minimum number of a device's descriptor. When a process is killed, the kernel closes the
-/// descriptor with the highest number first. The usual limit is 1,024.
+/// The device's descriptor gets a number from this one on. The kernel closes the descriptors of a
+/// killed process from the highest number down, and routes over the device must disappear first.
+/// The usual limit is 1,024.
 const LAST: i32 = 1000;
 
 impl TunDevice {
-    /// Creates the device `name`, which exists as long as the descriptor.
+    /// Creates the device `name`, which exists until its last descriptor is closed.
     ///
     /// # Errors
     /// `NotFound` without `/dev/net/tun`, `PermissionDenied` without `CAP_NET_ADMIN`,
@@ -32,7 +33,7 @@ impl TunDevice {
         Self::open(name, libc::IFF_TUN)
     }
 
-    /// As [`create`](Self::create), with Ethernet frames (TAP) instead of bare IP packets.
+    /// As [`create`](Self::create), with Ethernet frames (TAP) instead of IP packets.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -40,7 +41,7 @@ impl TunDevice {
         Self::open(name, libc::IFF_TAP)
     }
 
-    /// Returns the device of a descriptor that another process has opened.
+    /// The device of a descriptor that another process has opened and passed to this one.
     pub fn of(descriptor: OwnedFd) -> Self {
         Self {
             file: descriptor.into(),

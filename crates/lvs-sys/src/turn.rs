@@ -1,20 +1,21 @@
-//! Reinjection: frames that leave an interface with a certain mark arrive on the same interface
-//! instead.
+//! Reinjection of frames: a BPF program makes frames that are sent on an interface with a certain
+//! mark arrive on the same interface instead.
 //!
-//! The program can be removed, or an earlier program can decide about the frame. The frame is then
-//! sent, and must cause no harm: its source is the interface's own link-layer address, so that
-//! switches learn the correct port. Its destination is the original source with one bit changed, an
-//! address that no host has. The program exchanges the addresses and changes the bit back.
+//! If another process removes the program, or another program runs before it, the frame is really
+//! sent, and must cause no harm. Its source is therefore the interface's own link-layer address, so
+//! that switches learn the correct port. Its destination is the original source with one bit
+//! changed, an address that no host has. The program exchanges the addresses and changes the bit
+//! back.
 
 use std::io;
 
 use super::bpf::{Instruction, Program, ProgramKind, ProgramLink};
 
-/// The loaded program. It exists as long as this value or one of its [`TurnedBack`]s.
+/// The loaded program, which can be attached to interfaces. It stays loaded as long as this value
+/// or one of its [`TurnedBack`]s exists.
 #[derive(Debug)]
 pub struct TurnBack {
     program: Program,
-    /// The kernel's number of the program.
     id: u32,
     mark: u32,
 }
@@ -22,8 +23,8 @@ pub struct TurnBack {
 /// The bit of a link-layer address that marks it as locally administered, in its first byte.
 const LOCAL: u8 = 0x02;
 
-/// Changes a received frame to the form in which it is sent with the mark; the program restores the
-/// received frame from this form.
+/// Changes a received frame to the form in which it is sent for reinjection; the program changes it
+/// back.
 pub fn turned(frame: &mut [u8]) {
     if let Some((addresses, _)) = frame.split_first_chunk_mut::<12>() {
         addresses.rotate_left(6);
@@ -31,8 +32,8 @@ pub fn turned(frame: &mut [u8]) {
     }
 }
 
-/// The program at the egress of one interface. It is detached when this value is dropped, or with
-/// the interface.
+/// The program, attached to the egress of one interface. It is detached when this value is dropped,
+/// or the interface is removed.
 #[derive(Debug)]
 pub struct TurnedBack {
     _link: ProgramLink,
@@ -112,7 +113,8 @@ impl TurnBack {
         self.mark
     }
 
-    /// Attaches the program to the egress of an interface, before all `tc` filters.
+    /// Attaches the program to the egress of an interface, before all other BPF programs and `tc`
+    /// filters.
     ///
     /// # Errors
     /// If the interface does not exist, or the kernel has no tcx (Linux 6.6).
@@ -121,8 +123,8 @@ impl TurnBack {
         Ok(TurnedBack { _link: link })
     }
 
-    /// Whether the program is attached to the egress of an interface, and is the first program of
-    /// this egress: an earlier program may drop frames.
+    /// Whether the program is attached to the egress of an interface, as its first program; an
+    /// earlier program could drop frames.
     ///
     /// # Errors
     /// If the interface does not exist, or the kernel does not report its programs.
@@ -135,7 +137,7 @@ impl TurnBack {
 mod tests {
     use super::*;
 
-    /// If the program does not restore the frame, no host accepts the sent frame, and no switch
+    /// If the program does not run, and the frame is really sent, no host accepts it, and no switch
     /// learns a wrong port from it.
     #[test]
     fn turned_frame_has_swapped_and_marked_addresses() {

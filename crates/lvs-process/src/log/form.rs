@@ -1,5 +1,5 @@
-//! Format of a log line: time, level and program; for the journal, a preceding priority; or a JSON
-//! object.
+//! The format of log lines: time, level and program, preceded by a priority for the journal; or a
+//! JSON object.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -15,17 +15,16 @@ use tracing_subscriber::registry::LookupSpan;
 use super::journal::{Fields, priority};
 use super::json;
 
-/// The shape of all lines of a program.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Form {
-    /// Whether standard error is the journal: lines begin with a priority, and have no time,
-    /// because the journal adds one.
+    /// Whether the journal reads standard error: lines then begin with a priority, and have no
+    /// time, because the journal adds the time.
     pub(super) journal: bool,
     /// Whether the journal receives fields of events in addition to the text.
     pub(super) fields: bool,
     /// Whether the lines contain ANSI colours.
     pub(super) ansi: bool,
-    /// Mark of this program's lines in a shared standard error.
+    /// A mark in front of this program's lines, if other programs write to the same standard error.
     pub(super) mark: Option<&'static str>,
     /// The name of this program, if each line is a JSON object that contains it.
     pub(super) json: Option<&'static str>,
@@ -44,7 +43,7 @@ impl Form {
         }
     }
 
-    /// Formats a line that the log module itself writes.
+    /// Formats a line of the log module itself.
     pub(super) fn own_line(&self, level: Level, text: &str) -> String {
         if let Some(program) = self.json {
             return json::line(program, level, text, &[]);
@@ -122,9 +121,8 @@ const fn colour(level: Level) -> u8 {
     }
 }
 
-/// Whether `stream` is the journal: `JOURNAL_STREAM` names its device and inode (systemd.exec(5)).
-/// A program that was started from a service with its standard error elsewhere has the variable,
-/// too.
+/// Whether the journal reads `stream`: `JOURNAL_STREAM` contains the device and inode of its stream
+/// (systemd.exec(5)). A program also inherits the variable if its standard error was redirected.
 pub(super) fn is_journal(stream: &impl AsFd, variable: Option<&str>) -> bool {
     let stat = || -> io::Result<(u64, u64)> {
         let file = std::fs::File::from(stream.as_fd().try_clone_to_owned()?);

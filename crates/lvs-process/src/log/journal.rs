@@ -11,7 +11,6 @@ use tracing::field::{Field, Visit};
 
 use super::message_ids::message_id;
 
-/// The socket of the journal.
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 
 /// Separates the fields before a line from each other and from the line.
@@ -30,7 +29,6 @@ const FIELDS: [(&str, &str); 4] = [
 /// Name of the field with the kind of the event, which is not part of the text.
 pub(super) const EVENT: &str = "event";
 
-/// The socket to the journal.
 #[derive(Debug)]
 pub(super) struct Journal {
     socket: UnixDatagram,
@@ -39,7 +37,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// A sender to the socket at `path`; `identifier` names this program in the records.
+    /// Sends to the socket at `path`. `identifier` is this program's name in the records.
     pub(super) fn at(path: &Path, identifier: String) -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
         // The socket may be missing, or may refuse this process.
@@ -75,7 +73,7 @@ impl Journal {
     }
 }
 
-/// Adds a field; a value of several lines is preceded by its length.
+/// Adds a field to a record. A value of several lines is preceded by its length.
 fn put(record: &mut Vec<u8>, name: &str, value: &str) {
     record.extend_from_slice(name.as_bytes());
     if value.contains('\n') {
@@ -88,7 +86,7 @@ fn put(record: &mut Vec<u8>, name: &str, value: &str) {
     record.push(b'\n');
 }
 
-/// The priority of syslog(3), in the prefix of sd-daemon(3).
+/// The priority for a level: as in syslog(3), and in the line prefix of sd-daemon(3).
 pub(super) const fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -98,12 +96,12 @@ pub(super) const fn priority(level: Level) -> u8 {
     }
 }
 
-/// Collects the fields of an event that precede its line.
+/// Collects the journal fields of an event, which are put in front of its line.
 #[derive(Debug, Default)]
 pub(super) struct Fields(String);
 
 impl Fields {
-    /// The prefix with the fields; empty without fields.
+    /// The fields as the prefix of a line; empty without fields.
     pub(super) fn front(mut self) -> String {
         if !self.0.is_empty() {
             self.0.push(MARK);
@@ -136,7 +134,7 @@ impl Visit for Fields {
     }
 }
 
-/// The fields in the prefix of a line, and the line without the prefix.
+/// Splits a line into the fields in its prefix and the rest.
 pub(super) fn parts(line: &str) -> (impl Iterator<Item = (&str, &str)>, &str) {
     const END: &str = "\x1e\x1e";
     let (front, text) = match line.starts_with(MARK) {

@@ -1,4 +1,4 @@
-//! Lines of the log as JSON objects, for programs that collect logs of containers.
+//! Log lines as JSON objects, for programs that collect the logs of containers.
 
 use std::fmt::{self, Write as _};
 
@@ -8,8 +8,8 @@ use tracing::field::{Field, Visit};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-/// Maximum length of a value in bytes: a line with two such values fits into the queue even if
-/// every byte is escaped.
+/// Maximum length of a value in bytes: a line with two values of this length fits into the queue,
+/// even if every byte must be escaped.
 const VALUE_MAX: usize = 1200;
 
 /// Collects the fields of an event.
@@ -20,7 +20,7 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// The event as a line.
+    /// The event as a JSON line.
     pub(super) fn line(&self, program: &str, level: Level) -> String {
         line(program, level, &self.message, &self.others)
     }
@@ -59,7 +59,7 @@ impl Visit for Fields {
     }
 }
 
-/// A line with these fields after time, level, program and message. Long values are cut off.
+/// A JSON line: time, level, program and message, then `fields`. Long values are shortened.
 pub(super) fn line(
     program: &str,
     level: Level,

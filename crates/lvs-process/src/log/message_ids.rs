@@ -1,5 +1,5 @@
-//! Identifiers of events in the journal (`MESSAGE_ID=`, sd_id128_get_machine(3)): random numbers
-//! that were drawn once. They stay the same when the text of a message changes.
+//! Identifiers of events in the journal (`MESSAGE_ID=`, systemd.journal-fields(7)): constant random
+//! numbers, which stay the same if the text of a message changes.
 
 /// Each event of `lvsd` that has a record in the journal, and the identifier of the event.
 pub const MESSAGE_IDS: &[(&str, &str)] = &[

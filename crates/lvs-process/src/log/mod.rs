@@ -1,10 +1,11 @@
 //! Logs of the programs: best effort, so that no packet, call or health check ever waits for the
 //! reader of a log.
 //!
-//! Lines go into a bounded queue, and one thread writes them to standard error. A reader that is
-//! slow, stopped or gone, or a full disk, loses lines and has no other effect. The number of lost
-//! lines is logged as soon as writing works again. Panics use the same queue, because the ordinary
-//! hook waits for standard error, and a program that is to end by a panic must not hang in it.
+//! Lines go into a bounded queue, and one thread writes them to standard error. If the reader is
+//! slow, is stopped or has exited, or the disk is full, lines are lost, without any other effect.
+//! The number of lost lines is logged as soon as writing works again. Messages of panics use the
+//! same queue: the default hook would wait for standard error, so that a panicking program could
+//! hang.
 
 mod form;
 mod journal;
@@ -30,10 +31,9 @@ use self::journal::Journal;
 pub use self::message_ids::MESSAGE_IDS;
 use self::queue::Queue;
 
-/// Longest wait for the last log lines at the end of a program.
+/// Maximum time for which the end of a program waits until the last log lines are written.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
-/// The log of this process, once it is set up.
 static LOG: OnceLock<Log> = OnceLock::new();
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Drop for Guard {
     }
 }
 
-/// The format of the lines.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// Text for operators and the journal.
@@ -105,9 +105,9 @@ impl fmt::Display for Format {
     }
 }
 
-/// Sends the events of `tracing` that pass `filter`, the panics, and the messages of [`say`] to
-/// standard error. `mark` distinguishes this program's lines from those of other programs with the
-/// same standard error; lines in JSON have the name `program` instead.
+/// Writes the events of `tracing` that pass `filter`, messages of panics, and the messages of
+/// [`say`] to standard error. `mark` distinguishes this program's lines from those of other
+/// programs with the same standard error; lines in JSON have the name `program` instead.
 ///
 /// # Errors
 /// No thread can be started, or the log is already set up.
@@ -131,7 +131,7 @@ pub fn start(
         mark,
         json,
     };
-    // A descriptor of its own: the lock of `io::stderr` would be held while a write hangs.
+    // A separate descriptor: a write that hangs would otherwise hold the lock of `io::stderr`.
     let out = File::from(stderr.as_fd().try_clone_to_owned()?);
     let queue = Arc::new(Queue::start(out, form, native)?);
     let log = Log {
@@ -152,8 +152,8 @@ pub fn start(
     Ok(Guard(()))
 }
 
-/// Formats a field of a line: the text first and unquoted, other fields by name, and no fields that
-/// only the journal receives.
+/// Formats a field of an event: the message without name and quotes, other fields with their names.
+/// Fields that only the journal receives are omitted.
 fn plain(out: &mut fmt_format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     match field.name() {
         journal::EVENT => Ok(()),
@@ -170,7 +170,7 @@ pub fn format() -> Option<Format> {
     })
 }
 
-/// Prints a message to the user who started the program: through the log once it is set up, and
+/// Prints a message for the user who started the program: through the log if it is set up, and
 /// directly to standard error before. A message that cannot be written is lost. Except in JSON, the
 /// message is printed unchanged, and only the journal receives `level`.
 pub fn say(level: Level, text: fmt::Arguments<'_>) {
@@ -188,7 +188,7 @@ pub fn say(level: Level, text: fmt::Arguments<'_>) {
     }
 }
 
-/// Returns the name of this program in the journal: the name with which it was started.
+/// This program's name in the journal: the one with which it was started.
 fn identifier() -> String {
     let name = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&name).file_name().unwrap_or_default();
@@ -237,7 +237,7 @@ impl<'a> MakeWriter<'a> for Lines {
 }
 
 impl Write for Line<'_> {
-    /// Queues a complete event, which `tracing` writes in one call.
+    /// Queues an event; `tracing` writes each event in one call.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.queue.push(self.level, &String::from_utf8_lossy(bytes));
         Ok(bytes.len())
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn stopped_log_reader_loses_lines_only() {
-        // The queue has a mebibyte or 4,096 lines, and the pipe has its own buffer.
+        // The queue contains at most a mebibyte or 4,096 lines, and the pipe has a buffer, too.
         reader_stops(1000, (1000, 1200));
         reader_stops(100, (4096, 5000));
     }
@@ -321,7 +321,7 @@ mod tests {
         assert!((least..most).contains(&whole.len()), "{}", whole.len());
     }
 
-    /// A writer that refuses the given number of first writes.
+    /// A writer of which the given number of first writes fail.
     struct Full(usize, io::PipeWriter);
 
     impl Write for Full {

@@ -20,9 +20,9 @@ const BYTES_MAX: usize = 1 << 20;
 const LINE_MAX: usize = 16 << 10;
 /// Mark at the end of a truncated line.
 const CUT: &str = " [...]";
-/// Interval of attempts to log the number of lost lines.
+/// Interval between two attempts to log the number of lost lines.
 const RETRY: Duration = Duration::from_secs(1);
-/// Pause before the next attempt on a non-blocking descriptor.
+/// Pause before the next attempt to write to a non-blocking descriptor.
 const POLL: Duration = Duration::from_millis(10);
 
 enum Message {
@@ -36,7 +36,7 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-/// A queue of lines that never blocks; it counts the lines that do not fit.
+/// A queue of lines. A push never blocks; lines that do not fit are lost and counted.
 #[derive(Debug)]
 pub(super) struct Queue {
     sender: SyncSender<Message>,
@@ -51,8 +51,8 @@ struct Shared {
 }
 
 impl Queue {
-    /// Starts the thread that sends to the journal, and writes to `out` the records that the
-    /// journal does not accept.
+    /// Starts the thread that sends lines to the journal. Lines that the journal does not accept
+    /// are written to `out`.
     pub(super) fn start(
         out: impl Write + Send + 'static,
         form: Form,
@@ -78,7 +78,7 @@ impl Queue {
         })
     }
 
-    /// Queues a text, which may have several lines. It is lost if too many lines already wait.
+    /// Queues a text of one or more lines. It is lost if the queue is full.
     pub(super) fn push(&self, level: Level, text: &str) {
         let text = text.strip_suffix('\n').unwrap_or(text);
         let text = match text.len() {
@@ -91,8 +91,8 @@ impl Queue {
         };
         let len = text.len();
         let before = self.shared.bytes.fetch_add(len, Ordering::AcqRel);
-        // This never waits: it tries once, and no system call except a wake-up runs under the lock
-        // of the channel.
+        // This never waits: it tries once, and the only system call under the channel's lock is a
+        // wake-up.
         let lost = self.shared.lost.swap(0, Ordering::AcqRel);
         let sent = before.saturating_add(len) <= BYTES_MAX
             && self
@@ -105,9 +105,9 @@ impl Queue {
         }
     }
 
-    /// Waits until the queued lines are written, but no longer than `limit`.
+    /// Waits until the queued lines are written, at most `limit`.
     pub(super) fn flush(&self, limit: Duration) {
-        // The writer itself cannot wait for the writer.
+        // The writing thread itself cannot wait: it would wait for itself.
         if thread::current().id() == self.writer {
             return;
         }
@@ -134,7 +134,7 @@ struct Writer<W> {
     journal: Option<Journal>,
     /// Number of lost lines that were not reported yet.
     lost: u64,
-    /// Whether the last write ended within a line.
+    /// Whether the last write ended in the middle of a line.
     torn: bool,
     shared: Arc<Shared>,
 }
@@ -215,8 +215,8 @@ impl<W: Write> Writer<W> {
                     bytes = &bytes[count..];
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Another process has made the shared description non-blocking. This thread may
-                // wait; it is the only one that does.
+                // Another process has made the shared file description non-blocking. Only this
+                // thread may wait.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(POLL),
                 Err(_) => return false,
             }

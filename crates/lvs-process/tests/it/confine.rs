@@ -47,7 +47,7 @@ fn sandboxed_dataplane_writes_only_to_its_directories_and_starts_no_program() {
         assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"));
     }
     assert_eq!(done.by.len() + done.not_by.len(), 2, "{done}");
-    // The system calls of a dataplane.
+    // System calls that a dataplane still needs.
     assert_eq!(fs::read_to_string(&read).expect("readable"), "read");
     fs::write(own.path().join("lock"), "").expect("its own directory");
     UnixListener::bind(own.path().join("x.sock")).expect("its socket");

@@ -1,4 +1,5 @@
-//! Tests of the privileges that `lvsd` drops, and of those that the programs of its checks keep.
+//! Tests that `lvsd` drops its privileges, and that the programs of its checks keep those that they
+//! need.
 
 use std::process::Command;
 

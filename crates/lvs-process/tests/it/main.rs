@@ -1,10 +1,10 @@
-//! The integration tests of the sandbox, in one executable.
+//! The integration tests of the crate, in one executable.
 
 mod confine;
 mod confine_daemon;
 
 /// Runs a test that drops privileges in a separate process, and checks that it passes there.
-/// Returns false in the separate process.
+/// Returns false in that process, which must then execute the test.
 fn ran_alone(test: &str) -> bool {
     const ALONE: &str = "LVS_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {

@@ -18,7 +18,7 @@ use super::{Program, number, pin, pinned, short_name};
 use crate::attached::{self, call, descriptor};
 use crate::map_memory;
 
-/// The used attributes of `BPF_MAP_CREATE` (the first fields of `bpf_attr`).
+/// Attributes of `BPF_MAP_CREATE` (the first fields of `bpf_attr`).
 #[repr(C)]
 struct CreateMap {
     kind: u32,
@@ -31,7 +31,6 @@ struct CreateMap {
     name: [u8; 16],
 }
 
-/// Attributes of `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM`.
 #[repr(C)]
 struct Element {
     map: u32,
@@ -61,7 +60,6 @@ const BPF_F_MMAPABLE: u32 = 1 << 10;
 pub struct Map(OwnedFd);
 
 impl Map {
-    /// Creates a map with the given number of entries, and the given sizes of keys and values.
     fn new(
         name: &str,
         kind: u32,
@@ -84,8 +82,8 @@ impl Map {
         unsafe { descriptor(BPF_MAP_CREATE, &mut request) }.map(Self)
     }
 
-    /// The pinned map of this kind at a path, the lengths of its keys and values, and its maximum
-    /// number of entries.
+    /// Opens the map that is pinned at a path, if it is of this kind. Returns the length of its
+    /// keys, the length of its values, and its maximum number of entries as well.
     fn pinned(path: &Path, kind: u32) -> io::Result<(Self, [u32; 3])> {
         let fd = pinned(path)?;
         // `type`, `id`, `key_size`, `value_size` and `max_entries` of `bpf_map_info`.
@@ -100,12 +98,15 @@ impl Map {
     /// Pins the map under a name in a BPF file system, so that it remains after this process exits.
     ///
     /// # Errors
+    /// Pins the map to a path in a BPF file system, so that it remains after this process exits.
+    ///
+    /// # Errors
     /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.0, path)
     }
 
-    /// The number of its descriptor, for the instructions of a program.
+    /// The map's descriptor, which a program's instructions contain.
     pub fn number(&self) -> i32 {
         self.0.as_raw_fd()
     }
@@ -138,8 +139,9 @@ impl SharedArray {
         Self::map(map, 0, words * entries as usize)
     }
 
-    /// A part of a memory file that begins at a page. Other processes map the file as well. It must
-    /// be [sealed](seal): access to a page beyond the end of a shortened file kills the process.
+    /// Maps a part of a memory file, from the page at `offset` on. Other processes map the file as
+    /// well. It must be [sealed](seal): access to a page beyond the end of a shortened file kills
+    /// the process.
     ///
     /// # Errors
     /// If the file cannot be mapped, can become shorter, or is too short.
@@ -161,7 +163,7 @@ impl SharedArray {
         Self::map(Map(file.try_clone()?.into()), offset, words)
     }
 
-    /// Opens the array that was pinned under this name and has at least `words` words.
+    /// Opens the array that is pinned at this path, and has at least `words` words.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another map.
@@ -170,7 +172,7 @@ impl SharedArray {
         Self::map(map, 0, words)
     }
 
-    /// The array that is pinned under this name, with its length.
+    /// Opens the array that is pinned at this path, with all of its words.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is a map of another kind.
@@ -179,8 +181,7 @@ impl SharedArray {
         Self::map(map, 0, words)
     }
 
-    /// Maps a descriptor: of a BPF array, or of a memory file that is long enough and cannot become
-    /// shorter.
+    /// Maps a BPF array, or a memory file that is long enough and cannot become shorter.
     fn map(map: Map, offset: u64, words: usize) -> io::Result<Self> {
         let offset = offset.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
         // All of the mapping exists as long as the value: the kernel refuses a mapping that is
@@ -231,8 +232,8 @@ fn pinned_array(path: &Path) -> io::Result<(Map, usize)> {
     Ok((map, words))
 }
 
-/// Fixes the length of a memory file, so that processes can map it safely: it can neither shrink
-/// nor grow, and no further seals, such as one against writes, can be added.
+/// Seals a memory file, so that processes can map it safely: its length cannot change, and no
+/// further seals (such as one against writes) can be added.
 ///
 /// # Errors
 /// If the file does not permit seals (`MFD_ALLOW_SEALING`).
@@ -255,7 +256,7 @@ impl PerCpuArray {
         Map::new(name, kind, [4, bytes], entries, 0, 0).map(Self)
     }
 
-    /// Opens the array that was pinned under this name.
+    /// Opens the array that is pinned at this path.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another map.
@@ -273,10 +274,9 @@ impl Deref for PerCpuArray {
     }
 }
 
-/// Keys and their values.
 type Entries<const KEY: usize, const VALUE: usize> = Vec<([u64; KEY], [u64; VALUE])>;
 
-/// A map with values of `VALUE` words by keys of `KEY` words, for BPF programs. The kernel
+/// A map for BPF programs, with keys of `KEY` words and values of `VALUE` words. The kernel
 /// allocates an entry when it is inserted.
 #[derive(Debug)]
 pub struct SharedMap<const KEY: usize, const VALUE: usize>(Map);
@@ -294,7 +294,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         Map::new(name, kind, sizes, entries, BPF_F_NO_PREALLOC, 0).map(Self)
     }
 
-    /// The map that is pinned under this name.
+    /// Opens the map that is pinned at this path.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is a map of another kind.
@@ -361,7 +361,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         }
     }
 
-    /// Runs a command of bpf(2) on an element of the map.
+    /// Runs a command of bpf(2) on an entry of the map.
     ///
     /// # Safety
     /// `value` is the address of a value of the map if the command reads or writes one, or of a key
@@ -397,8 +397,8 @@ impl<const KEY: usize, const VALUE: usize> Deref for SharedMap<KEY, VALUE> {
 /// The kind of objects that a [`ReferenceMap`] refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Referents {
-    /// Programs for tail calls. The kernel empties the map when its last descriptor and its last
-    /// name are removed.
+    /// Programs, as destinations of tail calls. The kernel empties the map when its last descriptor
+    /// is closed and its last pin is removed.
     Programs,
     /// Inner maps.
     Maps,
@@ -416,7 +416,8 @@ impl Referents {
     }
 }
 
-/// An array of programs, maps or devices for BPF programs. Each entry can be empty.
+/// An array for BPF programs whose entries refer to programs, maps or devices. An entry can be
+/// empty.
 #[derive(Debug)]
 pub struct ReferenceMap(Map);
 
@@ -438,7 +439,7 @@ impl ReferenceMap {
         Map::new(name, kind, [4; 2], 1, 0, number(&like.0)).map(Self)
     }
 
-    /// The map that is pinned under this name.
+    /// Opens the map that is pinned at this path.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is a map of another kind.
@@ -449,7 +450,7 @@ impl ReferenceMap {
         }
     }
 
-    /// Sets the program that tail calls with this number continue with.
+    /// Sets the program that runs after a tail call with this number.
     ///
     /// # Errors
     /// If the map has no such number, or the program is of another kind than the programs that use
@@ -458,7 +459,7 @@ impl ReferenceMap {
         self.element(BPF_MAP_UPDATE_ELEM, entry, program.number())
     }
 
-    /// Sets the inner map. Waits until no program uses the previous inner map.
+    /// Sets the inner map, and waits until no program uses the previous one.
     ///
     /// # Errors
     /// If the map differs in kind or size from the map that was passed to
@@ -503,12 +504,12 @@ impl Deref for ReferenceMap {
     }
 }
 
-/// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide
-/// slots, their tags, and the overflow, which no program reads. Each array has a region of equal
-/// length for each of `tables` tables, and this is the memory of table `number`.
+/// Memory of a connection table in arrays that BPF programs read: narrow slots, their tags, wide
+/// slots, their tags; and the overflow, which no program reads. Each array contains the regions of
+/// `tables` tables, one after the other, and this is the memory of table `number`.
 ///
 /// # Errors
-/// If the regions are shorter than `layout` requires, or there is no such table.
+/// If a region is shorter than `layout` requires, or there is no such table.
 pub fn shared_table(
     layout: Layout,
     arrays: [Arc<SharedArray>; 5],

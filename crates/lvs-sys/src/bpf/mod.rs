@@ -1,9 +1,9 @@
-//! BPF by its system call: maps, which this process also maps into its memory, programs, links and
-//! pins.
+//! BPF through its system call: maps (which this process also maps into its memory), programs,
+//! links and pins.
 //!
-//! A loader crate would make the same calls. Its additional features (relocation against the
-//! kernel's types, maps described in BTF) are of no use here, because the programs read packets and
-//! our own maps only.
+//! A loader crate would make the same calls. Its other features (relocation against the kernel's
+//! types, maps described in BTF) have no use here, because the programs read only packets and the
+//! dataplane's own maps.
 
 mod maps;
 mod programs;
@@ -32,13 +32,12 @@ pub struct Instruction {
     pub code: u8,
     /// Destination register in the lower half, source register in the upper half.
     pub registers: u8,
-    /// Offset of a jump or of memory.
+    /// Offset of a jump or of a memory access.
     pub offset: i16,
     /// The immediate operand.
     pub immediate: i32,
 }
 
-/// Attributes of `BPF_OBJ_PIN` and `BPF_OBJ_GET`.
 #[repr(C)]
 struct Object {
     path: u64,
@@ -49,7 +48,7 @@ struct Object {
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 
-/// Ensures that a BPF file system is mounted at a directory.
+/// Mounts a BPF file system at a directory, unless there is one already.
 ///
 /// # Errors
 /// If there is none, and this process may not mount one (`CAP_SYS_ADMIN`).
@@ -73,8 +72,8 @@ pub fn mount_bpf(directory: &Path) -> io::Result<()> {
     super::check(done).map(drop)
 }
 
-/// Whether this process runs in the initial user namespace with the capabilities that BPF requires.
-/// Tests then fail if the kernel refuses BPF.
+/// Whether this process runs in the initial user namespace and has the capabilities that BPF
+/// requires. If so, a test fails if the kernel refuses BPF; otherwise it is not run.
 pub fn is_root_of_all() -> bool {
     // bpf(2) needs capabilities in the initial user namespace, which has this map of users.
     let all = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
@@ -94,7 +93,7 @@ pub fn monotonic() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Shortens a name to the form that tools show.
+/// The first bytes of a name, as long as the kernel permits for names of maps and programs.
 fn short_name(name: &str) -> [u8; 16] {
     let mut short = [0; 16];
     for (to, from) in short.iter_mut().take(15).zip(name.bytes()) {

@@ -8,7 +8,7 @@ use super::maps::{ReferenceMap, Referents};
 use super::{Instruction, number, pin, pinned, short_name};
 use crate::attached::{self, Place, call, descriptor};
 
-/// The used attributes of `BPF_PROG_LOAD`.
+/// Attributes of `BPF_PROG_LOAD` (its first fields).
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct LoadProgram {
@@ -26,7 +26,7 @@ struct LoadProgram {
     attach_type: u32,
 }
 
-/// The used attributes of `BPF_LINK_CREATE`, followed by the zeros that tcx requires.
+/// Attributes of `BPF_LINK_CREATE`, and the zeros behind them that tcx requires.
 #[repr(C)]
 struct CreateLink {
     program: u32,
@@ -36,7 +36,6 @@ struct CreateLink {
     rest: [u64; 6],
 }
 
-/// Attributes of `BPF_PROG_TEST_RUN`.
 #[repr(C)]
 struct TestRun {
     program: u32,
@@ -57,7 +56,6 @@ struct TestRun {
     unused: u32,
 }
 
-/// Attributes of `BPF_LINK_UPDATE`.
 #[repr(C)]
 struct UpdateLink {
     link: u32,
@@ -73,34 +71,32 @@ const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_PROG_TYPE_XDP: u32 = 6;
-/// `BPF_XDP` of `enum bpf_attach_type`.
 const BPF_XDP: u32 = 37;
 /// Native XDP only: the kernel refuses the program if the driver cannot run it.
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const BPF_F_BEFORE: u32 = 1 << 3;
-/// In the flags of a test run: the frame has a checksum of its whole content, as some network cards
-/// provide, and the kernel checks afterwards whether it is still right (Linux 6.16).
+/// For a test run: the network card has computed a checksum of the whole packet, and the kernel
+/// checks afterwards whether it is still correct (Linux 6.16).
 const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
-/// Size of the verifier's log in bytes.
+/// Size of the buffer for the verifier's log, in bytes.
 const LOG: usize = 1 << 20;
-/// Maximum number of attempts to load a program when signals interrupt the call.
+/// Maximum number of attempts to load a program, if signals interrupt the call.
 const ATTEMPTS: usize = 5;
 
 /// The hook for which a program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// A filter of a socket.
+    /// A filter for a socket.
     SocketFilter,
-    /// At the ingress of an interface (tcx, or a filter of `tc`).
+    /// A program for the ingress of an interface (tcx, or a filter of `tc`).
     Ingress,
-    /// At the egress of an interface.
+    /// A program for the egress of an interface.
     Egress,
-    /// In the driver, before the kernel allocates a socket buffer.
+    /// A program in the driver, which runs before the kernel allocates a socket buffer.
     Xdp,
 }
 
 impl ProgramKind {
-    /// The number of the hook in `enum bpf_attach_type`.
     const fn place(self) -> u32 {
         match self {
             Self::SocketFilter => 0,
@@ -118,8 +114,8 @@ pub struct Program {
     kind: ProgramKind,
 }
 
-/// An attached program of an interface. Unless it is pinned, it is detached when this value is
-/// dropped, when the interface is removed, or when the process ends.
+/// A program that is attached to an interface. Unless the link is pinned, the program is detached
+/// when this value is dropped, when the interface is removed, or when the process ends.
 #[derive(Debug)]
 pub struct ProgramLink {
     fd: OwnedFd,
@@ -170,8 +166,8 @@ impl Program {
             .map_err(|_| with_log(error, &log))
     }
 
-    /// Attaches the program at the ingress or egress of an interface, before all other BPF programs
-    /// and `tc` filters; or in its driver.
+    /// Attaches the program to the ingress or egress of an interface, before all other BPF programs
+    /// and `tc` filters; an XDP program to the driver.
     ///
     /// # Errors
     /// If the interface does not exist, or the kernel has no tcx (Linux 6.6); `EOPNOTSUPP` from a
@@ -201,8 +197,8 @@ impl Program {
         attached::id(&self.fd)
     }
 
-    /// Whether the program with number `id` is the first one at this attachment point of an
-    /// interface: an earlier program may drop frames.
+    /// Whether the program with number `id` is the first one at this hook of an interface; an
+    /// earlier program could drop frames.
     ///
     /// # Errors
     /// If the interface does not exist, or the kernel does not report its programs.
@@ -214,12 +210,12 @@ impl Program {
         Ok(attached::ids(ifindex, place)?.first() == Some(&id))
     }
 
-    /// Runs the program on a frame from `ifindex`; returns its verdict and the changed frame. A
-    /// GSO/GRO super-packet has segments of `segment` bytes; for other frames that is 0. With
-    /// `summed`, the frame has a checksum of the whole packet from the network card, and the
+    /// Runs the program on a frame from `ifindex`; returns its verdict and the changed frame.
+    /// `segment` is the size in bytes of the segments of a GSO/GRO super-packet, and 0 for other
+    /// frames. With `summed`, the network card has computed a checksum of the whole packet, and the
     /// program must keep it correct; otherwise the error is `EBADMSG`. Kernels before 6.16 do not
-    /// support that, and return `EINVAL`. A program of [`ProgramKind::Xdp`] receives the frame
-    /// unchanged from the loopback.
+    /// support this, and return `EINVAL`. For [`ProgramKind::Xdp`], the frame arrives on the
+    /// loopback interface; `ifindex` and `segment` have no effect.
     ///
     /// # Errors
     /// The kernel's error.
@@ -286,8 +282,8 @@ impl Program {
     }
 }
 
-/// A short program that calls a long one, for a socket whose limit is too low for the long one
-/// (`net.core.optmem_max`, 20 KiB in older kernels).
+/// A short program that calls a long one. It is attached to sockets, because some kernels permit
+/// only short programs there (`net.core.optmem_max`, 20 KiB in older kernels).
 #[derive(Debug)]
 pub struct Jump {
     program: Program,
@@ -295,7 +291,7 @@ pub struct Jump {
 }
 
 impl Jump {
-    /// Loads a short program that continues with `target`.
+    /// Loads a short program that tail-calls `target`.
     ///
     /// # Errors
     /// As [`Program::load`].
@@ -329,8 +325,8 @@ impl Jump {
 }
 
 impl ProgramLink {
-    /// Pins the link under a name in a BPF file system, so that the program stays attached after
-    /// this process exits.
+    /// Pins the link to a path in a BPF file system, so that the program stays attached after this
+    /// process exits.
     ///
     /// # Errors
     /// If the directory does not exist, or the name is in use.
@@ -338,7 +334,7 @@ impl ProgramLink {
         pin(&self.fd, path)
     }
 
-    /// The link that is pinned under this name.
+    /// Opens the link that is pinned at this path.
     ///
     /// # Errors
     /// `NotFound`.
@@ -347,7 +343,7 @@ impl ProgramLink {
         Ok(Self { fd })
     }
 
-    /// Replaces the attached program by this one; every frame is handled by one of them.
+    /// Replaces the attached program by this one. No frame passes without one of them.
     ///
     /// # Errors
     /// If the interface no longer exists (`ENOLINK`), or the link is of another kind.
@@ -363,8 +359,8 @@ impl ProgramLink {
     }
 }
 
-/// `BPF_PROG_LOAD`. The verifier stops with `EAGAIN` when a signal is pending for this thread.
-/// After the delivery of the signal, this function repeats the call.
+/// Loads a program (`BPF_PROG_LOAD`). The verifier stops with `EAGAIN` if a signal for this thread
+/// arrives; this function then calls it again.
 ///
 /// # Safety
 /// As [`call`].
@@ -388,8 +384,8 @@ fn with_log(error: io::Error, log: &[u8]) -> io::Error {
     const LINES: usize = 12;
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&log[..end]);
-    // Only programs that require this capability are refused with this text; a missing right to
-    // load programs has another error.
+    // The verifier refuses a program with this text if the process lacks a capability that this
+    // program needs. If the process may not load any program, the error has no such text.
     if text.contains("for !root") {
         let missing = "CAP_PERFMON is missing";
         return io::Error::new(io::ErrorKind::PermissionDenied, missing);
@@ -399,7 +395,7 @@ fn with_log(error: io::Error, log: &[u8]) -> io::Error {
         return error;
     }
     lines.reverse();
-    // The verifier returns an error number that has another meaning elsewhere.
+    // The verifier's error numbers usually mean something else.
     io::Error::new(
         io::ErrorKind::InvalidData,
         format!("{error}: {}", lines.join("; ")),

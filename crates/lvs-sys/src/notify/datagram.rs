@@ -1,4 +1,4 @@
-//! Datagrams with the kernel's metadata.
+//! Receives datagrams of netlink sockets with their metadata.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -6,10 +6,9 @@ use std::os::fd::{AsFd, AsRawFd};
 /// A datagram of a netlink socket, as `recvmsg` reports it.
 #[derive(Debug)]
 pub struct Received {
-    /// Result of the call: the length of the received part, or with `MSG_TRUNC` that of the whole
-    /// datagram.
+    /// Length in bytes of the received part; with `MSG_TRUNC`, of the whole datagram.
     pub length: usize,
-    /// The address of the sender (`struct sockaddr_nl`), up to the length that the kernel wrote.
+    /// Address of the sender (`struct sockaddr_nl`), as the kernel wrote it.
     pub sender: Vec<u8>,
     /// Number of bytes of ancillary data at the beginning of `control`.
     pub control: usize,
@@ -17,8 +16,8 @@ pub struct Received {
     pub flags: i32,
 }
 
-/// Receives a datagram without waiting. Descriptors in ancillary data are not possible with
-/// netlink.
+/// Receives a datagram without waiting. The ancillary data cannot contain descriptors, because
+/// netlink does not send any.
 ///
 /// # Errors
 /// Errors of `recvmsg`; `WouldBlock` if there is none.

@@ -1,9 +1,9 @@
-//! Starting a second process of this program that is not its child.
+//! Starts a second process of this program, which is not a child of the first one.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::{fs, io};
 
-/// The process in which [`detach`] returns.
+/// The process in which the call of [`detach`] has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The process that called [`detach`].
@@ -12,8 +12,8 @@ pub enum Side {
     Detached,
 }
 
-/// Signals that are sent to a process group or a whole service. The detached process ignores them,
-/// and exits when its work is done.
+/// Signals for whole process groups or services. The detached process ignores them, and exits when
+/// its work is done.
 const IGNORED: [libc::c_int; 5] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -22,10 +22,9 @@ const IGNORED: [libc::c_int; 5] = [
     libc::SIGPIPE,
 ];
 
-/// Starts a process that is not a child of this process, and returns in both processes. The new
-/// process has the descriptors 0 to 2 and `keep`; all others are closed in it, so that it keeps no
-/// pipe of the caller open. After the call, the new process must not use an object that owns
-/// another descriptor.
+/// Starts a process that is not a child of this process, and returns in both processes. In the new
+/// process, only the descriptors 0 to 2 and `keep` are open, so that it keeps no pipe of the caller
+/// open. The new process must not use any object that owns another descriptor.
 ///
 /// # Errors
 /// This process has several threads, or the limit of processes is reached.

@@ -1,8 +1,8 @@
 //! The seccomp filter that selects the system calls to report to the supervisor.
 //!
-//! The filter can read the arguments of a call, but not the memory of the program. So it selects
-//! calls by the numbers of descriptors: the supervisor places the sockets of generic netlink in a
-//! high range.
+//! The filter can read the arguments of a call, but not the memory of the program. It therefore
+//! selects calls by descriptor numbers: the supervisor gives the sockets of generic netlink high
+//! numbers.
 
 use std::ops::Range;
 
@@ -10,23 +10,23 @@ use super::Kind;
 use crate::classic::{IF_EQUAL, IF_NOT_LESS, JUMP, LOAD, Op, RETURN, op};
 use crate::seccomp::{ARCH, ARCHITECTURE, NUMBER};
 
-/// Numbers of options (`IP_VS_SO_*`) of the old interface, level `IPPROTO_IP`.
+/// The option numbers of the old IPVS interface (`IP_VS_SO_*`), at level `IPPROTO_IP`.
 pub const IPVS_OPTIONS: Range<u32> = 1152..1168;
 
-/// Ranges of descriptor numbers at which a program gets its generic netlink sockets.
+/// Ranges of descriptor numbers; a program's generic netlink sockets get numbers in these ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// Descriptor numbers at which system calls that send are reported.
+    /// For sockets whose system calls that send are reported.
     pub plain: Range<u32>,
-    /// Descriptor numbers, after those of `plain`, at which system calls that receive are also
-    /// reported.
+    /// For sockets whose system calls that receive are reported as well. This range follows
+    /// `plain`.
     pub strict: Range<u32>,
 }
 
 impl Places {
     /// Upper limit of the descriptor numbers: 1,024, because `select` accepts no larger numbers.
     const END: u32 = 1024;
-    /// Number of descriptor numbers for each kind.
+    /// Number of descriptor numbers in each range.
     const EACH: u32 = 32;
 
     /// Returns the highest possible ranges for a program that may have `limit` descriptors; `None`
@@ -43,7 +43,8 @@ impl Places {
     }
 }
 
-/// The low half of an argument: the kernel reads descriptors, levels and options as `int`.
+/// Offset of the lower half of an argument: the kernel reads descriptors, levels and options as
+/// `int`.
 const fn argument(index: u32) -> u32 {
     let low = if cfg!(target_endian = "big") { 4 } else { 0 };
     16 + 8 * index + low
@@ -52,7 +53,7 @@ const fn argument(index: u32) -> u32 {
 const ALLOW: Op = op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW);
 const NOTIFY: Op = op(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF);
 
-/// Reports a call if argument `index` is in `range`.
+/// Instructions that report the call if argument `index` is in `range`.
 fn in_range(index: u32, range: Range<u32>) -> [Op; 5] {
     [
         op(LOAD, 0, 0, argument(index)),
@@ -63,7 +64,7 @@ fn in_range(index: u32, range: Range<u32>) -> [Op; 5] {
     ]
 }
 
-/// Skips the next instruction, [`ALLOW`], unless argument `index` equals `value`.
+/// Instructions that skip the next one, [`ALLOW`], unless argument `index` equals `value`.
 fn equals(index: u32, value: u32) -> [Op; 3] {
     [
         op(LOAD, 0, 0, argument(index)),
@@ -72,8 +73,8 @@ fn equals(index: u32, value: u32) -> [Op; 3] {
     ]
 }
 
-/// Returns the filter; `None` for an architecture whose system call numbers are not known here.
-/// Calls by the conventions of another architecture (32-bit programs, x32) are never reported.
+/// The filter; `None` for an architecture whose system call numbers this module does not have. It
+/// never reports calls by the conventions of another architecture (32-bit programs, x32).
 pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
     let mut all = vec![
         op(LOAD, 0, 0, ARCH),
@@ -85,7 +86,7 @@ pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
         for (index, kind) in kinds.iter().enumerate() {
             let number = Kind::ALL.iter().find(|(of, _)| of == kind);
             let number = number.and_then(|(_, number)| u32::try_from(*number).ok());
-            // The jump skips the remaining numbers and the jump instruction.
+            // The jump skips the remaining comparisons and the jump instruction.
             let past = u8::try_from(kinds.len() - index).unwrap_or(u8::MAX);
             all.push(op(IF_EQUAL, past, 0, number.unwrap_or(u32::MAX)));
         }
@@ -160,7 +161,7 @@ mod tests {
                     expected,
                     "{kind:?} {fd}"
                 );
-                // The kernel ignores the upper half.
+                // The kernel ignores the upper half of the argument.
                 assert_eq!(noticed(kind, [fd | 7 << 32, 0, 0, 0, 0, 0]), expected);
             }
         }

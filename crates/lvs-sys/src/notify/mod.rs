@@ -1,5 +1,4 @@
-//! System calls of a program that another process answers (seccomp user notification), for
-//! `lvs-run`.
+//! Seccomp user notification, for `lvs-run`: a supervisor answers system calls of another program.
 //!
 //! The program installs a filter ([`install`]) and sends its [`Listener`] to the supervisor. The
 //! kernel then stops each thread that makes a selected call, and reports the call to the
@@ -20,7 +19,7 @@ pub use namespace::{NamespaceId, of_socket, owners};
 
 pub use super::netns::cookie_of_socket;
 
-/// The supervisor's descriptor of a filter: it receives the calls of all processes with this
+/// The supervisor's descriptor of a filter: it receives the calls of all processes that have this
 /// filter.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
@@ -28,7 +27,7 @@ pub struct Listener(OwnedFd);
 /// A system call that the kernel reported to the supervisor.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// The number of the notification.
+    /// The number of the notification, which the answer must repeat.
     pub id: u64,
     /// The calling thread's id in this process's PID namespace; 0 if this namespace does not
     /// contain the thread.
@@ -58,7 +57,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds of system calls with their numbers.
     const ALL: [(Self, libc::c_long); 9] = [
         (Self::Socket, libc::SYS_socket),
         (Self::Sendto, libc::SYS_sendto),
@@ -81,12 +79,12 @@ pub enum Answer {
     Value(i64),
     /// The call fails with this error number.
     Errno(i32),
-    /// The call needs no answer: it was answered before, or the caller has exited.
+    /// The supervisor has answered the call already, or the caller has exited.
     Sent,
 }
 
-/// Installs the filter in this thread and in all processes and threads that it starts. The
-/// capability CAP_SYS_ADMIN permits that without `no_new_privs`, so set-user-ID programs that they
+/// Installs the filter in this thread, and in all threads and processes that it starts from now on.
+/// With CAP_SYS_ADMIN, this does not require `no_new_privs`, so that set-user-ID programs that they
 /// start keep working.
 ///
 /// # Errors
@@ -119,7 +117,7 @@ pub fn install(places: &Places) -> io::Result<Listener> {
 }
 
 impl Listener {
-    /// Waits for the next call. Any number of threads may wait.
+    /// Waits for the next call; several threads may wait at the same time.
     ///
     /// # Errors
     /// `ENOENT` if the calling thread or all threads have exited; `EINTR`.
@@ -182,7 +180,7 @@ impl Listener {
         }
     }
 
-    /// Whether the caller still waits for the answer to this call. As long as it does, its thread
+    /// Whether the caller still waits for the answer to this call. While this is true, its thread
     /// id is not reused.
     pub fn is_valid(&self, id: u64) -> bool {
         // SAFETY: the pointer is to an integer of the type that this request reads.
@@ -195,11 +193,11 @@ impl Listener {
         }
     }
 
-    /// Copies `fd` to the descriptor number `place` of the caller, and returns that number from the
-    /// call.
+    /// Adds `fd` to the caller's descriptors, with the number `place`, and answers the call with
+    /// this number.
     ///
     /// # Errors
-    /// The caller has exited, or may not have a descriptor of this number.
+    /// The caller has exited, or its limit of descriptors is too low for this number.
     pub fn add(&self, id: u64, fd: &impl AsFd, place: u32, close_on_exec: bool) -> io::Result<()> {
         let source = fd.as_fd().as_raw_fd();
         let flags = libc::SECCOMP_ADDFD_FLAG_SETFD | libc::SECCOMP_ADDFD_FLAG_SEND;

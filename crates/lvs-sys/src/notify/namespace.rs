@@ -1,11 +1,11 @@
-//! The namespaces of a socket and of a thread.
+//! Identifies the network namespace of a socket, and the user namespaces that own a namespace.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// The identity of a namespace, for as long as the namespace exists.
+/// The identity of a namespace; it is unique while the namespace exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespaceId {
     device: u64,
@@ -52,7 +52,7 @@ pub fn of_socket(socket: &impl AsFd) -> io::Result<File> {
 }
 
 /// The user namespaces whose capabilities apply to a namespace: its owner, and all visible
-/// ancestors of the owner. A thread in one of them has its capabilities in that namespace.
+/// ancestors of the owner. The capabilities of a thread in one of them apply to the namespace.
 ///
 /// # Errors
 /// The owner is not visible from the user namespace of this process.
