@@ -79,7 +79,7 @@ fn bits(addr: IpAddr) -> u128 {
 /// Sorts networks; of two networks with the same first bits, the shorter one comes first. Removes
 /// duplicates.
 fn distinct<T: Copy>(mut entries: Vec<Entry<T>>) -> Vec<Entry<T>> {
-    // The sort is stable: of two equal prefixes, the one that was given last stays last.
+    // The sort is stable: of equal prefixes, the one that was given last remains the last.
     entries.sort_by_key(|entry| (entry.bits, entry.len));
     entries.dedup_by(|later, kept| {
         let same = (later.bits, later.len) == (kept.bits, kept.len);
@@ -273,8 +273,8 @@ mod tests {
             flip in 0..128_u32,
         ) {
             let map = PrefixMap::new(all.iter().copied().zip(0..));
-            // Random addresses are almost never in a network: test its first and last addresses,
-            // and addresses that differ in one bit.
+            // Random addresses are almost never in a network: test the first and last addresses of
+            // each, and addresses that differ in one bit.
             let near = all.iter().flat_map(|prefix| {
                 let own = bits(prefix.addr());
                 let last = own | u128::MAX.checked_shr(prefix.bits().into()).unwrap_or(0);

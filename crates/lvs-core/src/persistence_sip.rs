@@ -18,7 +18,7 @@ pub(crate) fn call_id(message: &[u8]) -> Option<&[u8]> {
         let len = call_id_len(&message[start..]);
         if len == 0 {
             // The kernel adds the offset from the start of the message to the previous start, so
-            // the search skips bytes.
+            // that its search skips bytes.
             from += start;
             continue;
         }
@@ -141,8 +141,8 @@ mod tests {
             ("INVITE x\r\nCall-ID; a\r\ni: b\r\n", None),
             ("INVITE x\r\nCall-ID: a@\r\ni: b\r\n", Some("b")),
             ("INVITE x\r\nCall-ID: @\r\ni: b\r\n", Some("b")),
-            // After the second one that is rejected, the search leaps beyond the next line; seen
-            // in Linux 6.12.
+            // After the second rejected header, the search continues beyond the next line, as in
+            // Linux 6.12.
             ("x\r\nCall-ID: @\r\ni: one\r\n", Some("one")),
             ("x\r\nCall-ID: @\r\nCall-ID: @\r\ni: two\r\n", None),
             ("", None),

@@ -311,8 +311,8 @@ impl Server {
         if good {
             self.unanswered.store(0, Relaxed);
         } else {
-            // Two simultaneous failures may count as one; so may two simultaneous samples of the
-            // response time.
+            // Two failures at the same time may be counted as one, like two samples of the response
+            // time.
             let more = self.unanswered().saturating_add(1);
             self.unanswered.store(more, Relaxed);
         }

@@ -169,7 +169,7 @@ impl Tunnel {
 
     /// Decodes the result of [`pack`](Self::pack).
     pub(crate) fn unpack(packed: u64) -> Self {
-        // Most servers use no tunnel, and this function runs for every packet.
+        // Most servers use no tunnel, and this function is called for each packet.
         if packed == 0 {
             return Self::Ipip;
         }

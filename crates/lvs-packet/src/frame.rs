@@ -300,7 +300,8 @@ impl Frame {
         if place.start > place.end || place.end > self.len() || start + place.len() < text.len() {
             return false;
         }
-        // The part before the change is shorter than the part after it: move the front.
+        // The part in front of the change is shorter than the part behind it, so the front is
+        // moved.
         self.start = start + place.len() - text.len();
         self.buf.copy_within(start..start + place.start, self.start);
         let at = self.start + place.start;

@@ -144,9 +144,9 @@ impl Held {
         now: Instant,
     ) -> bool {
         if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
-            // All queues share one limit: the new packet is dropped, and the packets in the queues
-            // are kept. The neighbour's address is still requested: otherwise no packet could ever
-            // reach it while packets for other neighbours fill the queues.
+            // All queues share one limit, and it is reached: the new packet is dropped. The
+            // neighbour's address is requested nevertheless; otherwise no packet could reach this
+            // neighbour while packets for others fill the queues.
             self.lose(server);
             return self.asks(cause, now);
         }
@@ -305,16 +305,16 @@ mod tests {
         for n in 0..4096 {
             assert!(held.hold(port, hop(n), None, frame(), now));
         }
-        // The queues are full: the packet is dropped, but the neighbour's address is requested, at
-        // most once a second and only for a limited number of neighbours.
+        // The queues are full: the packet is dropped, but the address is requested, at most once a
+        // second and only for a limited number of neighbours.
         assert!(held.hold(port, hop(9000), None, frame(), now));
         assert!(!held.hold(port, hop(9000), None, frame(), now));
         assert!(held.hold(port, hop(9000), None, frame(), now + ASK_AGAIN));
         let asked = (10_000..40_000).filter(|&n| held.hold(port, hop(n), None, frame(), now));
         assert_eq!(asked.count(), TOTAL - 1);
         assert_eq!((held.len(), held.take(port, hop(9000)).count()), (TOTAL, 0));
-        // All neighbours that were not requested again have timed out by now, and all their packets
-        // are counted.
+        // By now, all packets have timed out, except those of neighbours that were requested again;
+        // all of them are counted.
         let lost = held.dropped;
         assert_eq!(lost, 3 + 30_000);
         let later = now + TIMEOUT;

@@ -179,8 +179,8 @@ impl RateLimit {
         let mut stripe = lock(&self.peers[slot / STRIPE]);
         let peer = &mut stripe[slot % STRIPE];
         let since = match *peer {
-            // A recently used slot keeps its used tokens when another address takes it over, so
-            // that a sender with many addresses cannot refill it.
+            // If another receiver gets a recently used bucket, the used tokens stay used, so that a
+            // sender with many addresses cannot refill the bucket.
             Some(old) if old.addr == receiver || now.saturating_sub(old.last) < cost => old.since,
             _ => i64::MIN,
         };
@@ -215,7 +215,7 @@ pub fn may_be_answered(packet: &Packet, ip: &[u8]) -> bool {
         || broadcast(packet.src)
         || packet.src.is_loopback();
     let later_fragment = packet.fragment.is_some_and(|f| f.offset > 0);
-    // Never answer an error with an error; queries (such as echo) may be answered.
+    // An error must never be answered with an error; a query (such as echo) may be.
     let kind = ip.get(packet.l4).copied();
     let error = if packet.is_ipv6() {
         packet.protocol == Protocol::ICMPV6 && !matches!(kind, Some(128..=136 | 138..))

@@ -334,8 +334,8 @@ impl Packet {
             return Icmp::Short;
         };
         let kind = header[icmp::field::TYPE];
-        // Errors that IPVS relates to a connection: destination unreachable, source quench, time
-        // exceeded; ICMPv6: every error.
+        // IPVS uses these errors: destination unreachable, source quench, time exceeded; of ICMPv6,
+        // all errors.
         let (related, pseudo) = if self.is_ipv6() {
             let pseudo = Sum::ZERO.pseudo(self.src, self.dst, Protocol::ICMPV6.0, message.len());
             (kind < 128, pseudo)

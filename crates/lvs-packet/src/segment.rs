@@ -316,8 +316,7 @@ impl Segment<'_> {
         }
         let len = u16::try_from(ip.len()).unwrap_or(u16::MAX);
         put16(ip, ipv4::field::TOTAL_LEN, len);
-        // The identifications of the segments of one super-packet increase by one, as those of a
-        // sender.
+        // The identifications of the segments increase by one, as in a sender's own packets.
         let index = u16::try_from(self.index).unwrap_or(0);
         let id = be16(ip, ipv4::field::ID).wrapping_add(index);
         put16(ip, ipv4::field::ID, id);
@@ -337,7 +336,7 @@ impl Segment<'_> {
             SegmentKind::Udp => finish_datagram(inner, inner_l4),
             _ => self.finish_tcp(inner, inner_l4),
         }
-        // A sender that computes no checksum for the tunnel leaves it out.
+        // The sender has set no UDP checksum for the tunnel, so the segments have none.
         if be16(ip, l4 + udp::field::CHECKSUM.start) == 0 {
             put_len(&mut ip[l4..]);
         } else {
@@ -465,7 +464,7 @@ mod tests {
             (SegmentKind::Tcp4, 1, 0, 60_000, tiny),
             (SegmentKind::Tcp4, 47, 0, 60_000, tiny),
             (SegmentKind::Tcp4, 48, 0, 60_000, Ok(1250)),
-            // Time stamps reduce the payload of the smallest segment; with all options, 8 bytes
+            // Time stamps reduce the payload of the smallest segment, and with all options, 8 bytes
             // remain.
             (SegmentKind::Tcp4, 36, 12, 36_000, Ok(1000)),
             (SegmentKind::Tcp4, 35, 12, 36_000, tiny),

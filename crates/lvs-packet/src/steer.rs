@@ -183,7 +183,7 @@ impl Steering {
         if self.local.contains(&dst) && !(is_vip && intercept.is_to_service(&tuple)) {
             return worker_of(to, self.workers.get());
         }
-        // The destination may be a VIP on this host, which a client on this host used as its own
+        // The destination may be a VIP on this host that a client on this host uses as its own
         // address.
         let answers = || {
             let clients = &intercept.local_clients;

@@ -455,7 +455,7 @@ mod tests {
         }
         let passed = f64::from(flood.passed - already);
         let share = passed * COST.as_secs_f64() / flood.now.saturating_since(begun).as_secs_f64();
-        // At most a sixteenth, plus the SYNs that the filter mistakes for repeated ones.
+        // At most a sixteenth passes, plus SYNs that the filter mistakes for repeated ones.
         assert!((0.05..0.08).contains(&share), "{share}");
     }
 
@@ -510,7 +510,8 @@ mod tests {
             passed += u32::from(flood.batch(&[(other, 1)])[0]);
             flood.run(Duration::from_millis(5));
         }
-        // Three of ten SYNs use one of the 1,024 slots that also count a network of the flood.
+        // Three of ten SYNs are counted in one of the 1,024 buckets that also count a network of
+        // the flood.
         assert!(passed >= 650, "{passed}");
     }
 
@@ -519,7 +520,7 @@ mod tests {
         let mut syn_limiter = SynLimiter::default();
         let mut now = Instant::ZERO;
         for n in 0..200_000_u32 {
-            // Under normal use, the packets of existing connections need the rest of the time.
+            // In normal use, packets of existing connections need the rest of the time.
             assert!(syn_limiter.passes(client(n), TO, n, now));
             now = now + COST * 3;
             syn_limiter.spent(1, COST, now);

@@ -96,8 +96,8 @@ impl Path {
     }
 
     fn learn(&self, new: usize, route: usize, used: bool, now: Instant) {
-        // The learned MTU does not grow before it has expired. A value equal to the MTU of the
-        // route changes nothing, but is stored.
+        // The path MTU does not become larger before it has expired. One that equals the MTU of the
+        // route is stored, although it changes nothing.
         let grows = self
             .learned()
             .is_some_and(|old| millis(now) < old.until_ms && usize::from(old.mtu) < new);
@@ -221,8 +221,8 @@ impl TunnelPaths {
         let too_long = (kind, code) == (3, 4);
         let (protocol, payload) = (outer[ipv4::field::PROTOCOL], &outer[header..]);
         if let Some(tunnel) = host_tunnel(protocol, payload).filter(|_| too_long) {
-            // For these tunnels, the kernel's host learns the path MTU from an error about any
-            // inner packet.
+            // For these tunnels, the kernel's host uses the path MTU of an error about any inner
+            // packet.
             if let (Some(path), Some(route)) = (self.known((server, tunnel)), mtu(server)) {
                 self.learn(&path, reported(message), route, path.is_used(), now);
             }

@@ -65,7 +65,8 @@ impl Ways {
         let is_ours = |addr| net.is_local(addr) || net.is_own_vip(addr);
         let arrives = is_ours(virt) || net.is_vip(virt);
         let tunnelled = offer.method == Forwarding::Tunnel;
-        // The fast path does not look up IPv4 connections through IPv6 tunnels here.
+        // The BPF programs of the kernel fast path do not look up IPv4 connections whose tunnel is
+        // IPv6.
         let alike = client.is_ipv6() == server.is_ipv6() || tunnelled && client.is_ipv6();
         if !arrives {
             return Err(NoWay::Elsewhere);

@@ -53,7 +53,7 @@ pub(super) async fn serve(
             }
             received = socket.recv_from(&mut buffer) => match received {
                 Ok(received) => received,
-                // An ICMP error about an answer of the proxy.
+                // The socket reports an ICMP error about an earlier answer.
                 Err(_) => continue,
             },
         };

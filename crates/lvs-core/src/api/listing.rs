@@ -37,8 +37,8 @@ impl ServiceInfo {
     /// unanswered in the last minute ([`Attempts::is_suspicious`]).
     pub fn is_suspicious(&self, server: &ServerInfo) -> bool {
         let own = server.attempts.last_minute;
-        // Almost all servers return here, so that a listing of many servers does not compute the
-        // sum for each of them.
+        // Most servers return here, so that a long listing does not compute the sum for each
+        // server.
         if own.unanswered == 0 {
             return false;
         }

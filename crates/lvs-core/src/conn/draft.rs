@@ -46,7 +46,7 @@ impl Draft {
             key: *key,
             server_addr,
             flags,
-            // Until the state machine sets another one (`ip_vs_conn_new`).
+            // The state machine replaces this timeout (`ip_vs_conn_new`).
             timeout: 3,
             server: NO_SLOT,
             control: NO_SLOT,

@@ -214,7 +214,6 @@ pub(crate) fn tcp_next(secure: bool, direction: Direction, flags: TcpFlags, stat
 /// Rows: SYN, FIN, ACK, RST. Columns: the present state. Cells: the next one.
 type Table = [[u8; 11]; 4];
 
-// Short names for the cells of the tables.
 const ES: u8 = 1;
 const SS: u8 = 2;
 const SR: u8 = 3;

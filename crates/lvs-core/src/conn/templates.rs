@@ -83,8 +83,8 @@ impl Templates {
     ) -> Option<(u32, Arc<Template>)> {
         let mut key = template.key;
         if let Some((_, data)) = &template.engine {
-            // The port is 0 in every template; here it distributes the calls of one client over the
-            // hash table.
+            // The port of a template is always 0. In this key, it is a hash of the data, so that
+            // calls of one client are distributed over the hash table.
             let hash = data.chunks(4).fold(0, |hash, chunk| {
                 let mut word = [0; 4];
                 word[..chunk.len()].copy_from_slice(chunk);

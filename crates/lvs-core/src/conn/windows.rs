@@ -20,7 +20,7 @@ pub(crate) fn scattered(
     let windows = windows(slots);
     let count = most.min(windows);
     (0..count).map(move |n| {
-        // At equal distances, so that no window is visited twice.
+        // The windows are at equal distances, so that none is visited twice.
         let from = (here + n * windows / count) % windows * WINDOW;
         from..from + WINDOW
     })

@@ -111,9 +111,9 @@ impl Control {
     /// The server of an adopted connection, if the server still exists.
     fn server_left(&self, draft: &Draft) -> Option<Arc<Server>> {
         let server = self.find_server(&draft.key, draft.server_addr, draft.mark, draft.flags);
-        // With another forwarding method, packets would leave in a different form than before. NAT
-        // and full NAT count as alike, because the connection records whether both ends are
-        // translated.
+        // With another forwarding method, the connection's packets would be sent in another form
+        // than before. NAT and full NAT count as the same method, because the connection stores
+        // which of them it uses.
         let alike = |server: &Arc<Server>| {
             let (one, other) = (server.forwarding(), draft.method());
             one == other || one.translates() && other.translates()

@@ -19,8 +19,7 @@ impl Control {
             self.expire_templates(at, &mut budget);
             self.run_events(at);
             if self.estimator.is_in_a_round() {
-                // The snapshots of so many servers take several calls, however late the first call
-                // is.
+                // The snapshots of many servers take several calls, however late this call is.
                 return;
             }
         }

@@ -92,8 +92,7 @@ impl Defense {
             self.rate = u64::try_from(sysctls.am_droprate).unwrap_or(0);
         } else {
             let memory = short_of_memory.then(|| threshold / (threshold - self.available));
-            // If the table is full, drop one in two: otherwise no client would ever get a
-            // connection.
+            // The table is full: drop one in two, so that some clients still get a connection.
             let slots = short_of_slots.then(|| (reserve / (reserve - self.free)).max(2) as u64);
             self.rate = memory.into_iter().chain(slots).min().unwrap_or(0);
             self.counter = self.rate;
@@ -192,7 +191,7 @@ mod tests {
             (sysctls.drop_packet, sysctls.drop_entry, sysctls.secure_tcp),
             (2, 2, 2)
         );
-        // 1024 / 256: one in four.
+        // 1024 / 256: one in four packets is dropped.
         let dropped: std::vec::Vec<bool> = (0..8).map(|_| defense.drops_packet()).collect();
         assert_eq!(
             dropped,
@@ -211,7 +210,7 @@ mod tests {
             sysctls.set(name, "1").unwrap();
         }
         let mut defense = Defense::new(1);
-        // Of the last eighth, 96 of 128 slots are left: one packet in four.
+        // 96 of the last eighth's 128 slots are free: one in four packets is dropped.
         for (free, rate) in [(1024, 0), (128, 0), (96, 4), (32, 2), (0, 2), (128, 0)] {
             defense.set_occupancy(free, 1024);
             defense.update(&mut sysctls);

@@ -191,7 +191,7 @@ mod tests {
     fn digest_covers_last_weight_for_mh_only() {
         for (scheduler, counts) in [("mh", true), ("wrr", false), ("sh", false)] {
             let (mut a, mut b) = (director(scheduler, &[1]), director(scheduler, &[1]));
-            // Director A drains the server; director B adds it with weight 0.
+            // Director A drains the server, and director B adds it with weight 0.
             add(&mut a, 2, 5);
             weigh(&mut a, 2, 0);
             add(&mut b, 2, 0);
@@ -285,7 +285,7 @@ mod tests {
                 .delete_server(&key(80), server(n), Instant::ZERO)
                 .unwrap();
         }
-        // The service has fewer servers now than the walk has passed: the walk ends.
+        // The service now has fewer servers than the walk has visited, so the walk ends.
         assert!(control.digests_piece(walk.unwrap(), 10, &mut all).is_none());
         assert_ne!(control.generation(), before);
         let walk = control.digests_piece(DigestWalk::default(), 3, &mut all);

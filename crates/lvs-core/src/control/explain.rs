@@ -560,7 +560,7 @@ mod tests {
                 let verdict = director.handle_packet(&meta, Instant::ZERO);
                 let target = match verdict {
                     Verdict::Forward(forward) => Some(forward.target),
-                    // `ovf` fills each server up to its weight.
+                    // `ovf` refuses connections when each server has as many as its weight.
                     _ => None,
                 };
                 assert_eq!(first.server, target, "{scheduler}");

@@ -83,8 +83,8 @@ impl Control {
         let method = |method: Forwarding| flags & !flag::METHOD | method as u32;
         let local = || self.is_local(server.addr().ip());
         match server.forwarding() {
-            // This host's replies to one of its own addresses would never leave the loopback
-            // interface.
+            // The server and the client are this host: with full NAT, the replies would never leave
+            // the loopback interface.
             Forwarding::FullNat if local() => method(Forwarding::Nat),
             Forwarding::Nat
                 if self.full_nat.hairpin

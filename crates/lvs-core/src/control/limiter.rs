@@ -76,7 +76,7 @@ impl Limiter {
         seed: u64,
         now: Instant,
     ) -> Result<(), DropReason> {
-        // A client above its own limit consumes nothing of the shared limits.
+        // A client above its own limit must not use up the limits that all clients share.
         if limits.source_rate > 0 && !self.takes_source(limits, client, seed, now) {
             return Err(DropReason::SourceRate);
         }

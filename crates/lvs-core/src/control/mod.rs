@@ -374,7 +374,6 @@ mod tests {
             let (key, addr) = (service(below(6)), server(below(5)));
             let methods = [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel];
             let config = ServerConfig::new(1, methods[below(3) as usize]);
-            // Each kind of change is refused in some states.
             let _ = match below(40) {
                 0..5 => {
                     let mut config = ServiceConfig::new(Family::V4, "rr");

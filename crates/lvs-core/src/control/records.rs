@@ -263,8 +263,8 @@ impl Records {
     pub(crate) fn note(&mut self, place: u32) {
         let kept = self.places.len().max(LOG_MIN);
         if self.log.len() >= 2 * kept {
-            // A reader that missed these changes reads all records, which are no more than the
-            // remaining changes.
+            // A shard that has not applied these changes yet reads all records, which are not more
+            // than the remaining changes.
             let gone = self.log.len() - kept;
             self.log_start += gone as u64;
             self.log.drain(..gone);

@@ -264,8 +264,8 @@ impl Control {
         }
         exact(virt.port())
             .or_else(|| {
-                // The data port of active FTP, or the passive range
-                // (`net.ipv4.ip_unprivileged_port_start`).
+                // The packet is to the data port of active FTP, or to a port that passive FTP may
+                // use (`net.ipv4.ip_unprivileged_port_start`).
                 let data = virt.port() == FTP_DATA || virt.port() >= 1024;
                 (protocol == Protocol::TCP && self.ftp_services > 0 && data).then(|| exact(FTP))?
             })

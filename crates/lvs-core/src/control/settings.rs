@@ -45,8 +45,8 @@ impl Control {
             |sysctls: &Sysctls| [sysctls.drop_entry, sysctls.drop_packet, sysctls.secure_tcp];
         let before = modes(&self.settings.sysctls);
         self.settings.sysctls.set(name, value)?;
-        // Immediate only if a mode changes: a mode that is written again applies from the next
-        // second on (`proc_do_defense_mode`).
+        // Only a mode that changes takes effect immediately. A mode that is written again takes
+        // effect at the next second (`proc_do_defense_mode`).
         if modes(&self.settings.sysctls) != before {
             self.update_defense();
             let needed = Defense::is_needed(&self.settings.sysctls);

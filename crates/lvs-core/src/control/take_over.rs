@@ -222,7 +222,7 @@ impl Control {
         if entry.protocol == Protocol(0)
             && let SocketAddr::V6(virt) = &mut entry.virt
         {
-            // Only the firewall mark is kept.
+            // Only the firewall mark is kept: the first 32 bits.
             virt.set_ip(Ipv6Addr::from_bits(virt.ip().to_bits() >> 96 << 96));
         }
         Ok((template, entry.flags & TAKEN | flag::SYNC))
@@ -246,7 +246,8 @@ impl Control {
             && shard.conn(index).server_addr() != entry.server
         {
             if flags & flag::INACTIVE != 0 {
-                // The peer reports the end of a connection that has been replaced.
+                // The peer reports the end of a connection that is no longer in this table, because
+                // another one replaced it.
                 return Ok(None);
             }
             replaced = found.take();
@@ -254,7 +255,7 @@ impl Control {
         let index = match found {
             Some(index) => {
                 let slot = shard.conn(index);
-                // The kernel fast path does not know the new state.
+                // The kernel fast path does not have the new state.
                 slot.withdraw();
                 let toggled = (slot.flags() ^ flags) & flag::INACTIVE != 0;
                 slot.clear(UPDATED);

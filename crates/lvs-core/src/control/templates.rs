@@ -55,7 +55,7 @@ impl Control {
             self.remove_template(index);
             return;
         }
-        // This change is permanent: from now on, every new connection sets the timer to 60 s.
+        // This is permanent: from now on, each new connection restarts the timer with 60 s.
         template.timeout.store(60, Relaxed);
         let fired = self.templates.table.get(index).expires();
         let queue = match shard {

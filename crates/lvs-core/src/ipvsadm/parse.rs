@@ -717,7 +717,7 @@ fn sched_flags(scheduler: &[u8], list: &[u8]) -> Result<u32, Refusal> {
         flags |= flag;
     }
     if items == 0 && !list.is_empty() {
-        // ipvsadm crashes here.
+        // The real ipvsadm crashes here.
         return Err(fail_with("invalid scheduler flag `{}'", list));
     }
     Ok(flags)

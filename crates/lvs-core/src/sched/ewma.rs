@@ -59,7 +59,8 @@ impl Scheduler for PeakEwma {
         }
         match least {
             Some((index, _)) => Some(index),
-            // Every server is still being tried: compare their numbers of active connections.
+            // No server was measured, and each has a new connection already: compare the numbers of
+            // active connections.
             None => least_by(servers, |server| i64::from(server.active()) + 1),
         }
     }

@@ -35,6 +35,7 @@ pub(super) fn heaviest(servers: &[Arc<Server>], fits: impl Fn(&Server) -> bool) 
     (0..servers.len())
         .rev()
         .filter(|&index| fits(&servers[index]))
-        // `max_by_key` returns the last of equal servers, which is the first in the reversed list.
+        // Of equal servers, `max_by_key` returns the last, which is the first in the list before it
+        // is reversed.
         .max_by_key(|&index| servers[index].weight())
 }

@@ -68,8 +68,8 @@ impl<S> Following<S> {
 
 impl<S: ByQuotient> Scheduler for Following<S> {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        // The preview does not use this tree: servers that the preview reads would lose their marks
-        // for the scheduler.
+        // The preview does not use this tree: if it read a changed server, it would clear the
+        // server's mark, and the scheduler would not find the change.
         Some(Box::new(self.scheduler))
     }
 
@@ -183,7 +183,8 @@ impl Tree {
             if marks.word.load(Relaxed) & mask == 0 {
                 continue;
             }
-            // Clear the marks before the servers are read: a later change sets its mark again.
+            // Clear the marks before the servers are read, so that a later change sets its mark
+            // again.
             let mut changed = marks.word.fetch_and(!mask, Acquire) & mask;
             while changed != 0 {
                 let place = self.marks[at].places[changed.trailing_zeros() as usize];
@@ -306,7 +307,7 @@ mod tests {
                     let at = below(u32::try_from(open.len()).expect("few")) as usize;
                     drop(open.swap_remove(at));
                 }
-                // With the seeds from 3 on, only a third of these changes makes a server active.
+                // With seeds from 3 on, only a third of these changes makes a connection active.
                 40..60 => pool.servers()[any].set_active(seed < 3 || below(3) == 0),
                 _ => {
                     let expected = all.pick(pool.servers(), &request());

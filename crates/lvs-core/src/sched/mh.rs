@@ -131,8 +131,8 @@ impl MaglevHashing {
         loop {
             for walk in &mut walks {
                 for _ in 0..walk.turns {
-                    // A slot that the server took in its last turn counts as taken, so that each
-                    // turn advances.
+                    // The slot that the server got in its last turn counts as taken, so that the
+                    // walk advances.
                     while taken.has(walk.at) {
                         walk.at += walk.skip;
                         if walk.at >= slots {

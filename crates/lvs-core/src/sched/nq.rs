@@ -36,7 +36,7 @@ impl Scheduler for NeverQueue {
 impl ByQuotient for NeverQueue {
     fn quotient(server: &Server) -> Quotient {
         match server.active() {
-            // An idle server precedes all others, whatever its weight is.
+            // A server without active connections precedes all others, whatever its weight.
             0 => of_usable(server, 0),
             active => of_usable(server, i64::from(active) + 1),
         }

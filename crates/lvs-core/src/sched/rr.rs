@@ -27,8 +27,8 @@ impl Scheduler for RoundRobin {
     }
 
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
-        // From the server after the last choice to the end of the list, then once around; the last
-        // choice itself is checked last.
+        // Search once around the list: from the server after the last choice, so that the last
+        // choice itself comes last.
         let start = self.last.map_or(0, |last| last + 1);
         let chosen = (start..servers.len())
             .chain(0..start.min(servers.len()))

@@ -119,8 +119,8 @@ pub(super) fn probe(
     if servers.get(index)?.is_usable() {
         return Some(index);
     }
-    // Probing cannot find a server if none is usable; without this check, such a service would cost
-    // a walk over the table for each packet.
+    // Without this check, a service without usable servers would cost a walk over the table for
+    // each packet.
     if !request.flags.has(ServiceFlags::SCHED1) || !servers.iter().any(|server| server.is_usable())
     {
         return None;

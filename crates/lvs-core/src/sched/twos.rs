@@ -58,8 +58,8 @@ impl Scheduler for RandomTwos {
                 break;
             }
         }
-        // Products of 32 bits that may overflow, as in the kernel. A draw without a server (the
-        // total overflowed) compares as weight and load 0.
+        // The products have 32 bits and may overflow, as in the kernel. A draw that finds no server
+        // (because the total overflowed) counts as weight and load 0.
         let [(first, one), (second, two)] = choices;
         let ((w1, h1), (w2, h2)) = (one.unwrap_or_default(), two.unwrap_or_default());
         Some(if w2.wrapping_mul(h1) > w1.wrapping_mul(h2) {

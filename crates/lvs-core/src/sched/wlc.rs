@@ -36,7 +36,8 @@ impl ByQuotient for WeightedLeastConnections {
 
 /// Load divided by weight. The weight of an unusable server counts as 0.
 pub(super) fn of_usable(server: &Server, load: i64) -> Quotient {
-    // A negative load also counts for servers that are not usable; their weight counts as 0.
+    // An unusable server has weight 0 here, but can still win with a negative load, as in the
+    // kernel.
     let weight = if server.is_usable() {
         server.weight().into()
     } else {

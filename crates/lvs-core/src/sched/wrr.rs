@@ -55,7 +55,7 @@ impl WeightedRoundRobin {
     fn skip_passes(&mut self, heaviest: i32) {
         let floor = heaviest.max(self.step);
         if self.current > floor {
-            // Rounded up: down to the first threshold that is not above the floor.
+            // The number of passes to the first threshold that is not above the floor, rounded up.
             let passes = (self.current - floor - 1) / self.step + 1;
             self.current -= passes * self.step;
         }
@@ -66,8 +66,8 @@ impl WeightedRoundRobin {
         if self.current > self.max || self.current == 0 {
             self.current = self.max;
         } else if self.step > 1 {
-            // Keeps the threshold congruent to 1, so that the last pass is at 1 and weight 0 is
-            // never reached.
+            // The threshold stays congruent to 1 modulo the step, so that the last pass is at 1,
+            // and weight 0 is never reached.
             self.current = self.current / self.step * self.step + 1;
         }
     }
@@ -210,7 +210,7 @@ mod tests {
         let mut wrr = WeightedRoundRobin::default();
         wrr.start(&servers);
         let request = clients(crate::ServiceFlags::default())[0];
-        // Pass by pass, that would be 10^10 of them.
+        // If each pass were a step, these choices would take 10^10 steps.
         for _ in 0..10_000 {
             assert_eq!(wrr.pick(&servers, &request), Some(2));
         }

@@ -165,8 +165,8 @@ impl Shard {
         if sysctls.conn_reuse_mode == 0 || slot.control() != NO_SLOT {
             return false;
         }
-        // An FTP control connection and its server stay while data connections exist and the SYN
-        // does not open a new connection.
+        // An FTP control connection with data connections is not replaced, unless the SYN opens a
+        // new connection.
         if slot.has(flag::HELPED)
             && self.table.controlled(index) > 0
             && self.is_same_control(index, meta)
@@ -362,7 +362,6 @@ impl Shard {
                 }
             }
         }
-        // The length of the packet after the change.
         let replacement = edit.as_ref().and_then(|edit| edit.replacement.as_ref());
         let growth = replacement.map_or(0, Replacement::growth);
         let len = meta.len.saturating_add_signed(growth);
@@ -417,7 +416,7 @@ impl Shard {
             (Sender::Server, _) => Direction::Output,
         };
         let next = match meta.transport {
-            // A connection of another protocol that IPsec packets follow.
+            // IPsec packets do not change the state of the ISAKMP connection that they use.
             _ if protocol != meta.tuple.protocol => return,
             Transport::Tcp(flags) => {
                 if sender == Sender::Server {
@@ -431,7 +430,7 @@ impl Shard {
                 }
                 sctp_next(direction, chunk, slot.state())
             }
-            // The kernel does not read the UDP header here: a truncated one is accepted.
+            // The kernel does not read the UDP header here, and so accepts a truncated one.
             Transport::Udp(_) => State::NONE,
             Transport::Short { .. } if protocol == Protocol::UDP => State::NONE,
             Transport::Short { .. } | Transport::Other => return,

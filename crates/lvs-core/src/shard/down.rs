@@ -142,7 +142,7 @@ impl Expected {
     /// Records the numbers of a segment; `misses` means that its connection is offloaded.
     fn note(&mut self, numbers: Numbers, from_client: bool, misses: bool) {
         if self.missed && numbers.ack.is_some() {
-            // The earlier numbers may be too old for a comparison modulo 2^32.
+            // The previous numbers may be so old that a comparison modulo 2^32 would be wrong.
             *self = Self::default();
         }
         self.missed |= misses;
@@ -178,7 +178,7 @@ impl Shard {
             && let Some(mut numbers) = Numbers::read(meta.segment.bytes)
         {
             if from_client && self.table.get(index).has(flag::HELPED) {
-                // The server's numbers are stored as the server counts them.
+                // The numbers of the server's stream are stored as the server uses them.
                 let shift = self.shift(index);
                 numbers.ack = numbers.ack.map(|ack| shift.acknowledgement(ack));
             }
@@ -249,7 +249,7 @@ impl Shard {
                 }
             }
             (_, Protocol::TCP) => self.reset_both(index, now),
-            // The next packet opens a new connection.
+            // The connection is removed, so that the next packet opens a new one.
             (OnServerDown::Reschedule, _) if self.table.controlled(index) == 0 => {
                 // The template that controlled the connection has no server any more; it ends with
                 // its timer.
@@ -263,7 +263,7 @@ impl Shard {
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
-            // Both ends have closed the connection.
+            // Both ends have closed the connection, so neither needs a reset.
             return;
         }
         let tracked = slot.has(flag::TRACKED);
@@ -393,7 +393,7 @@ impl Shard {
                     && let Some(numbers) = Numbers::read(meta.segment.bytes)
                     && numbers.ack.is_some()
                 {
-                    // The segment also contains the numbers for the reset to the server.
+                    // The segment also contains the sequence numbers for the reset to the server.
                     expected.note(numbers, true, false);
                     let expected = *expected;
                     let of_server = self.server_reset(index, expected);
@@ -481,7 +481,7 @@ impl Shard {
                 server.latency().observe_at_least(waited, now);
                 server.note_answer(false);
             }
-            // A health check is no client.
+            // A health check does not count as a client.
             let counts = is_tcp && !slot.has(flag::PROBE);
             match before {
                 0 if counts => server.attempts().count_opened(),
@@ -497,8 +497,9 @@ impl Shard {
     /// unanswered attempt, if the client's packets prove that there was no answer.
     pub(crate) fn note_expired_attempt(&self, index: u32) {
         let slot = self.table.get(index);
-        // A second repetition was counted when it arrived. Without a repetition, a client of direct
-        // routing or a tunnel may have left after the answer, or the SYN may belong to a flood.
+        // A second repetition was counted when it arrived. Without any repetition, the SYN may
+        // belong to a flood; with direct routing and tunnels, the client may also have received an
+        // answer and sent nothing more.
         let repeated = slot.in_packets() == SYN_AND_REPEAT;
         let unanswered = repeated || slot.in_packets() == 1 && slot.method().translates();
         if slot.state() == State::TCP_SYN_RECV

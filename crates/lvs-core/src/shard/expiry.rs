@@ -113,7 +113,7 @@ impl Shard {
     pub(crate) fn expire(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) > 0 {
-            // This change is permanent: from now on, every restart sets the timer to 60 s.
+            // This is permanent: from now on, each packet restarts the timer with 60 s.
             slot.set_timeout(60);
             let fired = slot.expires();
             let threshold = self.settings.sysctls.sync_threshold.0;

@@ -66,7 +66,7 @@ impl Shard {
         index: u32,
         change: impl FnOnce(LocalEnd) -> LocalChange,
     ) {
-        // Only the table knows entries in the overflow.
+        // The kernel fast path, for which changes are recorded, does not read the overflow.
         if self.local_changes.is_none() || !self.table.is_in_place(index) {
             return;
         }

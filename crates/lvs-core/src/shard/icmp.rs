@@ -25,7 +25,7 @@ impl Shard {
         }
         let readable = error.inner_ports || is_ipsec(protocol);
         let Tuple { protocol, src, dst } = connection_tuple(error.inner);
-        // The error is about a packet from a client to a server, which is already translated.
+        // The error is about a packet from a client to a server, as the server received it.
         let about_request = || {
             readable
                 .then(|| self.find_reply(protocol, dst, src))
@@ -43,8 +43,8 @@ impl Shard {
                 })
                 .flatten()
         };
-        // The order of the hooks: OUT then IN for local delivery, IN then OUT for packets in
-        // transit.
+        // The order of netfilter's hooks: OUT, then IN for local delivery; IN, then OUT for packets
+        // in transit.
         let out_first = error.hook != Hook::Transit;
         let (request, reply) = if out_first {
             let request = about_request();

@@ -310,7 +310,8 @@ impl LocalPorts {
         let has_it = |range: &&LocalAddress| {
             range.addr == local.ip() && (range.first..=range.last).contains(&port)
         };
-        // Without a range, the address was removed, or has other ports now.
+        // If no range contains the port, the address was removed from the pool, or has other ports
+        // now.
         let range = pool.iter().find(has_it).copied().unwrap_or(usual);
         let tuple = Tuple {
             protocol,
@@ -376,7 +377,7 @@ impl LocalPorts {
     /// Assigns a reserved port to connection `index`.
     pub(crate) fn bind(&mut self, index: u32, taken: Taken, table: &ConnTable) {
         if self.buckets.is_empty() {
-            // 0 is "none", so that fresh zero pages need not be written.
+            // 0 means "none", so that memory from the kernel, which is zero, need not be written.
             self.buckets = vec![0; table.capacity().next_power_of_two()];
         }
         let bucket = self.bucket_of(index, taken, table);
@@ -586,7 +587,7 @@ mod tests {
             "another server"
         );
         let index = bed.open(3, server, at(160)).expect("60 s are over");
-        // TIME_WAIT in the table counts: its last packet was 120 s ago.
+        // The time in TIME_WAIT counts: the last packet arrived 120 s ago.
         bed.table.get(index).set_timeout(120);
         bed.table.restart(index, at(200));
         bed.close(index);

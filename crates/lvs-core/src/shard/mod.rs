@@ -379,7 +379,7 @@ impl Shard {
             if entry.method() != Forwarding::FullNat {
                 return keep(entry);
             }
-            // Entries in the overflow are not reported.
+            // The caller has no local address and port of connections in the overflow.
             let server = entry.server_addr();
             let known = (handle < in_place).then(|| local(handle, entry.protocol(), server));
             known.flatten().is_some_and(|local| {
@@ -471,7 +471,8 @@ impl Shard {
     /// Copies the settings, and stores their generation.
     pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
         if settings.master != self.settings.master {
-            // Another master sends messages of another kind.
+            // The new master's messages may have another format, so the present message is
+            // completed.
             self.sync.finish(&self.settings.sysctls);
         }
         self.settings.clone_from(settings);
@@ -480,8 +481,8 @@ impl Shard {
 
     #[inline]
     fn is_stale(&self) -> bool {
-        // Pairs with the release in `Control::changed`: a reader that sees the number sees the
-        // change.
+        // Pairs with the release in `Control::changed`: a thread that reads the number also reads
+        // the change.
         self.generation != self.shared.generation.load(Ordering::Acquire)
     }
 

@@ -84,7 +84,7 @@ impl Shard {
             return None;
         }
         let (index, reply) = self.table.find_plain(packet, ahead)?;
-        // A packet from a server that is not a reply need not be a packet of a client.
+        // The packet may be one that a server sends outside of any connection.
         if !reply
             && self.settings.heeds_servers()
             && self.links.is_masqueraded(protocol, packet.src.into())
@@ -93,7 +93,7 @@ impl Shard {
         }
         let entry = self.table.narrow(index);
         let (flags, method) = (entry.flags(), entry.method());
-        // The first answer must take the slow path, which records that the server answers.
+        // The first answer must take the slow path, which records that the server has answered.
         let passes = match (reply, method) {
             (true, Forwarding::Nat) => transit && flags & flag::NO_OUTPUT == 0,
             (false, Forwarding::Nat | Forwarding::Route | Forwarding::Tunnel) => true,

@@ -126,7 +126,7 @@ fn what_changes(entry: Entry<'_>) -> Option<Unpublished> {
     match entry.protocol() {
         Protocol::TCP if entry.state() == State::TCP_ESTABLISHED => None,
         Protocol::UDP if entry.state() == State::NONE => {
-            // An answer to a persistent client confirms its template.
+            // A server's answer to a persistent client marks the client's template as assured.
             (entry.control() != NO_SLOT).then_some(Unpublished::PersistentUdp)
         }
         Protocol::TCP | Protocol::UDP => Some(Unpublished::NotEstablished),
@@ -572,7 +572,7 @@ mod tests {
         let verdict = nat.handle_packet(&answer, Instant::ZERO);
         assert!(matches!(verdict, Verdict::Reply(_)), "{verdict:?}");
         assert!(nat.shard.offer(conn).is_ok());
-        // No answer passes the director, so none changes the template.
+        // No reply passes through the director, so no reply can change the template.
         for method in [Forwarding::Route, Forwarding::Tunnel] {
             let mut director = persistent(method);
             let conn = send(&mut director, &meta);

@@ -94,8 +94,8 @@ impl Shard {
             if slot.has(flag::BORROWED | flag::DYING) {
                 continue;
             }
-            // A peer that subscribed a moment ago has not yet received the report that the packets
-            // arrive here.
+            // A peer that has just subscribed has not received the report that the connection's
+            // packets arrive here.
             let kind = if slot.idle(now) < RECENT {
                 Kind::Comes
             } else {
@@ -488,10 +488,11 @@ pub(super) mod tests {
             ),
             (50, 50)
         );
-        // Further packets cause no message.
+        // Further packets cause no update.
         let _ = one.packet(1, 0x10, at(3));
         assert!(!one.shard.has_changes());
-        // The end causes two messages: first a change of the state, and later the removal.
+        // The end of the connection causes two updates: one for the new state, and later one for
+        // the removal.
         let _ = one.packet(1, 0x04, at(3));
         assert_eq!(one.tell(&mut two, at(3)), taken(1));
         assert_eq!(two.shard.len(), 50);
@@ -525,7 +526,7 @@ pub(super) mod tests {
         };
         one.tell(&mut two, at(1));
         assert_eq!(server(&one), server(&two));
-        // The connection moves at once, and moves back, whichever director wins a tie.
+        // The connection changes its owner at once, and changes back, whichever director wins ties.
         for second in [1, 1] {
             let _ = two.packet(7, 0x10, at(second));
             assert_eq!(two.tell(&mut one, at(second)), taken(1));
@@ -566,8 +567,8 @@ pub(super) mod tests {
     #[test]
     fn recent_traffic_decides_owner() {
         let (mut one, mut two) = sides();
-        // One director wins ties: the second takes over the connections of the first while no peer
-        // is subscribed, and the first learns of it from the full sync.
+        // One director wins ties. The other one becomes the owner of the first one's connections
+        // while no peer is subscribed, and the first one receives this with the full sync.
         one.open(7, at(10));
         one.tell(&mut two, at(10));
         let _ = one.packet(7, 0x10, at(19));
@@ -613,7 +614,7 @@ pub(super) mod tests {
         assert_eq!(bulk::count(&all), 200);
         assert_eq!(one.apply_items(&all, at(7)), taken(200));
         assert_eq!(one.missing(&two), 0);
-        // Replicas of hours ago end at the time at which they would have ended at the sender.
+        // Old replicas expire at the same time as the connections would at the sender.
         assert!(one.shard.connections_from(0, at(7)).all(|connection| {
             connection.expires <= Duration::from_secs(900)
                 && connection.expires >= Duration::from_secs(893)
@@ -669,7 +670,7 @@ pub(super) mod tests {
         let again = one.pass(&Pass::Ranges(ranges), at(2));
         assert!(bulk::count(&again) < 10);
         two.apply_items(&again, at(2));
-        // When both had the connection, the full syncs of both settle the owner.
+        // If both directors had the connection, the full syncs determine one owner.
         two.tell(&mut one, at(2));
         one.tell(&mut two, at(2));
         assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));

@@ -76,7 +76,7 @@ impl Shard {
             Worth::Unused => &mut taken.unused,
             Worth::Idle => &mut taken.idle,
         } += 1;
-        // The template of an unused connection keeps its own timer.
+        // The template of the evicted connection stays until its own timer fires.
         let _ = self.destroy(index);
     }
 
@@ -90,7 +90,8 @@ impl Shard {
         let mut found: Option<(Worth, Reverse<Duration>, u32)> = None;
         for window in scattered(self.hand.at, self.table.populated_len(), WINDOWS) {
             for index in self.table.populated_in(window) {
-                // Connections with a helper may be active at this moment.
+                // A connection that a helper inspects is not evicted, because the helper may be
+                // using it.
                 let slot = self.table.get(index);
                 if self.table.controlled(index) > 0 || slot.has(flag::HELPED) {
                     continue;

@@ -77,8 +77,8 @@ impl Shard {
         };
         let slot = self.table.get(index);
         if slot.method() == crate::Forwarding::FullNat || slot.has(flag::PROBE) {
-            // The local port, or the health check, belongs to this director: no other director could
-            // use the connection.
+            // No other director could use the connection: its local port, or its health check,
+            // belongs to this one.
             return;
         }
         let subject = Subject {
@@ -87,7 +87,7 @@ impl Shard {
             state: slot.state(),
             old_state: slot.old_state(),
             timeout: slot.timeout().saturating_mul(HZ),
-            // Without a time, the connection was last sent long ago.
+            // If no time is stored, the connection was last sent long ago.
             sync_end: (self.table.sync_end(index))
                 .unwrap_or(now.ticks().wrapping_sub(1 << 30) & !3),
             persistent: self.is_persistent(index),

@@ -249,7 +249,7 @@ impl Digest {
         for (place, (ours, theirs)) in (0..).zip(self.0.iter().zip(&sender.0)) {
             if ours != theirs {
                 all.ranges.push(place);
-                // If the counts are equal and the sums differ, at least one connection differs.
+                // If the counts are equal but the sums differ, at least one connection is missing.
                 let missing = theirs.count.saturating_sub(ours.count);
                 let other = u32::from(theirs.count == ours.count);
                 all.missing += u64::from(missing.max(other));
@@ -441,7 +441,7 @@ impl Replicas {
 
     /// Returns the outgoing updates, and whether some were lost.
     pub(crate) fn take(&mut self) -> (Vec<u8>, bool) {
-        // The next portion will have about the same size.
+        // The next buffer will contain about as much.
         let next = Vec::with_capacity(self.out.len().min(OUT_FIRST));
         let out = core::mem::replace(&mut self.out, next);
         (out, core::mem::take(&mut self.lost))

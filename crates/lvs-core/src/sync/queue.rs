@@ -182,7 +182,7 @@ pub(crate) fn needed(
         if sysctls.sync_persist_mode && subject.persistent {
             return None;
         }
-        // The states that the master sends at all, and whether ESTABLISHED is one of them.
+        // The states in which a connection is sent, and the number of the state ESTABLISHED.
         let states: Option<(&[u8], u8)> = match subject.protocol {
             Protocol::TCP => Some((&[1, 4, 5, 6, 7], 1)),
             Protocol::SCTP => Some((&[8, 9, 10, 11, 13], 8)),
@@ -331,7 +331,7 @@ mod tests {
         ] {
             assert_eq!(latest_due(before, packets, &usual), due, "{packets}");
         }
-        // Due once, at any packet, and never.
+        // Due at one packet only, at any packet, and never.
         assert_eq!(latest_due(2, 90, &with(5, 0, 0)), Some(5));
         assert_eq!(latest_due(5, 90, &with(5, 0, 0)), None);
         assert_eq!(latest_due(5, 90, &with(5, 0, 10)), Some(90));

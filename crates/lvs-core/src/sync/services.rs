@@ -274,7 +274,7 @@ mod tests {
         for key in keys {
             let bytes = key_bytes(&key);
             assert_eq!(parse_key(&bytes), Ok(key));
-            // A kind, a protocol and a byte of the address that no service has.
+            // An unknown kind, an unknown protocol, and an address byte that must be 0 for IPv4.
             for (at, byte) in [(0, 4), (1, 1), (19, 1)] {
                 let mut other = bytes;
                 other[at] ^= byte;

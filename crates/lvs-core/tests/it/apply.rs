@@ -216,8 +216,8 @@ proptest! {
                 }
                 Err(refused) => {
                     prop_assert_eq!(&before, &picture(&whole), "a refused list has changed the configuration");
-                    // The changes before the refused one are possible, and the refused one fails
-                    // for the same reason.
+                    // The changes before the refused one are possible, and then the refused one
+                    // alone fails for the same reason.
                     let mut other = control();
                     for call in made.iter().chain(&list[..refused.change]) {
                         other.apply(std::slice::from_ref(call), &SmallHost, now).unwrap();
@@ -428,7 +428,8 @@ fn checks_run_in_the_order_of_the_kernel() {
             error.into()
         );
     }
-    // A daemon: mixed families, then the interface, then another daemon.
+    // For a daemon, the kernel checks mixed families, then the interface, then whether a daemon is
+    // running.
     let start = |interface| Call::DaemonStart(daemon(SyncRole::Master, interface));
     let tunnel = add(server(5), Forwarding::Tunnel);
     let no_device = Failure::from(Error::NoDevice);

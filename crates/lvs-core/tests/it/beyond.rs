@@ -186,13 +186,13 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
         remove(&mut director, 1, now);
         let asked = drain(&mut director, now);
         let of = |reset: &Reset| (reset.asks, reset.tuple.dst, reset.seq, reset.ack);
-        // The server may have received the last numbers.
+        // The server may or may not have received the client's last bytes.
         let expected = [
             (true, client, 745, Some(1101)),
             (false, vip, 1101, Some(745)),
         ];
         assert_eq!(asked.iter().map(of).collect::<Vec<_>>(), expected);
-        // Later by more than half of all sequence numbers.
+        // The number is later by more than half of all sequence numbers.
         let numbers = (0xf000_0000, 0x9000_0000, 0);
         let ends = Verdict::Reset(DropReason::ServerDown);
         let ack = tcp(client, vip, ACK);
@@ -317,7 +317,7 @@ fn resets_are_sent_in_bounded_portions() {
     }
     let (mut calls, mut sent) = (0, 0);
     remove(&mut director, 1, now);
-    // Another server goes down while connections of the first are being reset.
+    // Another server is removed while connections of the first one are still being reset.
     for _ in 0..5 {
         let resets = director.end_down(now, 1600);
         assert!(resets.len() <= 200, "{}", resets.len());
@@ -497,7 +497,7 @@ fn dropped_packet_of_connection_counts_for_its_service() {
         assert_eq!(decision, Verdict::Drop(DropReason::ServerRemoved));
     }
     assert_eq!(drops(&mut director), [("server_removed", 2)]);
-    // A packet of no connection belongs to no service.
+    // A packet that belongs to no connection is not counted for a service.
     director.shard.drops.count(None, "no_route");
     assert!(director.shard.drops.is_empty());
 }
@@ -516,8 +516,6 @@ fn explain_reports_outcome_of_connection_to_down_server() {
     );
     assert_eq!(explanation.server, None);
 }
-
-// --- slow start ----------------------------------------------------------------------------------
 
 /// The numbers of connections that servers 1 to 3 get, of `count` new ones.
 fn shares(director: &mut Director, count: u16, now: Instant) -> [u32; 3] {
@@ -652,7 +650,7 @@ fn slow_start_can_be_changed_while_active() {
         .control
         .edit_service(&key, slow("wrr", 60), None)
         .unwrap();
-    // The servers that existed before have no slow start.
+    // Servers that were added before the slow start was configured are not in a slow start.
     add(
         &mut director,
         key,
@@ -703,8 +701,6 @@ fn slow_start_works_with_every_scheduler() {
     }
 }
 
-// --- ewma ----------------------------------------------------------------------------------------
-
 #[test]
 fn ewma_measures_from_syn_to_syn_ack() {
     let key = ServiceKey::tcp(addr(VIP));
@@ -737,7 +733,7 @@ fn ewma_measures_from_syn_to_syn_ack() {
         let chosen = open(&mut director, port, at, Some(Duration::from_millis(1)));
         assert_eq!(chosen, quick);
     }
-    // The quick server stops answering: repeated SYNs of its clients show this before any timeout.
+    // The fast server stops answering; the clients' repeated SYNs show this before any timeout.
     let at = Instant::from_secs(4);
     assert_eq!(open(&mut director, 4000, at, None), quick);
     let _ = open(&mut director, 4000, Instant::from_secs(5), None);
@@ -762,7 +758,8 @@ fn consecutive_failed_attempts_are_counted() {
     };
     let mut behind_nat = director(key, service("rr", extras), Forwarding::Nat, 1);
     let mut steps = Vec::new();
-    // Opened, repeated twice, refused, opened and answered; the next one is only opened.
+    // The first attempts are opened, repeated twice, refused, and answered; the last one is only
+    // opened.
     for (second, port, answer) in [
         (1, 2000, None),
         (2, 2000, None),
@@ -826,8 +823,8 @@ fn attempt_behind_nat_is_unanswered_after_two_repetitions_or_its_timeout() {
 
 #[test]
 fn attempt_by_direct_routing_without_repetition_is_not_counted() {
-    // A single SYN may belong to a flood, or to a client that left after the answer, which the
-    // director does not receive.
+    // A single SYN may belong to a flood, or to a client that sent nothing after an answer which
+    // the director does not see.
     assert_eq!(syns_alone(Forwarding::Route, &[1]), (1, 0));
     for seconds in [&[1, 2][..], &[1, 2, 4], &[1, 2, 4, 8]] {
         assert_eq!(
@@ -1035,8 +1032,6 @@ fn latency_of_servers_behind_nat_is_measured_with_every_scheduler() {
     assert!(service.servers()[0].latency().average(now).is_some());
 }
 
-// --- profile -------------------------------------------------------------------------------------
-
 #[test]
 fn modern_profile_has_timeouts_of_rfcs() {
     let key = ServiceKey::tcp(addr(VIP));
@@ -1107,7 +1102,7 @@ fn ftp(now: Instant) -> (Director, SocketAddr) {
     let Verdict::Reply(reply) = verdict else {
         panic!("{verdict:?}");
     };
-    // "198,51,100,1" for "10,0,0,1".
+    // "198,51,100,1" replaces "10,0,0,1".
     assert_eq!(reply.edit.unwrap().replacement.unwrap().growth(), 4);
     (director, SocketAddr::new(vip.ip(), 40_001))
 }

@@ -58,7 +58,7 @@ fn connection_listing_is_ordered_by_slot() {
     let mut after = listed(&director, now);
     after.retain(|&(_, port)| port != 5000);
     assert_eq!(after, before);
-    // The pieces of a listing form the complete listing, whatever their size is.
+    // A listing in pieces is the same as a complete listing, whatever the size of the pieces.
     let (mut start, mut pieces) = (Some(0), Vec::new());
     while let Some(from) = start {
         let (piece, next) = director.shard.connections_piece(from, 20, now);

@@ -110,8 +110,8 @@ fn syn_flood_of_full_table_evicts_only_flood_connections() {
         for &client in &old {
             assert!(bed.connect(client));
         }
-        // One honest client for every hundred spoofed SYNs, whose handshake takes as long as 500
-        // spoofed SYNs; ten times the size of the table.
+        // For each hundred SYNs with forged sources, there is one honest client, whose handshake
+        // takes as long as 500 such SYNs. The SYNs would fill the table ten times.
         let (mut served, mut honest, mut waiting) = (0, 0, Vec::new());
         for n in 0..10 * SLOTS {
             assert!(bed.opens(source(0x0200_0000 + n), SYN).is_some());
@@ -260,7 +260,7 @@ fn full_nat_without_free_port_uses_another_server() {
     );
     let none = Verdict::Drop(DropReason::NoLocalPort);
     assert_eq!(bed.send(one(1021), SYN), none);
-    // If there are many servers, up to eight others are tried.
+    // If there are many servers, up to eight more are tried.
     for n in 3..=20 {
         let config = ServerConfig::new(1, Forwarding::FullNat);
         let added = bed
@@ -331,7 +331,7 @@ fn expired_templates_are_removed_in_portions() {
         assert!(bed.opens(source, SYN).is_some());
     }
     bed.pass(Duration::from_secs(61));
-    // The shard belongs to one of several workers: `Control` has its own clock.
+    // The shard is one of several, so that `Control` has a clock of its own.
     let at = bed.now + Duration::from_secs(600);
     let left = |bed: &Bed| bed.director.control.templates_from(0, at).count();
     assert_eq!(left(&bed), ALL);

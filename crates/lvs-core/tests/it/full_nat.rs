@@ -222,7 +222,7 @@ fn full_nat_impossible_configurations_are_refused() {
 fn hairpin_translates_both_ends_only_if_replies_would_bypass_director() {
     let servers = ["10.0.0.12:80", "10.9.0.11:80"];
     let cases = [
-        // The sources: a host on the network of the second server, a server itself, on any network,
+        // The clients: a host on the network of the second server, a server itself on any network,
         // and an unrelated host.
         ("10.9.0.50:1000", "10.9.0.11:80", true),
         ("10.0.0.12:1000", "10.0.0.12:80", true),

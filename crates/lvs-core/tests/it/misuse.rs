@@ -371,7 +371,7 @@ fn clock_jump_in_either_direction_does_not_panic() {
     let mut director = small(16);
     let late = Instant::from_secs(1_000_000);
     let _ = director.handle_packet(&syn(CLIENT), late);
-    // The time goes backwards: the director's clock does not move.
+    // The time goes backwards, and the director's clock does not follow.
     let again = director.handle_packet(&syn(CLIENT), Instant::ZERO);
     assert!(matches!(again, Verdict::Forward(_)));
     assert_eq!(director.advance(Instant::ZERO), late);
@@ -460,7 +460,7 @@ fn missing_or_foreign_shard_is_refused() {
 
 #[test]
 fn stale_decision_is_repeated() {
-    // The shard's result is out of date when `Control` uses it.
+    // When `Control` gets the shard's result, it is out of date.
     let mut director = small(16);
     director.control.set_sysctl("conn_reuse_mode", "1").unwrap();
     for flags in [TcpFlags::SYN, TcpFlags::ACK, TcpFlags::RST] {
@@ -476,7 +476,7 @@ fn stale_decision_is_repeated() {
     assert!(shard.is_empty());
     let verdict = control.admit(shard, &syn(CLIENT), pending, Instant::from_secs(1000));
     assert!(matches!(verdict, Verdict::Forward(_)));
-    // The packet is handled again, with a completely outdated result.
+    // The packet is decided again with a result that is long out of date.
     let verdict = control.admit(shard, &syn(CLIENT), pending, Instant::from_secs(1000));
     assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");
     control.advance_with(shard, Instant::from_secs(5000));

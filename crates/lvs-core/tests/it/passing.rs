@@ -128,7 +128,7 @@ fn virt(kind: usize) -> SocketAddr {
 }
 
 fn client(number: u8) -> SocketAddr {
-    // Each address has two connections, one of them from port 0, which no client uses.
+    // Each address has two ports, one of which is 0, which no client uses.
     SocketAddr::from(([192, 0, 2, number / 2], u16::from(number) * 1000))
 }
 

@@ -209,7 +209,7 @@ fn sip_server_may_send_first() {
     let template = director.control.templates_from(0, now).next().unwrap();
     let engine = director.control.template_engine(template.id);
     assert_eq!(engine, Some(("sip", &b"a@b"[..])));
-    // The call stays with its server, although the scheduler would choose another one.
+    // The call stays at its server, although the scheduler would choose another one.
     let answer = udp("192.0.2.7:5061", "198.51.100.1:5060", message);
     let forward = forwarded(director.handle_packet(&answer, now));
     assert_eq!(forward.target, addr("10.0.0.1:5060"));
@@ -373,7 +373,7 @@ fn drop_packet_does_not_affect_existing_connections() {
         let ack = director.handle_packet(&tcp(&client, VIP, TcpFlags::ACK), Instant::ZERO);
         assert!(matches!(ack, Verdict::Forward(_)));
     }
-    // As in Linux 6.12, the first connection is replicated immediately, and then every third one.
+    // As in Linux 6.12, the first packet is dropped, and then every third one.
     assert_eq!(open, [7001, 7002, 7004, 7005, 7007, 7008, 7010, 7011]);
     // The defence ignores packets that belong to no service.
     let other = tcp(CLIENT, "198.51.100.1:81", TcpFlags::SYN);
@@ -407,8 +407,8 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
         (half, entries.len() - half)
     };
     let (half, established) = half_open(&director, Instant::from_secs(1));
-    // The walk visits 1,000 connections. Half of them are established, and are not dropped within
-    // their first minute.
+    // `drop_entry` visits 1,000 connections. Half of them are established, and are not dropped
+    // within their first minute.
     assert_eq!(established, 16_000);
     assert!((400..600).contains(&(16_000 - half)), "{half} are left");
     // After one minute, every second established connection with two packets is dropped.
@@ -422,7 +422,7 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
         (200..600).contains(&(16_000 - established)),
         "{established} are left"
     );
-    // The counters are kept.
+    // The servers' counts of active connections are still correct.
     let service = director.control.services().next().unwrap();
     let counted: u32 = service.servers().iter().map(|server| server.active()).sum();
     assert_eq!(counted as usize, established);
@@ -466,7 +466,7 @@ fn drop_entry_keeps_as_many_connections_as_the_kernel() {
             &[(10, 400), (25, 400), (45, 400), (105, 400), (205, 400)],
         ),
     ];
-    // Each number stands for one datagram; its value has no effect with UDP.
+    // Each number means one datagram; its value has no effect for UDP.
     let udp_rows: &[Row] = &[
         (&[0], 70, &[(10, 279), (25, 188), (45, 110), (105, 25)]),
         (
@@ -832,7 +832,7 @@ fn shards_share_templates() {
             assert!(shards.iter().all(lvs_core::Shard::is_empty));
         }
     }
-    // Connections expire after 900 s; from 30 s on, the template is checked every 60 s.
+    // Connections expire after 900 s. From 30 s on, the template's timer fires every 60 s.
     assert_eq!(last_seen, Instant::from_secs(929));
     let service = control.service(&key).unwrap();
     assert!(
@@ -965,7 +965,7 @@ fn million_connections_open_and_close() {
         let left = (server.total(), server.active(), server.inactive());
         assert_eq!((left, server.templates()), ((0, 0, 0), 0));
     }
-    // The table accepts the same number of connections again.
+    // As many connections as before fit into the table again.
     let now = Instant::from_secs(100);
     for n in 0..1000 {
         packet.tuple.src.set_port(1024 + n);

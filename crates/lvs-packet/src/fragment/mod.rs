@@ -144,7 +144,6 @@ mod tests {
             let n = pieces.len();
             let done = reassembled(&mut pieces, seed);
             prop_assert_eq!(done.frame.bytes(), &ip[..]);
-            // Fragment the datagram again at the original boundaries.
             let sizes = done.history.behind(ipv6::unfragmentable(&ip).0, 0);
             let again = Cutter::v6(done.frame.bytes(), mtu, Some(&sizes), 1).expect("fits");
             prop_assert_eq!(again.count(), n);
@@ -187,7 +186,6 @@ mod tests {
             let done = reassembled(&mut pieces, seed);
             prop_assert_eq!(done.frame.bytes(), &ip[..]);
             prop_assert_eq!(Some(done.history.longest), longest);
-            // Fragment the datagram again at the original boundaries.
             let again = Cutter::v4(done.frame.bytes(), mtu, Some(&done.history.sizes), false).expect("fits");
             prop_assert_eq!(again.count(), n);
         }

@@ -82,8 +82,8 @@ impl<'a> Part<'a> {
         if six && fragment.offset == 0 && !ipv6::has_upper_header(&ip[..packet.len]) {
             return Err(FrameDrop::TinyFragment);
         }
-        // The payload of all fragments but the last is a multiple of 8 bytes. The excess is cut off
-        // in IPv4; in IPv6 it is an error of the sender.
+        // The payload of each fragment but the last must be a multiple of 8 bytes. The excess is
+        // cut off in IPv4, and an error in IPv6.
         let size = if fragment.more && six && payload.len() % 8 != 0 {
             0
         } else if fragment.more {
@@ -206,7 +206,7 @@ impl Queue {
         if part.offset == 0 {
             let mut header = part.headers.to_vec();
             if packet.is_ipv6() {
-                // The datagram has no fragment header.
+                // The reassembled datagram has no fragment header.
                 header[fragment.named_at] = packet.protocol.0;
             }
             self.header = Some((header, packet.protocol));
@@ -230,8 +230,8 @@ impl Queue {
     }
 
     fn assemble(self, six: bool) -> Result<Assembled, FrameDrop> {
-        // RFC 3168 section 5.3: if one fragment reports congestion, the datagram reports
-        // congestion; a mix with Not-ECT is invalid.
+        // If one fragment reports congestion, the datagram does, too; a mix with Not-ECT is invalid
+        // (RFC 3168 section 5.3).
         const NOT_ECT: u8 = 1;
         const CE: u8 = 1 << 3;
         if self.ecn & NOT_ECT != 0 && self.ecn != NOT_ECT {

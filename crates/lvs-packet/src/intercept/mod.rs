@@ -31,8 +31,8 @@ fn reply_ports<'a>(
     helped: &[u16],
 ) -> (&'a [Protocol], u16) {
     match key {
-        // The servers of a service of many ports may keep the port that the client used; FTP data
-        // connections use ports of their own.
+        // If the service accepts all ports, a server replies from the port that the client used;
+        // FTP data connections have other ports, too.
         ServiceKey::Address { protocol, addr }
             if matches!(addr.port(), 0 | FTP) || helped.contains(&addr.port()) =>
         {
@@ -171,8 +171,8 @@ impl Intercept {
         if control.backup().is_some() {
             spec.add_every_port();
         }
-        // Without services no packet is balanced, not even of old connections (the kernel removes
-        // its hooks).
+        // Without services, the director forwards no packets, not even those of existing
+        // connections (the kernel removes its hooks then).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
             spec.add_endpoint(key, server, control.ftp_ports(), before);
@@ -213,8 +213,7 @@ impl Intercept {
             kept && server.total() > 0
         }));
         for endpoint in answers(key, server.addr(), helped) {
-            // A server that was changed from NAT to another method still has translated
-            // connections.
+            // A server whose method was NAT before still has translated connections.
             let nat = server.forwarding().translates()
                 || (server.total() > 0 && before.nat_servers.contains(&endpoint));
             if nat {
@@ -314,7 +313,7 @@ impl Intercept {
         };
         let (sport, _) = packet.ports.unwrap_or_default();
         self.local_nodes.has_address(packet.src)
-            // No rule can name only the port 65535: its rule applies to all ports.
+            // The host has no rule for port 65535 alone: it has one for all ports.
             && [sport, 0, u16::MAX]
                 .iter()
                 .any(|&port| self.local_nodes.contains(&from(port)))
@@ -445,8 +444,8 @@ mod tests {
             assert!(!to(&spec, Protocol::TCP, port), "{port}");
         }
         assert!(!to(&spec, Protocol::UDP, 9000));
-        // A rule that does not fit intercepts every port; a later rule that fits intercepts only
-        // its own ports.
+        // A rule that does not fit into the limit intercepts all ports; a later rule that fits
+        // intercepts only its own ports.
         let wide = rule(&[
             "--destination",
             "192.0.2.10",
@@ -472,7 +471,7 @@ mod tests {
         let mut spec = Intercept::default();
         spec.add_marked(&[first("20-30")], &[21]);
         assert!(to(&spec, Protocol::TCP, 40_000));
-        // A rule without ports intercepts every port, as before.
+        // A rule without ports intercepts all ports.
         let any = rule(&["--destination", "192.0.2.10", "--mark", "3"]);
         let mut spec = Intercept::default();
         spec.add_marked(&[any], &[]);

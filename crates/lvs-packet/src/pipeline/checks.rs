@@ -21,7 +21,7 @@ use crate::wire::{ipv4, ipv6};
 /// longest segment. `None` if it can be sent.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
     let packet = &job.packet;
-    // A reassembled IPv6 packet leaves in fragments no longer than the fragments that arrived.
+    // A reassembled IPv6 packet is sent in fragments that are not longer than those that arrived.
     let longest = match job.history {
         Some(history) if packet.is_ipv6() => history.longest,
         _ => packet.len,

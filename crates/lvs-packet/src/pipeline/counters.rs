@@ -179,7 +179,6 @@ mod tests {
         assert_eq!(one.received, one.accounted());
         let mut sum = one.clone();
         sum += &one;
-        // The sum of counters with themselves has each number doubled.
         let doubled = |text: &str| {
             text.split(|c: char| !c.is_ascii_digit())
                 .filter(|number| !number.is_empty())

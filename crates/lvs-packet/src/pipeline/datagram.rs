@@ -83,8 +83,8 @@ fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
 impl Pipeline {
     /// Whether the packet was intercepted, so that the host has no copy of it.
     pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
-        // The host intercepted (or did not intercept) the single fragments, which do not contain
-        // the packet that the ICMP error quotes.
+        // The single fragments decided about the interception; they do not contain the packet that
+        // the ICMP error quotes.
         let (mut packet, mut inner) = (job.packet, job.inner);
         if let Some(history) = job.history {
             inner = None;
@@ -150,7 +150,7 @@ impl Pipeline {
                         .syn_limiter
                         .passes(meta.tuple.src, meta.tuple.dst, number, cx.now)
                 {
-                    // The host receives the packets that it sends to itself.
+                    // A packet that the host sends to itself is passed to the host.
                     return self.drop_or_leave(FrameDrop::SynFlood, &job, cx);
                 }
                 match &cx.ahead {

@@ -63,8 +63,8 @@ impl Pipeline {
             && let Ok(made) = parse::ip(error.bytes(), false)
         {
             if own && !net.is_vip(packet.src) {
-                // The packet is the outer packet of a tunnel; the error to the client has a limit
-                // of its own.
+                // The packet that could not be sent was a tunnel packet. The rate limit for the
+                // error to the client is checked separately.
                 let message = error.bytes().get(made.l4..).unwrap_or_default();
                 self.tunnel_complaint(message, made.is_ipv6(), decide, cx);
             } else if self.common.rate_limit.allow(KIND, packet.src, cx.now) {

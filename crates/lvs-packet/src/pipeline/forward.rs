@@ -61,8 +61,7 @@ impl Pipeline {
             return Fate::Dropped(FrameDrop::TtlExceeded);
         }
         if !forward.new && mss::asks(frame.bytes(), &job.packet) {
-            // The first SYN was not answered: the link-layer address of the server may have
-            // changed.
+            // The client repeats its SYN, so the server's link-layer address may have changed.
             cx.out.request(Request::Confirm(hop.port, hop.addr));
         }
         decrement_ttl(frame.bytes_mut());
@@ -106,7 +105,7 @@ impl Pipeline {
                     local: SocketAddr::new(job.packet.src, job.packet.ports.unwrap_or_default().0),
                 };
                 if !cx.env.intercept.local_clients.contains(&client) {
-                    // The host would find no connection for the answer, and would reset it.
+                    // The host would have no connection for the answer, and would reset it.
                     let copy = frame.clone();
                     if self.held.hold_local_client(client, cx.server, copy, cx.now) {
                         cx.out.request(Request::InterceptLocalClient(client));

@@ -32,8 +32,8 @@ impl Pipeline {
         if !info.ethernet {
             let net = cx.env.net;
             let from_host = [net.host_port(), net.local_port()].contains(&Some(port));
-            // The host sends packets to multicast groups on every device: router solicitations,
-            // listener reports, routing daemons.
+            // The host sends packets to multicast groups on each device: router solicitations,
+            // listener reports, packets of routing daemons.
             let to_all = match ip_dst(frame.bytes()) {
                 IpAddr::V4(dst) => dst.is_multicast() || dst.is_broadcast(),
                 IpAddr::V6(dst) => dst.is_multicast(),
@@ -124,7 +124,7 @@ impl Pipeline {
             arrival,
             ..Job::new(packet, hook, from_host, to_host)
         };
-        // The metadata of a frame on a virtual link come from the peer, and are not trusted.
+        // The metadata of a frame on a virtual link come from its sender, which is not trusted.
         let mut checked = segment::check_offload(frame, &packet);
         if frame.offload.checksum.is_some_and(PartialChecksum::is_crc) {
             checked = checked.and_then(|()| segment::finish_checksum(frame));
@@ -196,8 +196,8 @@ impl Pipeline {
         {
             return fate;
         }
-        // A single fragment that is the whole datagram (RFC 6946) may have a partial checksum; no
-        // device finishes the checksum of a reassembled datagram.
+        // A single fragment that is the whole datagram (RFC 6946) may have a partial checksum,
+        // which no device can complete after reassembly.
         if let Err(reason) = segment::finish_checksum(frame) {
             return Fate::Dropped(reason);
         }

@@ -238,8 +238,8 @@ impl Pipeline {
         let Link { hop, info } = link;
         if info.ethernet {
             let Some(mac) = cx.env.net.neighbour(hop.port, hop.addr) else {
-                // Store a copy of the exact size; the buffer is used again, or returns to the
-                // backend that lent it.
+                // Store a copy of the exact size: the frame's buffer is reused, or returns to its
+                // backend.
                 let copy = frame.clone();
                 if self.held.hold(hop.port, hop.addr, cx.server, copy, cx.now) {
                     cx.out.request(Request::Resolve(hop.port, hop.addr));

@@ -291,7 +291,8 @@ impl Pipeline {
             };
             self.counters.count(fate);
             if lent {
-                // With any fate, the backend gets its slot back after the output is sent.
+                // Whatever the fate of the frame, its backend gets the slot back when the output
+                // was sent.
                 drop(frame.take());
             } else if receives && frame.capacity() == 0 {
                 *frame = cx.out.receiver();

@@ -80,8 +80,8 @@ impl Pipeline {
             // A router's error has the address of its link towards the receiver as its source.
             match net.route(packet.src).and_then(|hop| hop.source) {
                 Some(addr) => addr,
-                // If the VIP is only routed to this host, it has no better source than the
-                // requested address.
+                // If this host does not have the VIP, no address is better as a source than the one
+                // that the client used.
                 _ if job.hook != Hook::Transit => packet.dst,
                 _ => return,
             }

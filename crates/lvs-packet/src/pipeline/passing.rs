@@ -152,7 +152,7 @@ fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
         return None;
     }
     let packet = parse::plain(ip)?;
-    // The metadata of a frame on a virtual link come from the peer, and are not trusted.
+    // The metadata of a frame on a virtual link come from its sender, which is not trusted.
     let finishable = frame.offload.checksum.is_none_or(|partial| {
         let start = usize::from(partial.start);
         !partial.is_crc()

@@ -52,8 +52,8 @@ impl Pipeline {
                 self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
                 return Fate::Dropped(FrameDrop::TtlExceeded);
             }
-            // The error to the server must quote the packet as the server sent it, so this check
-            // precedes the translation.
+            // The error must quote the packet as the server sent it, so this check precedes the
+            // translation.
             if (job.history.is_none() || job.packet.is_ipv6())
                 && let Some(fate) = self.too_big(frame, job, hop.mtu as usize, None, cx)
             {
@@ -78,7 +78,6 @@ impl Pipeline {
             }
         };
         let Some(hop) = hop else {
-            // The client is the director itself.
             let is_own = job.from_host || reply.source.is_some();
             let device = host::device_to_host(frame, is_own, cx.env.net);
             return self.give_back_through(device, frame, job, cx);
@@ -177,7 +176,7 @@ impl Job<'_> {
         let mut job = *self;
         if edit.replacement.is_some() {
             job.packet.len = frame.len();
-            // The edited packet is not the packet that arrived in fragments.
+            // The sizes of the arrived fragments do not apply to the changed packet.
             job.history = None;
         }
         job

@@ -23,7 +23,7 @@ impl Pipeline {
         if tcp::own_reset(&mut frame, reset) {
             let fate = match (&reset.forward, parse::ip(frame.bytes(), false)) {
                 (Some(forward), Ok(packet)) => {
-                    // Handle the reset as if the client had sent it.
+                    // The reset is forwarded as if the client had sent it.
                     let net = env.net;
                     let (from_host, to_host) = (net.is_local(packet.src), net.is_local(packet.dst));
                     let job = Job::new(packet, Hook::Local, from_host, to_host);

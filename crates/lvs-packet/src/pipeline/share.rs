@@ -51,7 +51,7 @@ impl Pipeline {
         } else {
             bytes
         };
-        // Invalid packets are refused here.
+        // For an invalid packet, no worker is chosen: this one drops it.
         let packet = parse::ip(ip, frame.offload.segments.is_some()).ok()?;
         self.other_home(share, &packet, ip, env)
     }

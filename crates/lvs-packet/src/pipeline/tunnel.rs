@@ -39,7 +39,7 @@ impl Pipeline {
         let Some(mtu) = tunnel::inner_mtu(tunnel, target, route, learned) else {
             return Fate::Dropped(FrameDrop::MtuTooSmall);
         };
-        // An inner packet without "don't fragment" is fragmented to the learned MTU.
+        // A packet without "don't fragment" is fragmented to the reported path MTU.
         let path = mtu + tunnel::overhead(tunnel, target);
         let hop = &NextHop {
             mtu: u32::try_from(path).unwrap_or(hop.mtu),
@@ -177,7 +177,7 @@ impl Pipeline {
         if wire_icmp::error(&mut error, complaint.kind, complaint.original, virt, id)
             && let Ok(made) = parse::ip(error.bytes(), false)
             && let Icmp::Error(about) = made.icmp(error.bytes(), Hook::Output, 0)
-            // The director counts the error as a packet of the connection to its client.
+            // The director counts the error as a packet of the connection towards its client.
             && matches!(decide.icmp_error(&about, cx.now), Verdict::Reply(_))
         {
             // It also counts the ICMP error of the tunnel path, with the length of the request that

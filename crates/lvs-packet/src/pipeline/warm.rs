@@ -27,9 +27,9 @@ pub(super) fn look_ahead<D: Decide>(
     decide: &D,
     known: &mut Known,
 ) {
-    // First compute the slots of all frames, and then prefetch their content, because the addresses
-    // of the slots must be known. All loads are issued together, because the TLB misses of 4 KiB
-    // pages take as long as the loads, and run in parallel only if no other work is between them.
+    // First, the slots of all frames are computed, because their addresses are needed; then the
+    // slots are prefetched. Each step issues all of its loads together: TLB misses of 4 KiB pages
+    // take as long as the loads, and run in parallel only if no other work is between them.
     for (known, frame) in known.iter_mut().zip(frames) {
         let tuple = ports_and_addresses(frame.bytes(), ethernet);
         *known = tuple.and_then(|(protocol, src, dst)| decide.ahead(protocol, src, dst));

@@ -53,8 +53,8 @@ pub fn clamp(frame: &mut Frame, packet: &Packet, limit: u16) -> bool {
     }
     put16(tcp, at, limit);
     if !unfinished {
-        // At an odd offset, the two bytes are halves of two words; swapped, they have the same sum
-        // (RFC 1071 section 2 B).
+        // At an odd offset, the two bytes belong to two words of the sum; exchanged, they have the
+        // same sum (RFC 1071 section 2 B).
         let (old, new) = if at % 2 == 0 {
             (asked, limit)
         } else {

@@ -50,8 +50,8 @@ pub fn translate(
     let l4 = packet.l4;
     // For AH, ESP and similar protocols, only the IP header changes.
     let (header, field) = header(packet.protocol).unwrap_or_default();
-    // The device computes the sum from the transport header on: the field then contains only the
-    // sum of the pseudo-header.
+    // The field contains only the sum of the pseudo-header, because a device will complete the
+    // checksum from the transport header on.
     let unfinished = frame.offload.checksum.is_some_and(|partial| {
         usize::from(partial.start) == l4 && usize::from(partial.offset) == field
     });
@@ -218,8 +218,8 @@ pub fn translate_icmp(
             if header < ipv4::HEADER_LEN || inner.len() < header {
                 return Err(FrameDrop::ShortHeader);
             }
-            // One of the two ends is the source or destination of the message; the inner packet had
-            // the opposite direction.
+            // The source of the quoted packet is the destination of the error, or the other way
+            // round.
             let other = match outer {
                 End::Source => ipv4::field::DESTINATION,
                 End::Destination => ipv4::field::SOURCE,

@@ -81,7 +81,7 @@ pub fn acknowledge(frame: &mut Frame, l4: usize, shift: Shift) {
             (kind, Some(&len)) => (kind, usize::from(len)),
             (_, None) => break,
         };
-        // An incomplete option: the options after it cannot be read.
+        // The option is incomplete, so that no further option can be read.
         if len == 0 || (kind != OPTION_NOP && len < 2) || at + len > end {
             break;
         }

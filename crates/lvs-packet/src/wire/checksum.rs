@@ -196,8 +196,8 @@ mod tests {
     proptest! {
         #[test]
         fn checksum_equals_naive_sum(bytes in proptest::collection::vec(any::<u8>(), 1..2000)) {
-            // pnet returns 0 for an empty packet, and omits the word at `skipword`; a word beyond
-            // the end omits none.
+            // pnet returns 0 for an empty packet. It omits the word at `skipword` from the sum; a
+            // number beyond the end omits none.
             let twin = pnet_packet::util::checksum(&bytes, usize::MAX / 2);
             prop_assert_eq!(Sum::ZERO.bytes(&bytes).finish(), twin);
         }

@@ -47,7 +47,7 @@ fn too_long_reply_is_refused_and_not_counted() {
         .ack(2)
         .write(&mut answer, &[b'x'; 1400])
         .unwrap();
-    // "Don't fragment", and the header checksum with this flag.
+    // The answer gets "don't fragment", and the header checksum changes with it.
     answer[6] = 0x40;
     let sum = etherparse::Ipv4HeaderSlice::from_slice(&answer)
         .unwrap()
@@ -420,7 +420,7 @@ fn path_mtu_of_unused_path_is_not_learned() {
         let mut lab = udp_services(&by_tunnel(tunnel), ServiceFlags::default());
         assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
         let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
-        // The rest is as in the kernel: the client receives the error, and the next packet is too
+        // The rest is as with the kernel: the client receives the error, and the next packet is too
         // long.
         let reported = only(complaint(&mut lab, tunnel, &long(53)), CLIENTS);
         assert_eq!(reported.bytes()[20..22], [3, 4]);
@@ -473,11 +473,11 @@ fn first_icmp_error_reports_mtu_of_route_once_for_all_services() {
     for port in [53, 54] {
         let _ = only(lab.request(&long(port), Offload::default()), SERVERS);
     }
-    // The kernel's MTU is reported until a packet has used the learned MTU.
+    // The MTU of the route is reported, as by the kernel, until a packet has used the path MTU.
     assert_eq!([reported(&mut lab, 53), reported(&mut lab, 53)], [1480; 2]);
     assert_eq!(reported(&mut lab, 54), 1480);
     let _ = only(lab.request(&long(53), Offload::default()), CLIENTS);
     assert_eq!(reported(&mut lab, 53), 1180);
-    // The kernel would report 1480 until a packet of this service has used the learned MTU.
+    // The kernel would report 1480 until a packet of this service has used the path MTU.
     assert_eq!(reported(&mut lab, 54), 1180);
 }

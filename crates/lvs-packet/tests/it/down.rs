@@ -263,7 +263,7 @@ fn resets_have_expected_sequence_numbers_at_both_ends() {
         let frames = bench.take_down();
         let seen: Vec<Seen> = frames.iter().map(|frame| bench.read(frame)).collect();
         let nat = method == Forwarding::Nat;
-        // Behind NAT, the director has forwarded 50 bytes that the client has not acknowledged yet.
+        // With NAT, the director has forwarded 50 bytes that the client has not acknowledged yet.
         let of_server = if nat { 5351 } else { 5301 };
         let expected = [
             Seen {

@@ -79,7 +79,7 @@ fn fragments_to_host_are_reinjected_unchanged() {
         for limit in limits {
             let frames = pieces(&datagram(client, vip, 3000), limit);
             assert!(frames.len() > 2);
-            // The packets are reinjected on the interface of their arrival if it permits that,
+            // A packet is reinjected on the interface on which it arrived if this is possible,
             // otherwise through the TUN device.
             for gives_back in [true, false] {
                 let mut lab = dns();
@@ -150,7 +150,7 @@ fn reverse_path_check_requires_route_to_source() {
         let missing = taken.iter().filter(|taken| !**taken).count() as u64 * 2;
         let counters = &lab.pipeline.counters;
         assert_eq!(counters.dropped_for(FrameDrop::ReversePath), missing);
-        // The check applies to requests, not to replies of servers.
+        // The check applies only to requests, not to replies of servers.
         let ip = datagram("10.1.0.11:53", CLIENT, 10);
         assert_eq!(lab.send(SERVERS, &ethernet(SV_MAC, GW_MAC, &ip)).len(), 1);
     }

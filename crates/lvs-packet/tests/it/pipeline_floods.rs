@@ -123,7 +123,7 @@ fn flood_drops_only_syns_above_their_share() {
     let from = |n: u16| SocketAddr::from(([198, 18, 0, 7], n));
     let syn = |n: u16, to: &str| from_client(&packet(from(n), addr(to), Protocol::TCP, &[]));
     assert_eq!(lab.send(CLIENTS, &syn(1, VIP)).len(), 1);
-    // Report that the SYN used all of the processor time.
+    // Report to the limiter that the SYN used a second of processor time.
     let second = std::time::Duration::from_secs(1);
     lab.pipeline.syn_limiter.spent(1, second, lab.now);
     assert!(lab.pipeline.syn_limiter.sorts());

@@ -288,7 +288,7 @@ fn ftp_passive_replies_are_rewritten() {
             talk.data(),
             ["192.0.2.7:0 10.0.0.80:40001 10.1.0.11:40001 LISTEN"]
         );
-        // The rewritten replies are longer and shorter than the server's.
+        // The rewritten reply is longer than the server's in one case, and shorter in the other.
         for (server_reply, client_reply) in [
             ("(1,1,1,1,1,1)", "(10,0,0,80,1,1)"),
             ("(010,001,000,011,007,208)", "(10,0,0,80,7,208)"),
@@ -343,8 +343,8 @@ fn repeated_ftp_reply_is_rewritten_again() {
         let before = talk.answer(PSH | ACK, b"");
         let mut lost = talk.answer(PSH | ACK, reply);
         talk.server_says(PSH | ACK, reply);
-        // The server repeats the reply alone, then together with the following line, and then
-        // together with the preceding line.
+        // The server repeats the reply: alone, then together with the next line, and then together
+        // with the previous line.
         let later = b"226 Later.\r\n";
         lost.payload = reply.to_vec();
         let reported = b"227 Entering Passive Mode (10,0,0,80,156,65).\r\n";
@@ -500,7 +500,7 @@ fn damaged_and_impossible_segments_are_dropped() {
     assert!(talk.send_request(&request).is_none());
     request.flags |= RST;
     assert!(talk.send_request(&request).is_some());
-    // A segment of the client is also dropped before the server has answered the SYN.
+    // A segment of the client is dropped in the same way before the server has answered the SYN.
     let first = Segment {
         src: "192.0.2.7:40009".parse().expect("an address"),
         acknowledgement: 0,

@@ -179,7 +179,7 @@ fn full_nat_translates_requests_and_replies_of_both_families_and_protocols() {
                 assert!(frame.bytes().ends_with(b"answer"));
 
                 // A packet from another port of the server is not a reply: it is passed to the
-                // host, or answered by the dataplane if the local address is its own.
+                // host, or answered by the dataplane if the dataplane owns the local address.
                 let stray = packet(udp, addr(SERVER[six], 9), local, "ack", b"x");
                 let sent = bed.send(SERVERS, &stray, Offload::default());
                 assert!(sent.iter().all(|(to, _)| *to == SERVERS), "{sent:?}");

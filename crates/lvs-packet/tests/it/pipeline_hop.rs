@@ -22,7 +22,7 @@ fn hop(method: Forwarding) -> Lab {
         tunnel: Tunnel::Ipip,
     }]);
     lab.own_vips();
-    // The host routes all sent packets: no port is an Ethernet interface.
+    // No port is an Ethernet interface: the host routes the packets that the dataplane sends.
     lab.net
         .ports
         .iter_mut()

@@ -320,8 +320,8 @@ fn asked(frame: &[u8], l4: usize) -> u16 {
 #[test]
 fn segment_size_is_lowered_to_path_mtu() {
     let virt6: Ipv6Addr = "fd00::80".parse().expect("an address");
-    // With NAT and direct routing, the smaller MTU of both sides decides; a tunnel needs 20 bytes
-    // for IPv4, and 40 for IPv6.
+    // With NAT and direct routing, the smaller MTU of the two links decides. A tunnel needs 20 more
+    // bytes for an outer IPv4 header, and 40 for IPv6.
     for (clamp, method, four, six) in [
         (None, Forwarding::Nat, 8960, 8940),
         (Some(ClampMss::Auto), Forwarding::Nat, 1460, 1440),
@@ -403,7 +403,8 @@ fn first_fragment_without_headers_is_dropped() {
 
 #[test]
 fn repeated_syn_confirms_neighbour() {
-    // The lab's verdict is never for a new connection, so that the SYN counts as repeated.
+    // The lab's verdict never says that the packet opened a connection, so the SYN counts as
+    // repeated.
     let mut lab = web(Forwarding::Nat);
     for _ in 0..3 {
         let ip = segment((CLIENT, 4000), (VIP, 80), &[], true);

@@ -185,7 +185,7 @@ fn sctp_association_is_translated_through_nat() {
         "[fd00::80]:36412",
         "[fd00:1::11]:36413",
     );
-    // The port is unchanged, and so is the checksum, which does not cover addresses.
+    // The port and the checksum are unchanged: the checksum of SCTP does not cover addresses.
     nat_life(CLIENT, VIP, "10.1.0.11:36412");
 }
 
@@ -270,7 +270,7 @@ fn sctp_packets_are_forwarded_by_direct_routing_and_tunnels() {
                 assert_eq!(ip_dst(sent.bytes()).to_string(), "10.1.0.11");
             }
         }
-        // No packet of the server was sent to the director.
+        // The server's packets do not pass through the director.
         assert_eq!(lab.states(), ["CLOSED"], "{method:?} {tunnel:?}");
     }
 }
@@ -348,7 +348,7 @@ fn ipsec_packets_use_the_server_of_isakmp() {
             assert_eq!(ip_src(sent.bytes()).to_string(), "10.0.0.80");
             assert_eq!(sent.bytes()[20..], answer[20..]);
         }
-        // A host that exchanged no keys has no connection.
+        // A host that has exchanged no keys has no connection.
         let other = ipsec("192.0.2.8:0", ISAKMP_VIP, 50);
         let given = lab.request(&other, Offload::default());
         assert_eq!(only(given, crate::lab::HOST).bytes(), other);

@@ -280,7 +280,7 @@ fn packets_without_connection_are_passed_to_host_or_reinjected() {
     // Intercepted packets are reinjected through the TUN device, without the link header.
     assert_eq!(lab.send(CLIENTS, &stray), [(HOST, stray[14..].to_vec())]);
     assert_eq!(lab.send(SERVERS, &direct), [(HOST, direct[14..].to_vec())]);
-    // The host already has the packets that are not intercepted.
+    // The host has its own copy of packets that are not intercepted.
     assert!(lab.send(CLIENTS, &other).is_empty());
     assert!(lab.send(SERVERS, &download).is_empty());
     assert_eq!(
@@ -303,7 +303,7 @@ fn client_on_director_waits_for_interception() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let local = (crate::lab::CL_ADDR, 40_000);
-    // The packet waits until the host does not receive the reply.
+    // The packet waits until the server's reply is intercepted.
     assert!(lab.send(HOST, &tcp(local, (VIP, 80), b"hello")).is_empty());
     let client = LocalClient {
         protocol: Protocol::TCP,
@@ -423,7 +423,7 @@ fn request_of_host_to_server_on_host_keeps_client_address() {
         (packet.src, packet.dst, packet.ports),
         (VIP.into(), SERVER.into(), Some((40_000, 8080)))
     );
-    // The reply uses the same port.
+    // The reply is sent on the same port.
     let got = lab.send(LOCAL, &tcp((SERVER, 8080), (VIP, 40_000), b"there"));
     let [(LOCAL, bytes)] = &got[..] else {
         panic!("{got:?}")
@@ -549,8 +549,8 @@ fn super_packets_are_forwarded_whole_and_segmented_for_tunnels() {
             .all(|(_, f)| transport_right(&f.bytes()[14..]) && f.offload == Offload::default())
     );
 
-    // Segments of 1480 bytes with an outer header exceed the MTU, and have "don't fragment": the
-    // client receives an error.
+    // Segments of 1480 bytes are longer than the MTU with an outer header, and have "don't
+    // fragment": the client receives an error.
     let mut lab = web(Forwarding::Tunnel);
     lab.net.port_mut(SERVERS).mtu = 1490;
     let got = lab.send_offloaded(CLIENTS, &from_client(&ip), offload);
@@ -601,8 +601,8 @@ fn icmp_error_about_tunnel_packet_reaches_client() {
         ));
         ethernet(SV_MAC, server_mac(router), frame.bytes())
     };
-    // The first error reports the MTU of the route, which the sent packet used. After a packet has
-    // used the learned MTU, errors report the learned MTU.
+    // The first error reports the MTU of the route, which the packet used. When a packet has used
+    // the path MTU, errors report the path MTU.
     let got = lab.send(SERVERS, &complaint(1300));
     assert_eq!(got.len(), 1);
     let reported = &got[0].1[14..];

@@ -163,7 +163,7 @@ fn reported(frame: &[u8]) -> Option<u16> {
 fn path_mtu_learned_by_one_worker_applies_to_all() {
     let mut site = Site::new(Forwarding::Tunnel, Settings::UNLIMITED);
     let request = udp(CLIENT, 64, 1300);
-    // Both workers have sent to the server, and so have stored a reference to its path.
+    // Both workers have sent packets to the server, and have stored references to its path.
     for worker in [0, 1] {
         let sent = site.send(worker, CLIENTS, &request);
         assert_eq!((sent.len(), sent[0].0), (1, SERVERS));
@@ -185,7 +185,7 @@ fn path_mtu_learned_by_one_worker_applies_to_all() {
         assert_eq!(sent.len(), 1, "worker {worker}");
         assert_eq!(reported(&sent[0].1), Some(1280), "worker {worker}");
     }
-    // The packets that did not fit are recorded in one entry for the director.
+    // There is one entry for the director about the packets that were too long.
     let noted = site.common.oversize.all();
     assert_eq!((noted.len(), noted[0].packets), (1, 2));
 }
@@ -198,10 +198,10 @@ fn icmp_errors_of_workers_share_one_limit() {
         let sent = site.send(n % 2, CLIENTS, &udp(client, 1, 10));
         sent.iter().filter(|(_, frame)| frame[34] == 11).count()
     };
-    // One receiver gets a burst of six errors.
+    // A single receiver gets six errors at once.
     let to_one: usize = (0..40).map(|n| answered(&mut site, CLIENT, n)).sum();
     assert_eq!(to_one, 6);
-    // All receivers together get fifty.
+    // All receivers together get fifty errors at once.
     let to_all: usize = (0..200)
         .map(|n| {
             answered(

@@ -78,7 +78,7 @@ pub(super) fn check_call<'a>(
             Step::SetTimeouts(*timeouts)
         }
         Call::SysctlSet(sysctl) => {
-            // Each value is accepted or refused independently of all others.
+            // A value is valid or not, whatever the other values are.
             Sysctls::default().set(&sysctl.name, &sysctl.value)?;
             Step::SetSysctl(sysctl)
         }

@@ -44,7 +44,6 @@ impl ConnTable {
     /// still write counters, can continue until the first call of `adopt`.
     pub(crate) fn found(capacity: usize, memory: Memory) -> (Self, Adoption) {
         let mut table = Self::with_memory(capacity, memory);
-        // Slots of the overflow region are visited as well.
         let slots = table.slots.memory.layout.overflow_slots;
         table.overflow.set_used(slots);
         let end = table.slots.overflow + slots;
@@ -212,7 +211,7 @@ pub(crate) fn read(memory: Memory, mut entry: impl FnMut(Draft, Instant)) {
             entry(found.draft(), found.expires());
         }
     };
-    // Memory without a tag was possibly never written, and must not be touched now.
+    // A slot without a tag may never have been written: reading it would allocate its memory.
     let is_tagged = |&handle: &u32| {
         let (tags, slot) = slots.tag_of(handle);
         tags.is_used(slot)

@@ -231,7 +231,7 @@ impl ConnTable {
         self.slots.entry(handle).write(&draft);
         self.count(handle, 1);
         if !in_place {
-            // A successor finds the newest entry by this number.
+            // A process that takes over the table finds the newest entry by this number.
             self.overflow.sequence += 1;
             self.slots
                 .entry(handle)
@@ -240,8 +240,8 @@ impl ConnTable {
             self.enter(handle, Side::BOTH);
             return;
         }
-        // An entry in its bucket is also in the index of the overflow, once for each side with a
-        // key that another entry has too.
+        // An entry in its bucket is also in the index of the overflow, for each side on which
+        // another entry is equal to it.
         let mut sides = Vec::new();
         self.each_equal(&draft, Some(handle), |_, side| sides.push(side));
         sides.extend(

@@ -505,7 +505,7 @@ impl ConnTable {
         }
         let tags = self.slots.tags(narrow);
         for bucket in [buckets.first, buckets.second] {
-            // If another entry has the same tag (1 in 16), the prefetch only wastes time.
+            // If another entry in the bucket has the same tag (1 in 16), the prefetch is useless.
             if let Some(lane) = lanes(tags.word(bucket), buckets.tag).next() {
                 let slot = bucket * Layout::WAYS + lane;
                 load(&line(slot)[0]);

@@ -35,8 +35,8 @@ impl Index {
     /// An empty index with room for `references` references.
     pub(crate) fn new(references: usize) -> Self {
         let lines = references.div_ceil(LOAD).max(1).next_power_of_two();
-        // The kernel provides zero pages that need not be written; an aligned type of this crate
-        // would be written completely.
+        // The kernel provides memory that is zero and need not be written; with an aligned type,
+        // all of it would be written.
         let places = vec![0; (lines + 1) * WIDTH];
         let first = places.as_ptr().align_offset(64).min(WIDTH);
         Self {
@@ -118,7 +118,7 @@ impl Index {
     )]
     fn lines(&self, hash: u64) -> (usize, usize) {
         let one = hash as usize & self.mask;
-        // Another cache line, independent of the first.
+        // The second line is independent of the first, and always differs from it.
         let other = one ^ ((hash >> 29) as usize | 1) & self.mask;
         (self.first + one * WIDTH, self.first + other * WIDTH)
     }

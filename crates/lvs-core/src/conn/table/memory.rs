@@ -238,8 +238,8 @@ impl Region {
     /// Zeros on the heap, allocated by the system on first use; `None` if there is too little
     /// memory.
     pub fn heap(words: usize) -> Option<Self> {
-        // Slots are cache lines. The allocator would write every page of a type with such an
-        // alignment at once; fresh zero pages need not be written.
+        // A region begins at a cache line. It is not of an aligned type, for which the allocator
+        // would write the whole memory at once; memory from the kernel is zero already.
         let words = words.checked_add(LINE / size_of::<AtomicU64>())?;
         let words: Box<[AtomicU64]> = bytemuck::try_zeroed_slice_box(words).ok()?;
         let first = words.as_ptr().align_offset(LINE);

@@ -294,8 +294,6 @@ impl ConnTable {
         self.slots.overflow
     }
 
-    // --- insertion and removal -------------------------------------------------------------------
-
     /// Inserts an entry, as the newest of its equal entries, and starts its timer; `None`, without
     /// a change, if the table is full.
     pub(crate) fn insert(&mut self, draft: &Draft, now: Instant) -> Option<u32> {
@@ -366,8 +364,8 @@ impl ConnTable {
                 self.leave(handle);
             }
             let entry = self.slots.entry(handle);
-            // The BPF programs may still read an entry that was evicted from the fast path a moment
-            // ago.
+            // BPF programs may still read an entry that was evicted from the kernel fast path a
+            // moment ago.
             let published = entry.epoch() != 0;
             entry.free();
             if !published || self.slots.memory.quarantine.is_zero() {
@@ -442,8 +440,6 @@ impl ConnTable {
         }
     }
 
-    // --- time ------------------------------------------------------------------------------------
-
     /// Starts the entry's timer with its timeout from `now` (`ip_vs_conn_put`).
     #[inline]
     pub(crate) fn restart(&mut self, handle: u32, now: Instant) {
@@ -496,9 +492,9 @@ impl ConnTable {
     pub(crate) fn take_due(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         let mut due = core::mem::take(&mut self.due);
         due.clear();
-        // Process few entries at a time, so that their slots are still in the caches when they are
-        // removed. Process all at once if the order of removal matters, or if entries that are not
-        // due would be visited again and again.
+        // Take few entries at a time, so that their slots are still in the caches when the caller
+        // removes them. Take all at once if the order of removal matters, or if entries that are
+        // not due would be visited again and again.
         let mut looked_at = 1;
         while due.is_empty() && looked_at > 0 {
             let few = self.controlled.is_empty() && !self.wheel.stays();
@@ -528,8 +524,6 @@ impl ConnTable {
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
         self.wheel.next_wakeup()
     }
-
-    // --- state that few entries have -------------------------------------------------------------
 
     #[inline]
     pub(crate) fn controlled(&self, handle: u32) -> u32 {

@@ -354,8 +354,8 @@ impl<'a> Entry<'a> {
 
     #[inline]
     pub(super) fn set_expires(self, at: Instant) {
-        // Stored after the timeout: a BPF program that computes the deadline from the previous
-        // timeout checks the timeout again afterwards.
+        // Written after the timeout: a BPF program that computes the deadline from the previous
+        // timeout reads the timeout again afterwards.
         self.hot[HOT_DEADLINE].store(at.as_nanos(), Release);
     }
 
@@ -515,7 +515,7 @@ impl<'a> Entry<'a> {
     /// Offloads the connection: the kernel fast path may forward its packets as long as `epoch` is
     /// the current one.
     pub(crate) fn publish(self, epoch: u16) {
-        // Stored after the next hop, which has no meaning in another epoch.
+        // Written after the next hop, which is valid only in this epoch.
         let word = self.hot(HOT_STATE) & !0xffff_0000 | u64::from(epoch) << 16;
         self.hot[HOT_STATE].store(word, Release);
         if self.word0() & (kind::SHADOWED_IN | kind::SHADOWED_OUT) == 0 {

@@ -67,7 +67,8 @@ fn address_cached_as_no_client_is_found_after_it_becomes_a_client() {
     let mut table = ConnTable::new(8, 1);
     let server = "10.1.0.1:80".parse().unwrap();
     let out = |table: &ConnTable| table.find_out(Protocol::TCP, server, key(1).client);
-    // At the second look-up, the address is cached as one that belongs to no client.
+    // Before the second look-up, the table has recorded that the address does not belong to a
+    // client.
     assert_eq!((out(&table), out(&table)), (None, None));
     let entry = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     assert_eq!(out(&table), Some(entry));
@@ -103,7 +104,7 @@ fn prefetch_hint_does_not_change_lookup_result() {
             assert_eq!(table.find_in_ahead(&key(n), &there), found);
             let reply = table.find_out_ahead(Protocol::TCP, server, client, &back);
             assert_eq!(reply, found);
-            // The prefetch result of another packet.
+            // The hint was prepared for another packet.
             assert_eq!(table.find_in_ahead(&key(n), &back), found);
             assert_eq!(found.is_some(), n <= 32 && (round == 0 || n % 4 != 0));
         }
@@ -147,7 +148,7 @@ fn entry_with_an_equal_key_is_not_offloadable() {
 fn offloaded_slot_is_quarantined_after_removal() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));
     let mut table = ConnTable::with_memory(8, memory);
-    // The home slot of all these entries is the same.
+    // All of these entries have the same home slot.
     let connection = draft(1, 9);
     let first = table.insert(&connection, Instant::ZERO).unwrap();
     table.get(first).publish(1);
@@ -162,13 +163,14 @@ fn offloaded_slot_is_quarantined_after_removal() {
     // A slot that was never offloaded is reused at once.
     table.remove(first);
     assert_eq!(table.insert(&connection, later), Some(first));
-    // The programs may still read a connection that was evicted from the fast path.
+    // BPF programs may still read a connection that was evicted from the kernel fast path.
     table.get(first).publish(1);
     table.get(first).withdraw();
     table.remove(first);
     let third = table.insert(&connection, later).unwrap();
     assert_ne!(third, first);
-    // The programs may also still read a connection whose slot was written again since then.
+    // BPF programs may also still read a connection that was evicted before its slot was last
+    // written.
     table.get(third).publish(1);
     table.get(third).write(&connection);
     assert!(!table.get(third).is_live());
@@ -254,8 +256,8 @@ fn many_destinations_of_one_client_port_are_found_in_few_steps() {
         let found = table.find_out(Protocol::TCP, behind(n), key(7).client);
         assert_eq!(table.get(found.unwrap()).virt(), port(n));
     }
-    // Of equal entries, the newest remaining one; entries are removed from the middle, the end and
-    // the front.
+    // The newest of the equal entries that remain is found. Entries are removed from the middle,
+    // the end and the front.
     let newest = |table: &ConnTable| {
         let found = table.find_out(Protocol::TCP, server, key(7).client);
         found.map(|handle| table.get(handle).virt())
@@ -361,13 +363,12 @@ fn full_table_supports_removal_and_insertion() {
         table.insert(&draft(n), Instant::ZERO).unwrap();
     }
     let elsewhere = table.indices(0..ALL).filter(|&n| !table.slots.in_place(n));
-    // About 5 of 100.
     assert!(elsewhere.count() < capacity as usize * 6 / 100);
 }
 
 #[test]
 fn timers_fire_at_their_deadline_and_not_before() {
-    // From milliseconds to beyond the wheel's span of 51 days.
+    // Timeouts from milliseconds to more than the wheel's span of 51 days.
     let timeouts = [
         1, 2, 16, 17, 18, 34, 35, 68, 69, 300, 4_000, 70_000, 71_000, 300_000, 4_000_000, 5_000_000,
     ];
@@ -406,7 +407,7 @@ fn next_wakeup_precedes_every_deadline() {
             }
         };
         assert!(fired >= deadline && fired - deadline < Duration::from_millis(5));
-        // Ticks in which books and pages are spread, and the portions of the last page.
+        // Ticks at which books and pages are distributed, and portions of the last page.
         assert!(wakeups < 150, "{wakeups} for {timeout}");
     }
 }
@@ -461,7 +462,7 @@ fn timer_burst_is_spread_before_its_deadline() {
         assert_eq!(table.due_tick(now, &mut budget), None);
         most = most.max(ALL - budget);
     }
-    // In 48 portions.
+    // The entries are distributed in 48 portions.
     assert!(most <= 50_000 / 48 + 1, "{most}");
     assert_eq!(due(&mut table, deadline).len(), 50_000);
 }
@@ -744,8 +745,8 @@ proptest! {
                     prop_assert_eq!(fired, gone);
                 }
                 Op::TakeOver => {
-                    // Among changed entries outside the overflow, a successor cannot determine the
-                    // newest.
+                    // Entries outside the overflow may have changed; a process that takes over the
+                    // table cannot find the newest of these.
                     let ambiguous = naive.entries.iter().any(|entry| entry.1.server == REBOUND);
                     let hidden = naive.entries.iter().any(|entry| entry.1.has(flag::DYING));
                     if ambiguous || hidden {
@@ -803,7 +804,7 @@ fn adoption_keeps_valid_entries_and_drops_damaged_ones() {
     let kept = table.insert(&draft(1, 60), Instant::ZERO).unwrap();
     let refused = table.insert(&draft(2, 60), Instant::ZERO).unwrap();
     let torn = table.insert(&draft(3, 60), Instant::ZERO).unwrap();
-    // A slot whose tag was never written, and one whose first word is another client's.
+    // A slot whose tag was never written, and a slot whose first word belongs to another client.
     table.vacate(refused);
     table.slots.entry(torn).write(&draft(4, 60));
     drop(table);

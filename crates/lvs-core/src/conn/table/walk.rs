@@ -41,7 +41,6 @@ impl ConnTable {
     pub(crate) fn walk(&self, at: &mut usize, budget: &mut usize) -> Option<u32> {
         while *at < self.slots_len() && *budget > 0 {
             *budget -= 1;
-            // Parts without entries are skipped at once.
             if at.is_multiple_of(PART) && self.parts.get(*at / PART) == Some(&0) {
                 *at = (*at + PART).min(self.slots.overflow as usize);
                 continue;

@@ -111,7 +111,7 @@ impl Wheel {
             heads: vec![0; BUCKETS],
             fills: vec![0; BUCKETS],
             occupied: vec![0; BUCKETS / 64],
-            // Fresh zero pages need not be written.
+            // Memory from the kernel is zero, and need not be written.
             chunks: vec![0; chunks * CHUNK],
             free: 0,
             used: 1,
@@ -255,7 +255,7 @@ impl Wheel {
             let next = (self.tick / PORTION_TICKS + 1) * PORTION_TICKS;
             next.min((page + 1) << PAGE_BITS)
         });
-        // A page is spread during the page before it, and a book before its first page.
+        // A page is distributed during the page before it, and a book before its first page.
         let next_page = self
             .next_occupied(TICKS, PAGES, page + 1, page + 2 + BOOK)
             .map(|page| (page - 1) << PAGE_BITS);
@@ -314,7 +314,7 @@ impl Wheel {
     /// Distributes the portions that are due. `false` if the budget is used up first.
     fn spread(&mut self, entries: &impl Entries, budget: &mut usize) -> bool {
         let page = self.tick >> PAGE_BITS;
-        // A book is spread over its pages before the first of them is spread.
+        // A book is distributed to its pages before the first of these pages is distributed.
         let book = TICKS + PAGES + ring(page_to_book(page + 2), BOOKS);
         if self.heads[book] != 0 && !self.empty(entries, book, usize::MAX, budget) {
             return false;

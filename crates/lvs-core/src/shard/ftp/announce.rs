@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(four("EPSV  1\r\n"), None);
         assert_eq!(four("EPSV"), None);
         assert_eq!(four("EPSV 1"), None);
-        // An EPSV argument that the parser does not understand ends the search; text that is not a
+        // An EPSV argument that the parser does not support ends the search; text that is not a
         // command does not.
         assert_eq!(four("EPSV ALL\r\nPASV\r\n"), None);
         assert_eq!(four("EPSVX\r\nPASV\r\n"), PASSIVE);

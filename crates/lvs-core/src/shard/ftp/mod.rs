@@ -153,7 +153,7 @@ impl<'a> Tcp<'a> {
             window: u16::from_be_bytes([header[tcp::WINDOW.start], header[tcp::WINDOW.start + 1]]),
             offer: offers.then(|| Offer::read(options)),
             options,
-            // A header whose length field is below the minimum has no payload.
+            // If the header's length field is below the minimum, the segment has no payload.
             payload: bytes
                 .get(len..)
                 .filter(|_| len >= tcp::HEADER_LEN)
@@ -249,8 +249,8 @@ impl Shard {
         }
         match relation {
             Relation::Known | Relation::New => Ok((!shift.is_none()).then_some(shift)),
-            // The kernel interprets this segment to the server as the first of another connection,
-            // whose entry would collide with the tracked one.
+            // For the kernel, this segment would be the first one of another connection, from the
+            // client to the server, whose entry would collide with the tracked one.
             Relation::Foreign if Kind::of(&tcp) == Some(Kind::Ack) => {
                 Err(DropReason::HelperSequence)
             }
@@ -313,7 +313,7 @@ impl Shard {
         let Some((listens, place)) = announce::reply(tcp.payload, session.mode, server.ip()) else {
             return Ok(None);
         };
-        // The port from which the client will come is not known yet.
+        // The client's port is unknown until its first packet arrives.
         let client = SocketAddr::new(client.ip(), 0);
         let key = Key {
             protocol: Protocol::TCP,
@@ -366,7 +366,8 @@ impl Shard {
                     // Response times are not measured, because either side may send the first data,
                     // at any time.
                     flags |= link.server.watches(key.protocol) & flag::TRACKED;
-                    // The server was changed from NAT to a method that the helper does not support.
+                    // The server's method was changed from NAT to full NAT, which the helper does
+                    // not support.
                     if link.server.forwarding() == Forwarding::FullNat {
                         flags = flags & !flag::METHOD | Forwarding::Nat as u32;
                     }

@@ -184,7 +184,7 @@ impl Stream {
     fn begin(&mut self, end: u32, window: u16, offer: Option<Offer>) {
         (self.end, self.limit) = (end, end);
         self.window = u32::from(window).max(1);
-        // A SYN without any options keeps the options of an earlier SYN.
+        // A SYN without options does not change those of an earlier SYN.
         if let Some(offer) = offer {
             self.acknowledged = None;
             self.closes = false;
@@ -749,7 +749,8 @@ mod tests {
             let mut track = opened();
             assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
             if between {
-                // A challenge ACK: the server still has the old connection.
+                // The server answers the SYN with a challenge acknowledgement, because it still has
+                // the old connection.
                 assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
             }
             let ack = 900_001 + u32::from(!between);
