@@ -313,8 +313,7 @@ mod tests {
         let asked = (10_000..40_000).filter(|&n| held.hold(port, hop(n), None, frame(), now));
         assert_eq!(asked.count(), TOTAL - 1);
         assert_eq!((held.len(), held.take(port, hop(9000)).count()), (TOTAL, 0));
-        // By now, all packets have timed out, except those of neighbours that were requested again;
-        // all of them are counted.
+        // The packets that did not fit into the queues are counted; none has timed out yet.
         let lost = held.dropped;
         assert_eq!(lost, 3 + 30_000);
         let later = now + TIMEOUT;
