@@ -202,7 +202,11 @@ mod tests {
                 if span == total {
                     *seen = tick;
                 } else {
-                    assert_eq!(span, Attempts::default(), "the attempt is counted once");
+                    assert_eq!(
+                        span,
+                        Attempts::default(),
+                        "a recent period contains only a part of the attempts of one moment"
+                    );
                 }
             }
         }
@@ -230,11 +234,11 @@ mod tests {
         assert!(attempts(100, 12).is_suspicious(good));
         assert!(
             attempts(0, 5).is_suspicious(good),
-            "opened before the time began"
+            "a server with 5 unanswered attempts is not suspicious"
         );
         assert!(
             !attempts(2, 2).is_suspicious(good),
-            "too few attempts for a decision"
+            "two unanswered attempts make a server suspicious"
         );
         assert!(!attempts(1_000, 30).is_suspicious(good), "3 in 100");
         // A flood affects all servers alike.

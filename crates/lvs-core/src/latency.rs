@@ -108,7 +108,7 @@ mod tests {
             .collect();
         assert!(
             values.is_sorted_by(|a, b| a > b),
-            "the average does not rise without samples"
+            "the average does not fall with its age"
         );
     }
 
@@ -129,7 +129,7 @@ mod tests {
         assert!(settled < MS * 2, "{settled:?}");
         assert!(
             latency.average(at(600)).unwrap() < MS / 1000,
-            "and fades when idle"
+            "the average has not faded after ten minutes"
         );
     }
 

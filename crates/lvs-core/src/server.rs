@@ -572,14 +572,23 @@ mod tests {
             ..server.config()
         };
         server.configure(&config);
-        assert!(server.is_overloaded(), "lowered to the present count");
+        assert!(
+            server.is_overloaded(),
+            "an upper threshold equal to the present count does not overload the server"
+        );
         server.unbind(false);
         server.configure(&config);
-        assert!(server.is_overloaded(), "equal values have no effect");
+        assert!(
+            server.is_overloaded(),
+            "setting the same thresholds again has changed the overload flag"
+        );
         server.configure(&ServerConfig {
             upper: 100,
             ..config
         });
-        assert!(!server.is_overloaded(), "below the new lower threshold");
+        assert!(
+            !server.is_overloaded(),
+            "a server below its new lower threshold is still overloaded"
+        );
     }
 }

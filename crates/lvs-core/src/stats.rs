@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_subtracts_snapshot_and_keeps_later_counts() {
+    fn zeroed_counters_show_only_later_counts() {
         let mut stats = ObjectStats::new(1);
         stats.shards[0].count_in(100);
         stats.tick();

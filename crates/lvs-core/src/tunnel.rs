@@ -215,7 +215,11 @@ mod tests {
         names.sort_unstable();
         all.sort_unstable();
         assert_eq!(names, all);
-        assert_eq!(Tunnel::default().pack(), 0, "the values of a new record");
+        assert_eq!(
+            Tunnel::default().pack(),
+            0,
+            "a new record does not have the default tunnel"
+        );
     }
 
     #[cfg(feature = "api")]

@@ -334,7 +334,11 @@ mod tests {
         }
         assert_eq!((held.len(), held.dropped), (PER_NEIGHBOUR, 49));
         let first = held.take(port, hop(1)).next().expect("they wait");
-        assert_eq!(first.frame.bytes()[0], 49, "the oldest packets are dropped");
+        assert_eq!(
+            first.frame.bytes()[0],
+            49,
+            "not the oldest packets were dropped"
+        );
 
         let mut held = Held::default();
         let long = Frame::from_bytes(&[0; 65_536]);

@@ -245,8 +245,16 @@ mod tests {
         }
         let mut far = query(V1_LEN, GROUP);
         far[ETHERNET_LEN + 7] = 2;
-        assert_eq!(parse(&far), None, "from beyond the link");
-        assert_eq!(parse(&query(26, GROUP)), None, "of no version");
+        assert_eq!(
+            parse(&far),
+            None,
+            "a message from beyond the link was accepted"
+        );
+        assert_eq!(
+            parse(&query(26, GROUP)),
+            None,
+            "a message with the length of no version was accepted"
+        );
     }
 
     #[test]

@@ -190,7 +190,10 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             let waits = !waiting.is_finished();
             drop(list);
-            assert!(waiting.join().expect("no panic"), "the list can start");
+            assert!(
+                waiting.join().expect("no panic"),
+                "the waiting list did not start"
+            );
             waits
         });
         assert!(waits);
@@ -204,7 +207,10 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             let waits = !waiting.is_finished();
             lists.pop();
-            assert!(waiting.join().expect("no panic"), "the list can start");
+            assert!(
+                waiting.join().expect("no panic"),
+                "the waiting list did not start"
+            );
             waits
         });
         assert!(waits);

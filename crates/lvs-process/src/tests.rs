@@ -192,7 +192,7 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
         "{second}"
     );
     drop(first);
-    assert!(!path.exists(), "it removes its socket");
+    assert!(!path.exists(), "the socket file is still there");
 
     drop(UnixListener::bind(&path).expect("a socket"));
     let stale = Client::connect(&address).expect_err("nobody listens");
@@ -292,7 +292,10 @@ fn requests_are_bounded_by_rights_of_client() {
         let reason = format!("the request is longer than {max} bytes");
         assert!(refused.contains(&reason), "{max}: {refused}");
         let last = refused.lines().last().unwrap_or_default();
-        assert!(last.contains(&reason), "the connection ends: {refused}");
+        assert!(
+            last.contains(&reason),
+            "the connection did not end with the refusal: {refused}"
+        );
     }
 }
 

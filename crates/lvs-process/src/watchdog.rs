@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn feeder_of_stopping_dataplane_ends_at_first_error() {
+    fn watchdog_of_stopping_dataplane_ends_at_first_error() {
         let directory = tempfile::tempdir().expect("a directory");
         let address = Address::new(directory.path().join("absent"));
         let notify = Notify::to(OsStr::new("/absent"));

@@ -345,7 +345,10 @@ mod tests {
         let clients = Arc::new(Clients::default());
         let talking = some(slot(&clients, 1, client(1, 1), 0));
         talking.sent(1);
-        assert!(!talking.talks(), "no server has answered");
+        assert!(
+            !talking.talks(),
+            "the client is established before a server has answered"
+        );
         talking.answered();
         talking.sent(2);
         assert!(talking.talks());
@@ -361,7 +364,10 @@ mod tests {
         }
         assert!(!taken(&talking));
         let left: Vec<bool> = flood.iter().map(taken).collect();
-        assert!(left[..901].iter().all(|taken| *taken), "the oldest go");
+        assert!(
+            left[..901].iter().all(|taken| *taken),
+            "not the oldest new clients were evicted"
+        );
         assert!(left[901..].iter().all(|taken| !taken));
         // Clients of a flood that cannot be evicted do not get more slots than their share.
         let more = (0..2000_u16).map(|n| slot(&clients, 1, client(3000 + n, 1), 4));
@@ -423,7 +429,7 @@ mod tests {
         flood.extend((0..500).map(|n| some(slot(&clients, 1, client(2000 + n, 1), 0))));
         assert!(
             !others.iter().any(taken),
-            "the source has its share of slots"
+            "a client of another service was evicted"
         );
     }
 
@@ -471,7 +477,7 @@ mod tests {
         let late: Vec<Admission> = (0..2).map(|_| newcomer(31_000)).collect();
         assert!(matches!(late[0], Admission::Instead(_)));
         let gone: Vec<usize> = (0..100).filter(|n| taken(&talking[*n])).collect();
-        assert_eq!(gone.len(), 1, "the second client replaces the first");
+        assert_eq!(gone.len(), 1, "not exactly one client was evicted");
         assert!(gone[0] < 50);
     }
 
@@ -481,7 +487,7 @@ mod tests {
         let crowded = |n| clients.slot(service(1), client(n, 1), (MOST, true), 0);
         assert!(
             matches!(crowded(1), Admission::Full),
-            "no other client exists"
+            "a client got a slot, although none could be evicted"
         );
         let first = some(slot(&clients, 1, client(2, 1), 0));
         assert!(matches!(crowded(3), Admission::Instead(_)));

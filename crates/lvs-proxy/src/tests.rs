@@ -312,7 +312,7 @@ async fn servers_receive_proxy_header() {
     client.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
     assert!(
         client.read(&mut [0]).await.is_err(),
-        "no header, no connection"
+        "a connection without a header was not closed"
     );
 }
 
@@ -369,7 +369,10 @@ async fn slow_client_stops_reads_from_its_server() {
         tokio::time::timeout(Duration::from_millis(500), stream.write(&chunk)).await
     {
         sent += written.unwrap();
-        assert!(sent < 64 << 20, "the client reads without delay");
+        assert!(
+            sent < 64 << 20,
+            "the server could send without limit to a client that does not read"
+        );
     }
     // The bytes that the client has not read yet are not lost.
     drop(stream);
@@ -446,7 +449,7 @@ async fn datagrams_keep_their_server_until_removed() {
 /// A sender with forged addresses causes no established client to be evicted, and no new client to
 /// be refused.
 #[tokio::test]
-async fn datagram_flood_evicts_flood_only() {
+async fn datagram_flood_evicts_only_its_own_clients() {
     const MOST: usize = 64;
     let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let there = server.local_addr().unwrap();

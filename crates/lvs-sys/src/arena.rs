@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(
             second[..],
             [0; 64],
-            "the memory is freed after all its owners"
+            "the lent slot has changed after the arena was dropped"
         );
     }
 }

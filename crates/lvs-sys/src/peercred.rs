@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn exited_process_is_absent() -> io::Result<()> {
+    fn exited_process_is_not_reported_as_running() -> io::Result<()> {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()?;

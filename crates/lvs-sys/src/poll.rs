@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn raised_counter_wakes_poller_once() {
+    fn incremented_counter_wakes_poller_once() {
         let event = EventFd::new().expect("descriptors are available");
         let mut poller = Poller::new();
         let place = poller.add(event.as_fd());

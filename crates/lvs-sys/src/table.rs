@@ -183,7 +183,11 @@ mod tests {
 
         let layout = Layout::new(50_000, 1);
         let (memory, pages) = table_memory(layout, false).unwrap();
-        assert_eq!(pages.enlarge(|| ()).unwrap_or(0), 0, "no page is used");
+        assert_eq!(
+            pages.enlarge(|| ()).unwrap_or(0),
+            0,
+            "pages of unused memory were made large"
+        );
         let slots = &pages.mappings[0];
         let len = layout.narrow_words();
         // SAFETY: as in `table_memory`, except that `pages` owns the mapping, until after the last

@@ -553,7 +553,7 @@ mod tests {
                 assert_eq!(
                     first,
                     explanation(&director),
-                    "{scheduler}; explain changes nothing"
+                    "{scheduler}: explain has changed the state"
                 );
                 assert!(first.template.is_none() && first.connection.is_none());
                 let meta = PacketMeta::tcp(Hook::Local, tuple.src, tuple.dst, TcpFlags::SYN);
@@ -784,7 +784,9 @@ mod tests {
                 Verdict::Drop(reason) | Verdict::Unreachable(reason) => (reason.name(), None),
                 Verdict::Accept(reason) => (reason.name(), None),
                 Verdict::Reply(_) => return,
-                Verdict::Reset(_) => unreachable!("no server went down"),
+                Verdict::Reset(_) => unreachable!(
+                    "a packet was answered with a reset, although no server was removed"
+                ),
             };
             assert_eq!(
                 explanation.reason, reason,

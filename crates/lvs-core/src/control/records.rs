@@ -354,7 +354,7 @@ mod tests {
             records.note(0);
             assert!(
                 records.changed_since(seen).is_some(),
-                "removed only recently"
+                "changes are missing in the log already"
             );
         }
         assert_eq!(records.changed_since(seen), None, "forgotten");

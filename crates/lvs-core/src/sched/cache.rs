@@ -136,7 +136,10 @@ mod tests {
         }
         assert_eq!(cache.len, HARD_MAX);
         cache.check(Instant::from_secs(60), Duration::from_secs(86_400));
-        assert_eq!(cache.len, HARD_MAX, "no entry has been idle long enough");
+        assert_eq!(
+            cache.len, HARD_MAX,
+            "entries that were not idle for long enough have expired"
+        );
         cache.check(Instant::from_secs(360), Duration::from_secs(86_400));
         let dropped = HARD_MAX - cache.len;
         assert!((MAX / 2..MAX / 2 + 100).contains(&dropped), "{dropped}");

@@ -129,19 +129,27 @@ mod tests {
         let now = Instant::from_secs(1);
         let first: alloc::string::String = (0..3).map(|_| choose(&mut pool, now)).collect();
         assert_eq!(first, "CBA");
-        assert_eq!(choose(&mut pool, now), 'C', "all are tried: the least busy");
+        assert_eq!(
+            choose(&mut pool, now),
+            'C',
+            "not the least busy server was chosen while all are being tried"
+        );
         for (name, took) in [('A', 5), ('B', 1), ('C', 20)] {
             server(&pool, name).latency().observe(MS * took, now);
         }
         assert_eq!(choose(&mut pool, now), 'B');
         let open: std::vec::Vec<_> = (0..5).map(|_| server(&pool, 'B').open()).collect();
-        assert_eq!(choose(&mut pool, now), 'A', "6 × 1 ms are more than 5 ms");
+        assert_eq!(
+            choose(&mut pool, now),
+            'A',
+            "6 × 1 ms did not count as more than 5 ms"
+        );
         drop(open);
         server(&pool, 'B').latency().observe(MS * 300, now);
-        assert_eq!(choose(&mut pool, now), 'A', "a peak counts at once");
+        assert_eq!(choose(&mut pool, now), 'A', "a peak did not count at once");
         let later = Instant::from_secs(600);
         server(&pool, 'A').latency().observe(MS * 5, later);
-        assert_ne!(choose(&mut pool, later), 'A', "old peaks have faded");
+        assert_ne!(choose(&mut pool, later), 'A', "an old peak has not faded");
     }
 
     #[test]
@@ -151,7 +159,11 @@ mod tests {
         for (name, took) in [('A', 30), ('B', 10), ('C', 1)] {
             server(&pool, name).latency().observe(MS * took, now);
         }
-        assert_eq!(choose(&mut pool, now), 'A', "30 / 4 are less than 10");
+        assert_eq!(
+            choose(&mut pool, now),
+            'A',
+            "30 / 4 did not count as less than 10"
+        );
     }
 
     #[test]
@@ -174,7 +186,7 @@ mod tests {
         let request = request(Instant::from_secs(1));
         for _ in 0..3 {
             let Preview::Server(seen) = pool.preview(&request) else {
-                panic!("it has a usable server");
+                panic!("the preview has no server");
             };
             assert_eq!(seen.id(), pool.servers()[0].id());
         }

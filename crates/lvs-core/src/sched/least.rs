@@ -340,7 +340,7 @@ mod tests {
         let mut open = Vec::new();
         for _ in 0..250 {
             let Preview::Server(server) = pool.preview(&request()) else {
-                panic!("a usable server exists");
+                panic!("the preview has no server");
             };
             let seen = server.addr();
             let chosen = pool.pick(&request()).expect("somebody");

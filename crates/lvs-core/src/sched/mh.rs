@@ -353,7 +353,7 @@ mod tests {
         }
         assert!(
             pool.pick(&request).is_some(),
-            "the number is below the limit again"
+            "no server, although there are fewer servers than slots again"
         );
     }
 }

@@ -533,12 +533,12 @@ mod tests {
         );
         assert!(
             !director.shard.is_offload_due(conn, 16, 0),
-            "no epoch has begun"
+            "offload is due in epoch 0"
         );
         director.shard.withdraw(conn);
         assert!(
             !director.shard.is_offload_due(conn, 16, 2),
-            "not before 32 packets"
+            "offload is due before the next multiple of 16 packets"
         );
     }
 
@@ -601,7 +601,7 @@ mod tests {
         let server = director.control.service(&service).unwrap().servers()[0].clone();
         assert!(
             server.latency().average(millisecond).is_some(),
-            "at the handshake"
+            "the latency was not measured at the handshake"
         );
         send(&mut director, &request(TcpFlags::ACK));
         assert!(director.shard.offer(conn).is_ok());

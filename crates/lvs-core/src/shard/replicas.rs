@@ -475,7 +475,10 @@ pub(super) mod tests {
         for port in 1..=100 {
             let _ = one.packet(port, 0x02, at(1));
         }
-        assert!(!one.shard.has_changes(), "half-open connections");
+        assert!(
+            !one.shard.has_changes(),
+            "half-open connections were replicated"
+        );
         for port in 1..=50 {
             let _ = one.packet(port, 0x10, at(2));
         }
@@ -565,7 +568,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn recent_traffic_decides_owner() {
+    fn director_with_more_recent_packet_owns_connection() {
         let (mut one, mut two) = sides();
         // One director wins ties. The other one becomes the owner of the first one's connections
         // while no peer is subscribed, and the first one receives this with the full sync.
@@ -641,7 +644,11 @@ pub(super) mod tests {
         let unbound = Verdict::Drop(DropReason::Unbound);
         assert_eq!(two.packet(7, 0x10, at(2)), unbound);
         two.control.bind_unbound(&mut two.shard, &Side::tuple(7));
-        assert_eq!(two.packet(7, 0x10, at(2)), unbound, "no digest exists yet");
+        assert_eq!(
+            two.packet(7, 0x10, at(2)),
+            unbound,
+            "the connection was forwarded before its server was added"
+        );
         two.add_servers(Forwarding::Tunnel);
         two.control.bind_unbound(&mut two.shard, &Side::tuple(7));
         assert!(matches!(two.packet(7, 0x10, at(3)), Verdict::Forward(_)));
@@ -678,7 +685,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ownership_tie_has_one_winner() {
+    fn connection_owned_by_two_directors_gets_one_owner() {
         let (mut one, mut two) = sides();
         one.open(7, at(1));
         one.tell(&mut two, at(1));
@@ -739,11 +746,15 @@ pub(super) mod tests {
         assert_eq!(bulk::count(&again), 1);
         two.apply_items(&again, at(110));
         two.shard.advance(at(950), usize::MAX);
-        assert_eq!(two.shard.len(), 1, "its timer continues");
+        assert_eq!(
+            two.shard.len(),
+            1,
+            "the connection has expired, although it was sent again"
+        );
         assert_eq!(
             two.missing(&one),
             9,
-            "these are sent again while the connections exist"
+            "not exactly the nine expired connections are missing"
         );
     }
 

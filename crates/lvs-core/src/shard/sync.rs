@@ -244,7 +244,7 @@ mod tests {
         for _ in 1..16 {
             conn = send(&mut director, Protocol::UDP, 0);
         }
-        assert_eq!(entries(&mut director), 1, "the third packet");
+        assert_eq!(entries(&mut director), 1, "no message at the third packet");
         assert!(director.shard.offer(conn).is_ok());
         assert!(director.shard.publish(conn, 1, None));
         pass(&director, conn, 36);
@@ -252,12 +252,20 @@ mod tests {
         assert_eq!(entries(&mut director), 0, "52 packets");
         pass(&director, conn, 1);
         walk(&mut director);
-        assert_eq!(entries(&mut director), 1, "the 53rd packet");
+        assert_eq!(entries(&mut director), 1, "no message at the 53rd packet");
         walk(&mut director);
-        assert_eq!(entries(&mut director), 0, "no packet since");
+        assert_eq!(
+            entries(&mut director),
+            0,
+            "a message although no packet has arrived"
+        );
         pass(&director, conn, 200);
         walk(&mut director);
-        assert_eq!(entries(&mut director), 1, "the 103rd to the 253rd");
+        assert_eq!(
+            entries(&mut director),
+            1,
+            "not one message for packets 103 to 253"
+        );
         // The connection returns to userspace. Its next packet is counted together with the earlier
         // ones.
         pass(&director, conn, 60);

@@ -320,7 +320,7 @@ fn deleted_service_is_cleaned_up_in_pieces() {
             assert_eq!(
                 control.services().count(),
                 0,
-                "packets no longer find the service"
+                "packets still match a deleted service"
             );
             assert!(before - there() <= 16);
             (before, pieces) = (there(), pieces + 1);
@@ -354,7 +354,11 @@ fn short_change_list_is_applied_at_once() {
     let mut changes = Changes::new(&list).unwrap();
     changes.check(&control, &Permissive, 16).unwrap();
     assert!(changes.make(&mut control, Instant::ZERO, 16).is_some());
-    assert_eq!(id(&control), last, "out of the trash");
+    assert_eq!(
+        id(&control),
+        last,
+        "the server did not get its record back from the trash"
+    );
     assert_eq!(control.endpoints().count(), 1);
 }
 

@@ -166,7 +166,7 @@ fn server_down_resets_both_ends_with_expected_numbers() {
 }
 
 #[test]
-fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
+fn client_of_offloaded_connection_is_probed_for_numbers_of_both_resets() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         let (mut director, now) = resetting(method, 1);
         let (client, vip) = (addr(CLIENT), addr(VIP));
@@ -303,7 +303,11 @@ fn connection_of_down_server_ends_at_its_next_packet() {
     remove(&mut director, 1, now);
     let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
     assert_eq!(decision, Verdict::Reset(DropReason::ServerDown));
-    assert_eq!(drain(&mut director, now).len(), 2, "once, not twice");
+    assert_eq!(
+        drain(&mut director, now).len(),
+        2,
+        "the two resets were not sent exactly once"
+    );
 }
 
 #[test]
@@ -343,7 +347,7 @@ fn resets_are_sent_in_bounded_portions() {
 }
 
 #[test]
-fn connection_of_removed_server_is_reset_even_after_server_returns() {
+fn connection_of_removed_server_is_reset_after_server_is_added_again() {
     let key = ServiceKey::tcp(addr(VIP));
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
@@ -387,7 +391,11 @@ fn server_down_policies_apply_to_datagrams() {
         let first = forwarded(director.handle_packet(&datagram, now));
         assert_eq!(first.target, server(2));
         remove(&mut director, 2, now);
-        assert_eq!(drain(&mut director, now), [], "datagrams have no resets");
+        assert_eq!(
+            drain(&mut director, now),
+            [],
+            "a reset was sent for a datagram"
+        );
         let decision = director.handle_packet(&datagram, now);
         let next = director.handle_packet(&datagram, now);
         let moved = |verdict| matches!(verdict, Verdict::Forward(f) if f.target == server(1));
@@ -448,7 +456,7 @@ fn server_down_setting_precedes_expire_nodest_conn() {
 }
 
 #[test]
-fn deleted_service_closes_connections_like_down_servers() {
+fn deletion_of_service_closes_its_connections_like_removal_of_servers() {
     let key = ServiceKey::tcp(addr(VIP));
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
@@ -553,7 +561,7 @@ fn slow_start_raises_share_of_new_server_gradually() {
     assert_eq!(
         shares(&mut director, 200, at(1)),
         [100, 100, 0],
-        "the first servers start with the full weight"
+        "the first servers were in a slow start"
     );
     director.advance(at(100));
     add(&mut director, key, 3, 1, Forwarding::Nat, at(100)).unwrap();
@@ -590,7 +598,7 @@ fn slow_start_raises_share_of_new_server_gradually() {
 }
 
 #[test]
-fn slow_start_covers_undrained_server_and_survives_edit() {
+fn slow_start_applies_to_undrained_server_and_survives_edit() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wrr", 9), Forwarding::Nat, 2);
     let edit = |director: &mut Director, weight, at: u64| {
@@ -605,14 +613,14 @@ fn slow_start_covers_undrained_server_and_survives_edit() {
     assert_eq!(
         edit(&mut director, 3, 20),
         None,
-        "a changed weight does not start the slow start again"
+        "a changed weight has started the slow start again"
     );
     assert_eq!(edit(&mut director, 0, 30), None);
     assert_eq!(edit(&mut director, 3, 40), Some(10));
     assert_eq!(
         edit(&mut director, 4, 44),
         Some(50),
-        "the slow start continues from its present weight"
+        "the slow start did not continue from its present weight"
     );
     assert_eq!(
         shares(&mut director, 300, Instant::from_secs(44)),
@@ -719,7 +727,7 @@ fn ewma_measures_from_syn_to_syn_ack() {
     let slow = open(&mut director, 2000, now, Some(Duration::from_millis(30)));
     let now = Instant::from_secs(2);
     let quick = open(&mut director, 2001, now, Some(Duration::from_millis(1)));
-    assert_ne!(slow, quick, "each is tried");
+    assert_ne!(slow, quick, "only one server was tried");
     let latency = |director: &Director, addr, at| {
         let service = director.control.services().next().unwrap();
         let server = service.servers().iter().find(|s| s.addr() == addr).unwrap();
@@ -950,7 +958,7 @@ fn silent_server_is_suspicious() {
 }
 
 #[test]
-fn returning_server_has_no_recent_attempts() {
+fn server_that_is_added_again_has_no_recent_attempts() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
     for port in 2000..2003 {
@@ -986,7 +994,7 @@ fn returning_server_has_no_recent_attempts() {
 }
 
 #[test]
-fn attempts_exclude_connections_without_a_syn() {
+fn connections_that_began_without_a_syn_are_not_counted_as_attempts() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
     director.control.set_sysctl("sloppy_tcp", "1").unwrap();
@@ -1017,7 +1025,7 @@ fn ewma_accepts_servers_behind_nat_only() {
         let scheduler = &other.control.services().next().unwrap().config().scheduler;
         assert_eq!(
             scheduler, "rr",
-            "a refused operation leaves the state unchanged"
+            "a refused operation has changed the scheduler"
         );
     }
 }
@@ -1121,9 +1129,17 @@ fn reset_after_rewritten_ftp_reply_has_expected_sequence_numbers() {
         remove(&mut director, 1, now);
         let resets = drain(&mut director, now);
         let of = |src| resets.iter().find(|reset| reset.tuple.src == src).unwrap();
-        assert_eq!(of(vip).seq, 200 + REPLY + 4, "as the client counts");
+        assert_eq!(
+            of(vip).seq,
+            200 + REPLY + 4,
+            "the reset does not have the number that the client expects"
+        );
         assert_eq!(of(client).seq, 106);
-        assert_eq!(of(client).ack, Some(200 + REPLY), "as the server counts");
+        assert_eq!(
+            of(client).ack,
+            Some(200 + REPLY),
+            "the reset does not acknowledge the number of the server"
+        );
     }
 }
 
@@ -1183,7 +1199,7 @@ impl Scheduler for Ticking {
 }
 
 #[test]
-fn edited_scheduler_receives_periodic_work() {
+fn scheduler_set_by_edit_is_called_periodically() {
     let mut schedulers = Registry::new();
     schedulers.register("ticking", || Box::new(Ticking));
     let mut director = Director::new(Options {

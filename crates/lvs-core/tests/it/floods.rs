@@ -134,7 +134,10 @@ fn syn_flood_of_full_table_evicts_only_flood_connections() {
         }
         assert_eq!(served as usize, 2 * (honest - waiting.len()), "{method:?}");
         for &client in &old {
-            assert!(bed.opens(client, ACK).is_some(), "{client} was established");
+            assert!(
+                bed.opens(client, ACK).is_some(),
+                "the established connection of {client} was evicted"
+            );
         }
         let evicted = bed.director.shard.evictions();
         assert!(evicted.half_open > 0 && evicted.idle == 0, "{evicted:?}");
@@ -316,7 +319,7 @@ fn full_template_table_refuses_next_template() {
     assert_eq!(bed.send(source(704), SYN), full);
     assert!(
         bed.opens(source(1), SYN).is_some(),
-        "the client has its template"
+        "a client with a template was refused"
     );
     assert_eq!(bed.director.control.evicted_templates(), 0);
 }

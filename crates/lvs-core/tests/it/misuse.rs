@@ -427,7 +427,7 @@ fn missing_or_foreign_shard_is_refused() {
         .unwrap();
     let new = syn("192.0.2.9:1");
     let Err(pending) = theirs.shard.handle_packet(&new, Instant::ZERO) else {
-        panic!("the shard cannot open a connection alone");
+        panic!("the shard has opened a connection alone");
     };
     let foreign = Verdict::Drop(DropReason::ForeignShard);
     let verdict = control.admit(&mut theirs.shard, &new, pending, Instant::ZERO);
@@ -470,7 +470,7 @@ fn stale_decision_is_repeated() {
     }
     let Director { control, shard, .. } = &mut director;
     let Err(pending) = shard.handle_packet(&syn(CLIENT), Instant::ZERO) else {
-        panic!("a closed connection is replaced");
+        panic!("the shard has not requested to replace the closed connection");
     };
     control.advance_with(shard, Instant::from_secs(1000));
     assert!(shard.is_empty());

@@ -65,10 +65,10 @@ fn ipsec_follows_the_isakmp_connection_of_the_same_hosts() {
     let followed = forwarded(director.handle_packet(&before, later));
     assert_eq!(followed.target.ip(), opened.target.ip());
     let left = entries(&director, later)[0].expires.as_secs();
-    assert_eq!(left, 300, "the timer is renewed");
+    assert_eq!(left, 300, "the ISAKMP connection's timer was not restarted");
     let reply = esp("10.0.0.2:0", "192.0.2.7:0", Hook::Transit);
     let Verdict::Reply(reply) = director.handle_packet(&reply, later) else {
-        panic!("a reply of the same connection");
+        panic!("the reply does not belong to the ISAKMP connection");
     };
     assert_eq!(reply.source.unwrap().ip(), addr(VIP).ip());
     let other = esp("192.0.2.8:0", "198.51.100.1:0", Hook::Local);
@@ -175,7 +175,7 @@ fn server_packet_without_connection_is_answered_with_icmp_error() {
         assert_eq!(
             director.handle_packet(&udp, now),
             left_alone,
-            "of another protocol"
+            "a packet of another protocol was not left to the host"
         );
         let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), now);
         if refused {
@@ -203,7 +203,7 @@ fn sip_server_may_send_first() {
     );
     let now = Instant::ZERO;
     let Verdict::Reply(reply) = director.handle_packet(&outbound, now) else {
-        panic!("the engine opens a connection");
+        panic!("the persistence engine has not opened a connection");
     };
     assert_eq!(reply.source, Some(addr("198.51.100.1:5060")));
     let template = director.control.templates_from(0, now).next().unwrap();
@@ -276,7 +276,7 @@ fn cache_bypass_sends_marked_packets_to_their_own_destination() {
     assert_eq!(
         (counted.conns, counted.in_packets),
         (0, 0),
-        "packets of no service"
+        "packets that belong to no service were counted"
     );
 }
 
@@ -410,17 +410,20 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     // `drop_entry` visits 1,000 connections. Half of them are established, and are not dropped
     // within their first minute.
     assert_eq!(established, 16_000);
-    assert!((400..600).contains(&(16_000 - half)), "{half} are left");
+    assert!(
+        (400..600).contains(&(16_000 - half)),
+        "{half} half-open connections are left"
+    );
     // After one minute, every second established connection with two packets is dropped.
     director.control.set_sysctl("drop_entry", "0").unwrap();
     director.advance(Instant::from_secs(100));
     director.control.set_sysctl("drop_entry", "3").unwrap();
     director.advance(Instant::from_secs(101));
     let (half, established) = half_open(&director, Instant::from_secs(101));
-    assert_eq!(half, 0, "the templates have expired");
+    assert_eq!(half, 0, "half-open connections are left after their time");
     assert!(
         (200..600).contains(&(16_000 - established)),
-        "{established} are left"
+        "{established} established connections are left"
     );
     // The servers' counts of active connections are still correct.
     let service = director.control.services().next().unwrap();
@@ -566,7 +569,10 @@ fn backup_only_director_forwards_no_packet() {
     let syn = tcp(CLIENT, VIP, TcpFlags::SYN);
     director.control.set_sysctl("backup_only", "1").unwrap();
     let verdict = director.handle_packet(&syn, Instant::ZERO);
-    assert!(matches!(verdict, Verdict::Forward(_)), "no backup runs");
+    assert!(
+        matches!(verdict, Verdict::Forward(_)),
+        "the director forwards nothing, although no backup is running"
+    );
     let backup = sync::Backup::new(1, None, 1500, false);
     director.control.start_backup(backup).unwrap();
     assert_eq!(
@@ -603,8 +609,14 @@ fn new_template_is_not_sent_within_the_refresh_period() {
         director.advance(later);
         director.take_sync_message(later).is_some()
     };
-    assert!(sent(300), "its timeout is longer than the period");
-    assert!(!sent(3), "as recorded from Linux 6.12");
+    assert!(
+        sent(300),
+        "a template whose timeout is longer than the period was not sent"
+    );
+    assert!(
+        !sent(3),
+        "a new template was sent, other than recorded from Linux 6.12"
+    );
 }
 
 #[test]
@@ -658,10 +670,7 @@ fn backup_takes_over_entries_of_master() {
         messages += 1;
         standby.handle_sync(&message.bytes, now);
     }
-    assert!(
-        messages > 1,
-        "a hundred connections do not fit into one message"
-    );
+    assert!(messages > 1, "only one message for a hundred connections");
     let show = |director: &Director| {
         let templates = director.control.templates_from(0, now);
         let mut lines: Vec<String> = entries(director, now)
@@ -955,7 +964,7 @@ fn million_connections_open_and_close() {
     director.advance(Instant::from_secs(70));
     assert!(
         (1..600_000).contains(&director.shard.len()),
-        "the connections of the first ten seconds have expired"
+        "not exactly the connections of the first ten seconds have expired"
     );
     director.advance(Instant::from_secs(81));
     assert!(director.shard.is_empty());

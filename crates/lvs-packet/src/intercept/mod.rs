@@ -518,7 +518,10 @@ mod tests {
             .edit_service(&key, config, None)
             .expect("a known service");
         let plain = Intercept::of(control, &persistent);
-        assert!(plain.services.contains(&any), "with its connection");
+        assert!(
+            plain.services.contains(&any),
+            "ports of an existing connection are not intercepted"
+        );
 
         director.advance(now + std::time::Duration::from_secs(100));
         let after = Intercept::of(&director.control, &plain);

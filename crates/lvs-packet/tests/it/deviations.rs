@@ -55,11 +55,15 @@ fn too_long_reply_is_refused_and_not_counted() {
         .calc_header_checksum();
     answer[10..12].copy_from_slice(&sum.to_be_bytes());
     let sent = lab.answer(&answer, Offload::default());
-    assert_eq!(sent.len(), 1, "an ICMP error");
+    assert_eq!(
+        sent.len(),
+        1,
+        "not exactly one packet, the ICMP error, was sent"
+    );
     assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::TooBig), 1);
     assert_eq!(lab.pipeline.counters.icmp_sent, 1);
     let counted = lab.director.control.total_stats().live;
-    assert_eq!(counted.out_packets, 0, "the packet was not counted");
+    assert_eq!(counted.out_packets, 0, "the refused reply was counted");
 }
 
 const VIP: &str = "198.51.100.1";
@@ -405,7 +409,7 @@ fn long(port: u16) -> Vec<u8> {
 /// from an error about a packet that it has sent, so that a forger cannot set it. With IP in IP,
 /// the kernel does not use it either.
 #[test]
-fn path_mtu_of_unused_path_is_not_learned() {
+fn path_mtu_of_unused_path_is_ignored() {
     let gue = Tunnel::Gue {
         port: GUE,
         checksum: TunnelChecksum::None,

@@ -164,7 +164,7 @@ fn reply_to_health_check_is_dropped_if_another_router_forwarded_it() {
     let own = server_mac("10.1.0.11".parse().expect("an address"));
     let source = Some(addr("10.0.0.80:53"));
     let Verdict::Reply(answer) = reply(source) else {
-        unreachable!("reply() makes replies")
+        unreachable!("reply() has returned another verdict")
     };
     for (sender, routed, probe, dropped) in [
         (own, false, true, false),

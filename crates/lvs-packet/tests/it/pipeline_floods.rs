@@ -118,7 +118,7 @@ fn ipv6_packet_with_source_of_director_is_dropped() {
 /// In a flood, SYNs get a limited part of the worker's time. Other packets, and packets of the
 /// host, are not limited.
 #[test]
-fn flood_drops_only_syns_above_their_share() {
+fn only_syns_above_their_share_are_dropped_in_flood() {
     let mut lab = echo(Forwarding::Nat);
     let from = |n: u16| SocketAddr::from(([198, 18, 0, 7], n));
     let syn = |n: u16, to: &str| from_client(&packet(from(n), addr(to), Protocol::TCP, &[]));
@@ -133,7 +133,11 @@ fn flood_drops_only_syns_above_their_share() {
         lab.pipeline.syn_limiter.spent(1, second, lab.now);
     }
     let dropped = lab.pipeline.counters.dropped_for(FrameDrop::SynFlood);
-    assert_eq!((passed, dropped), (1, 997), "one batch uses up the credit");
+    assert_eq!(
+        (passed, dropped),
+        (1, 997),
+        "other SYNs passed than the first batch"
+    );
     // A datagram of a service passes, and a SYN to a port of the host is passed to the host.
     let datagram = packet(from(7), addr(VIP), Protocol::UDP, b"hello");
     assert_eq!(lab.send(CLIENTS, &from_client(&datagram)).len(), 1);

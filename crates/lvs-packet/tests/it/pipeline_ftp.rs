@@ -108,7 +108,7 @@ impl Segment {
             assert_eq!(
                 Sum::ZERO.bytes(&ip[..20]).finish(),
                 0,
-                "the header's checksum"
+                "the checksum of the IP header is wrong"
             );
             be16(ip, 2)
         };

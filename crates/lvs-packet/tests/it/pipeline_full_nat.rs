@@ -110,7 +110,7 @@ impl Bed {
     /// header.
     fn through(&mut self, port: PortId, ip: &[u8], offload: Offload) -> (PortId, Frame) {
         let mut sent = self.send(port, ip, offload);
-        assert_eq!(sent.len(), 1, "one packet is sent");
+        assert_eq!(sent.len(), 1, "not exactly one packet was sent");
         let (to, mut frame) = sent.remove(0);
         assert!(frame.pull_front(14));
         (to, frame)
@@ -143,12 +143,19 @@ fn ends(ip: &[u8]) -> (SocketAddr, SocketAddr) {
 fn assert_right(ip: &[u8], udp: bool) {
     let l4 = if ip[0] >> 4 == 4 { 20 } else { 40 };
     let protocol = if udp { 17 } else { 6 };
-    assert!(tcp::checksum_ok(ip, l4, protocol), "the transport checksum");
+    assert!(
+        tcp::checksum_ok(ip, l4, protocol),
+        "the transport checksum is wrong"
+    );
     if ip[0] >> 4 == 4 {
         let sum = ip[..20].chunks(2).fold(0u32, |sum, word| {
             sum + u32::from(u16::from_be_bytes([word[0], word[1]]))
         });
-        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header checksum");
+        assert_eq!(
+            (sum & 0xffff) + (sum >> 16),
+            0xffff,
+            "the checksum of the IP header is wrong"
+        );
     }
 }
 
@@ -186,7 +193,7 @@ fn full_nat_translates_requests_and_replies_of_both_families_and_protocols() {
                 assert_eq!(
                     sent.len(),
                     usize::from(own),
-                    "the dataplane answers for an own address"
+                    "an own address was not answered, or an address of the host was"
                 );
             }
         }
@@ -251,7 +258,7 @@ fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
         assert_eq!(
             ends(&ip[l4 + 8..]),
             (client, vip),
-            "the client's own packet"
+            "the error does not quote the packet that the client sent"
         );
 
         // The client reports that it has closed its port.
@@ -268,7 +275,7 @@ fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
         assert_eq!(
             ends(&ip[l4 + 8..]),
             (server, local),
-            "the server's own packet"
+            "the error does not quote the packet that the server sent"
         );
     }
 }

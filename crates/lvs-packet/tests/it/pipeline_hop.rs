@@ -63,7 +63,10 @@ fn whole(lab: &Lab) {
         counters.accounted(),
         counters.received + counters.reassembled
     );
-    assert_eq!(counters.left, 0, "the host receives no copy");
+    assert_eq!(
+        counters.left, 0,
+        "a packet was left to the host, which has no copy"
+    );
 }
 
 #[test]

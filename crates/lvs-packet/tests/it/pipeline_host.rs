@@ -111,7 +111,10 @@ fn ip_options_are_filled_in_like_the_kernel() {
         let ip = segment((CLIENT, 4000), (VIP, 80), &route, true);
         let sent = lab.send(CLIENTS, &from_client(&ip));
         let ip = &sent[0].1[14..];
-        assert!(lvs_packet::parse::ip(ip, false).is_ok(), "the header's sum");
+        assert!(
+            lvs_packet::parse::ip(ip, false).is_ok(),
+            "the sent packet is invalid"
+        );
         assert_eq!(ip[20..31], [7, 11, 8, 10, 0, 0, 80, 0, 0, 0, 0]);
         let ip = segment((CLIENT, 4000), (VIP, 80), &stamps, true);
         let sent = lab.send(CLIENTS, &from_client(&ip));
@@ -140,8 +143,8 @@ fn invalid_ip_options_are_answered_and_source_routes_are_dropped() {
     let sent = lab.send(CLIENTS, &from_client(&ip));
     let (src, dst, kind, code, quoted) = error(&sent[0].1);
     assert_eq!((src, dst, kind, code), (VIP.into(), CLIENT.into(), 12, 0));
-    assert_eq!(sent[0].1[14 + 20 + 4], 22, "the byte at fault");
-    assert_eq!(quoted, ip, "the packet is unchanged");
+    assert_eq!(sent[0].1[14 + 20 + 4], 22, "the error names another byte");
+    assert_eq!(quoted, ip, "the error quotes a changed packet");
     let ip = segment((CLIENT, 4000), (VIP, 80), &[131, 7, 4, 10, 1, 0, 11], true);
     assert!(lab.send(CLIENTS, &from_client(&ip)).is_empty());
     let counters = &lab.pipeline.counters;
@@ -149,7 +152,7 @@ fn invalid_ip_options_are_answered_and_source_routes_are_dropped() {
     assert_eq!(counters.dropped_for(FrameDrop::SourceRoute), 1);
     assert_eq!(
         lab.decide.seen, 0,
-        "the director did not receive the packets"
+        "a packet with invalid options has reached the director"
     );
     // Packets to ports without a service are passed to the host.
     let ip = segment((CLIENT, 4000), (VIP, 81), &[131, 7, 4, 10, 1, 0, 11], true);
@@ -239,7 +242,11 @@ fn unreachable_server_is_reported_to_ipv6_client() {
         let (_, dst, kind, code, quoted) = error(&sent[0].1);
         assert_eq!((dst, kind, code), (CLIENT6.into(), 1, 3));
         assert_eq!(ip_dst(&quoted), IpAddr::V6(virt));
-        assert_eq!(be16(&quoted, 42), 80, "the requested port");
+        assert_eq!(
+            be16(&quoted, 42),
+            80,
+            "the error quotes another port than the client used"
+        );
     }
 }
 
@@ -254,7 +261,11 @@ fn unreachable_client_is_reported_to_server() {
     assert_eq!((src, dst), (VIP.into(), SERVER.into()));
     assert_eq!((kind, code), (3, 1));
     assert_eq!(ip_src(&quoted), IpAddr::V4(SERVER));
-    assert_eq!(be16(&quoted, 20), 8080, "the server's own port");
+    assert_eq!(
+        be16(&quoted, 20),
+        8080,
+        "the error quotes another port than the server used"
+    );
     assert!(lab.net.neighbours.is_empty());
 }
 
@@ -419,7 +430,7 @@ fn repeated_syn_confirms_neighbour() {
     lab.send(CLIENTS, &from_client(&ip));
     assert!(
         lab.requests.is_empty(),
-        "an established connection keeps its neighbour"
+        "a confirmation was requested for an established connection"
     );
 }
 
@@ -436,7 +447,10 @@ fn mld_query_is_reported_to_caller_once() {
     );
     query[14 + 48] = 130;
     lvs_packet::wire::icmpv6::finish_checksum(&mut query[14..], 48);
-    assert!(lab.send(CLIENTS, &query).is_empty(), "the keeper answers");
+    assert!(
+        lab.send(CLIENTS, &query).is_empty(),
+        "the pipeline itself has answered the query"
+    );
     let wanted = mld::Query {
         group: Some(group),
         v1: true,

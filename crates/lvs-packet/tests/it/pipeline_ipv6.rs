@@ -84,7 +84,7 @@ fn aggregate(ip: &mut [u8], size: u16) -> Offload {
 }
 
 #[test]
-fn own_addresses_answer_neighbour_solicitations() {
+fn neighbour_solicitations_for_own_addresses_are_answered() {
     let mut lab = web(Forwarding::Nat);
     let ask = |src, to: Mac| {
         let mut ip = Vec::new();
@@ -104,7 +104,7 @@ fn own_addresses_answer_neighbour_solicitations() {
     let group = ndp::group_mac(ndp::solicited_node(VIP));
     assert!(
         lab.send(CLIENTS, &ask(GW_ADDR6, group)).is_empty(),
-        "the host answers for its own addresses"
+        "the dataplane has answered for an address of the host"
     );
     lab.own_vips();
     for to in [group, CL_MAC] {
@@ -131,7 +131,7 @@ fn own_addresses_answer_neighbour_solicitations() {
 }
 
 #[test]
-fn own_address_answers_like_a_host() {
+fn dataplane_answers_for_own_ipv6_address_like_a_host() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let one = |lab: &mut Lab, ip: &[u8]| {
@@ -229,7 +229,7 @@ fn too_long_packet_causes_icmp_error_and_learned_mtu_applies() {
             _ => None,
         }
     };
-    assert_eq!(stated(&mut lab), None, "1448 and 40 bytes fit");
+    assert_eq!(stated(&mut lab), None, "a packet that fits was refused");
     // A router on the path to the server reports a smaller MTU.
     let got = lab.send(CLIENTS, &from_client(&big));
     let mut complaint = Frame::new();
@@ -247,7 +247,7 @@ fn too_long_packet_causes_icmp_error_and_learned_mtu_applies() {
     assert_eq!(
         lab.pipeline.counters.dropped_for(FrameDrop::TooBig),
         1,
-        "the packet is counted"
+        "the dropped packet was not counted"
     );
 }
 

@@ -330,10 +330,14 @@ fn ipsec_packets_use_the_server_of_isakmp() {
             };
             assert_eq!(ip_dst(inner).to_string(), dst);
             assert_eq!((inner[8], inner[9]), (63, protocol));
-            assert_eq!(inner[20..], packet[20..], "the content is not inspected");
+            assert_eq!(
+                inner[20..],
+                packet[20..],
+                "the content of the packet was changed"
+            );
             assert!(
                 lvs_packet::parse::ip(inner, false).is_ok(),
-                "the header's checksum"
+                "the inner packet is invalid"
             );
 
             // The server's reply through the director.

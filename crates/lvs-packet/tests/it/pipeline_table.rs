@@ -209,7 +209,7 @@ fn recorded_frames_are_handled_as_by_kernel() {
 }
 
 #[test]
-fn own_vip_answers_like_a_host() {
+fn dataplane_answers_for_own_vip_like_a_host() {
     let mut lab = Lab::new(&[Service::new(
         Forwarding::Nat,
         Protocol::UDP,
@@ -299,7 +299,7 @@ fn packets_without_connection_are_passed_to_host_or_reinjected() {
 }
 
 #[test]
-fn client_on_director_waits_for_interception() {
+fn packet_of_local_client_waits_for_interception() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let local = (crate::lab::CL_ADDR, 40_000);
@@ -329,7 +329,7 @@ fn client_on_director_waits_for_interception() {
 }
 
 #[test]
-fn waiting_client_on_director_whose_route_is_gone_counts_as_no_route() {
+fn waiting_packet_of_local_client_without_route_counts_as_no_route() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let local = (crate::lab::CL_ADDR, 40_000);
@@ -709,7 +709,7 @@ fn arp_requests_for_own_addresses_are_answered() {
     ask[38..42].copy_from_slice(&VIP.octets());
     assert!(
         lab.send(CLIENTS, &ask).is_empty(),
-        "the host answers for its own addresses"
+        "the dataplane has answered for an address of the host"
     );
     lab.own_vips();
     let got = lab.send(CLIENTS, &ask);

@@ -257,7 +257,7 @@ impl From<OwnedFd> for Listener {
 mod tests {
 
     #[test]
-    fn structures_have_the_sizes_that_the_kernel_reports() {
+    fn seccomp_structures_have_the_sizes_of_the_kernel() {
         let mut sizes = libc::seccomp_notif_sizes {
             seccomp_notif: 0,
             seccomp_notif_resp: 0,

@@ -63,7 +63,7 @@ fn is_clear(table: &ConnTable) -> bool {
 }
 
 #[test]
-fn address_cached_as_no_client_is_found_after_it_becomes_a_client() {
+fn client_is_found_although_its_address_was_cached_as_no_client() {
     let mut table = ConnTable::new(8, 1);
     let server = "10.1.0.1:80".parse().unwrap();
     let out = |table: &ConnTable| table.find_out(Protocol::TCP, server, key(1).client);
@@ -196,7 +196,11 @@ fn entries_prefer_home_slot_and_are_found_in_any_slot() {
     for (n, &handle) in (1..).zip(&handles) {
         assert_eq!(table.find_in(&key(n)), Some(handle));
         table.remove(handle);
-        assert_eq!(table.find_in(&key(n)), None, "no entry has this home slot");
+        assert_eq!(
+            table.find_in(&key(n)),
+            None,
+            "a removed entry is still found"
+        );
     }
     assert!(is_clear(&table));
 }

@@ -463,7 +463,7 @@ mod tests {
                 assert_eq!(
                     all.director.shard.len(),
                     2,
-                    "the control connection with its data connection"
+                    "not only the control connection and its data connection exist"
                 );
             }
             all
@@ -533,7 +533,7 @@ mod tests {
             assert_eq!(server == Some(control.server), data, "{server:?}");
             assert!(
                 server.is_some(),
-                "the kernel drops this SYN if there are no data"
+                "the SYN was dropped, as only the kernel does without data"
             );
             assert_eq!(control.director.shard.len(), before);
         }

@@ -686,7 +686,7 @@ mod tests {
         }
         assert!(
             bare(&mut track, From::Server, ACK, 5001, 1011),
-            "the server's own segments continue"
+            "a correct segment of the server no longer belongs to the connection"
         );
         let ahead = track.map(|track| track.client.end.wrapping_sub(1001));
         assert!(ahead.is_some_and(|ahead| ahead <= WINDOW_MAX), "{ahead:?}");
@@ -780,7 +780,7 @@ mod tests {
     }
 
     #[test]
-    fn track_syn_after_end_begins_again() {
+    fn track_syn_after_end_begins_new_connection() {
         let mut track = opened();
         assert!(bare(&mut track, From::Client, FIN | ACK, 1001, 5001));
         assert!(bare(&mut track, From::Server, FIN | ACK, 5001, 1002));

@@ -230,7 +230,7 @@ pub fn sent(
     assert_eq!(
         counters.received + counters.reassembled,
         counters.accounted(),
-        "every frame has one fate"
+        "the fates do not add up to the number of frames"
     );
     let queues = out.queues();
     queues
