@@ -49,9 +49,9 @@ pub enum Error {
     SysctlValue,
     /// The network interface does not exist (ENODEV).
     NoDevice,
-    /// A synchronisation daemon of this role already runs (EEXIST).
+    /// A synchronisation daemon of this role is already running (EEXIST).
     DaemonRunning,
-    /// No synchronisation daemon of this role runs (ESRCH).
+    /// No synchronisation daemon of this role is running (ESRCH).
     DaemonNotRunning,
     /// Full NAT requires a local address of the service's family, and none is configured.
     LocalAddressNeeded,
@@ -95,7 +95,7 @@ impl fmt::Display for Error {
             Self::UnknownSysctl => "no sysctl of this name",
             Self::SysctlValue => "the sysctl does not accept this value",
             Self::NoDevice => "no such network interface",
-            Self::DaemonRunning => "a synchronisation daemon of this role already runs",
+            Self::DaemonRunning => "a synchronisation daemon of this role is already running",
             Self::DaemonNotRunning => "no synchronisation daemon of this role is running",
             Self::LocalAddressNeeded => "full NAT needs a local address of the service's family",
             Self::FullNatOnePacket => {

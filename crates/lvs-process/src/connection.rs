@@ -197,7 +197,7 @@ impl Session<'_> {
                 Some(self.place.list().ok_or_else(|| {
                     Failure::new(
                         FailureCode::Full,
-                        format!("{method}: unprivileged users get one list at a time: wait until the other list has ended"),
+                        format!("{method}: a read-only user gets one list at a time: wait until the other list is complete"),
                     )
                 })?)
             }
@@ -216,7 +216,7 @@ impl Session<'_> {
         if version != VERSION {
             return Err(Failure::new(
                 FailureCode::Version,
-                format!("the dataplane speaks version {VERSION}"),
+                format!("the dataplane uses version {VERSION} of the control protocol"),
             ));
         }
         self.greeted = true;

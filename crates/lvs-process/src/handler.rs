@@ -62,7 +62,7 @@ impl<'a> Sink<'a> {
         write_line(&mut self.out, &Line { id: self.id, item }).map_err(|error| {
             Failure::new(
                 FailureCode::Internal,
-                format!("the client does not read any more: {error}"),
+                format!("cannot send the answer to the client: {error}"),
             )
         })?;
         self.count += 1;
@@ -77,7 +77,7 @@ impl<'a> Sink<'a> {
         self.out.flush().map_err(|error| {
             Failure::new(
                 FailureCode::Internal,
-                format!("the client does not read any more: {error}"),
+                format!("cannot send the answer to the client: {error}"),
             )
         })
     }

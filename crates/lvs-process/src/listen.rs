@@ -280,7 +280,7 @@ fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
     let meta = file.metadata()?;
     if !meta.file_type().is_socket() {
         return Err(io::Error::other(
-            "another process has put another file there",
+            "another process has replaced the socket file",
         ));
     }
     let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());

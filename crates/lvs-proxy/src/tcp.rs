@@ -172,7 +172,7 @@ async fn connect(
                 return Some((server, entry));
             }
             Ok(Err(error)) => {
-                tracing::debug!(server = %entry.server, "cannot connect: {error}");
+                tracing::debug!(server = %entry.server, "cannot connect to the server: {error}");
                 refused.push(entry.server);
             }
             Err(_) => return None,

@@ -9,7 +9,7 @@ pub fn peer_in_group(socket: &impl AsFd, gid: u32) -> io::Result<bool> {
     let mut groups = vec![0 as libc::gid_t; 64];
     loop {
         let room = u32::try_from(groups.len() * size_of::<libc::gid_t>())
-            .map_err(|_| io::Error::other("too many groups"))?;
+            .map_err(|_| io::Error::other("the remote process is in too many groups"))?;
         let mut len: libc::socklen_t = room;
         // SAFETY: `groups` has room for `len` bytes, and any bytes are group ids.
         let rc = unsafe {

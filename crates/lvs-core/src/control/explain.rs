@@ -381,7 +381,7 @@ impl State for Preview<'_> {
         };
         let expires = control.templates.table.get(index).expires();
         self.explanation.template = Some(format!(
-            "{client} to {}, {} s remaining, controls {}",
+            "{client} to {}, {} s remaining, controls {} connections",
             entry.server.addr(),
             expires.saturating_since(now).as_secs(),
             template.controlled.load(Relaxed)
@@ -483,7 +483,7 @@ fn candidate(server: &Arc<Server>) -> Candidate {
     } else if let Some(percent) = server.slow_start() {
         (
             true,
-            format!("starts slowly, with {percent} % of its weight"),
+            format!("is in a slow start, with {percent} % of its weight"),
         )
     } else {
         (true, "may be chosen".to_string())

@@ -139,7 +139,7 @@ pub fn start(
         form,
     };
     LOG.set(log)
-        .map_err(|_| io::Error::other("this process has a log already"))?;
+        .map_err(|_| io::Error::other("the log of this process is already set up"))?;
     std::panic::set_hook(Box::new(panicked));
     tracing_subscriber::fmt()
         .with_env_filter(filter)

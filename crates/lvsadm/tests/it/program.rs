@@ -184,7 +184,7 @@ fn unusable_sockets_are_reported_in_one_line() {
     };
     answering(
         "other-version",
-        "{\"id\":1,\"error\":{\"code\":\"version\",\"message\":\"the dataplane speaks version 9\"}}\n",
+        "{\"id\":1,\"error\":{\"code\":\"version\",\"message\":\"the dataplane uses version 9 of the control protocol\"}}\n",
     );
     answering("no-dataplane", "HTTP/1.1 400 Bad Request\r\n\r\n");
     answering("ends", "");
