@@ -180,7 +180,7 @@ impl Pool {
         self.scheduler.tick(now);
     }
 
-    /// Interval in which [`tick`](Self::tick) must be called; `None` for never.
+    /// Interval at which [`tick`](Self::tick) must be called; `None` for never.
     pub fn period(&self) -> Option<Duration> {
         self.scheduler.period()
     }

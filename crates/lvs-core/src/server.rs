@@ -290,8 +290,8 @@ impl Server {
         (tenths < 10).then_some(tenths * 10)
     }
 
-    /// The response time of the server to new connections: TCP behind NAT, and other protocols if
-    /// the service's scheduler uses it.
+    /// The server's response time to new connections. It is measured for TCP with NAT; for other
+    /// protocols, only if the service's scheduler uses it.
     pub const fn latency(&self) -> &Latency {
         &self.latency
     }

@@ -147,7 +147,7 @@ pub trait Net {
     /// Whether the dataplane owns this VIP: it answers ARP and echo requests for it.
     fn is_own_vip(&self, addr: IpAddr) -> bool;
 
-    /// Returns the next hop to `dst`, which is not an address of this host; `None` if there is no
+    /// The next hop to `dst`, which must not be an address of this host; `None` if there is no
     /// route.
     fn route(&self, dst: IpAddr) -> Option<NextHop>;
 

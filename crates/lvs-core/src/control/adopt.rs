@@ -325,8 +325,7 @@ mod tests {
         );
     }
 
-    /// Connections move into a smaller number of tables, or smaller ones, up to the capacity of
-    /// these, and continue until their deadlines.
+    /// The connections of a previous process continue in another number of tables, as many as fit.
     #[test]
     fn adoption_into_other_number_of_shards_keeps_connections() {
         let (even, odd): (Vec<u16>, Vec<u16>) = (1001..=1300).partition(|port| port % 2 == 0);

@@ -740,7 +740,7 @@ mod tests {
             }
         }
 
-        /// Opens a connection of a client, and checks that the explanation agrees.
+        /// Opens a connection of a client, and checks that `explain` has predicted the verdict.
         fn open(&mut self) {
             self.port += 1;
             let last = self.one_of(&[1, 2, 3, 4]);

@@ -1,4 +1,5 @@
-//! Application of received sync messages (`ip_vs_proc_conn`).
+//! Stores the connections of received synchronisation messages (`ip_vs_proc_conn`), and of updates
+//! from peers.
 
 use alloc::sync::Arc;
 use core::net::{Ipv6Addr, SocketAddr};

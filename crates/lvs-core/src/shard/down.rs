@@ -81,7 +81,7 @@ pub struct Reset {
     /// Whether this is a probe: a SYN+ACK, which the receiver answers with an acknowledgement that
     /// contains the number for the reset.
     pub asks: bool,
-    /// The sequence number: the one that the receiver expects next, or expected earlier.
+    /// The sequence number that the receiver expects next; in a probe, it may be an earlier one.
     pub seq: u32,
     /// The acknowledgement number, if known; without it, the segment has no ACK bit.
     pub ack: Option<u32>,

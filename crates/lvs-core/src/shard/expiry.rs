@@ -36,8 +36,9 @@ impl Shard {
         Some(index)
     }
 
-    /// Ends a connection, because a packet replaced it (`ip_vs_conn_expire_now`). It stays until
-    /// the next packet, because the host's own answer to this packet may belong to it.
+    /// Ends a connection, because a packet has opened a new one in its place
+    /// (`ip_vs_conn_expire_now`). The old connection stays in the table until the next packet,
+    /// because the host's own answer may still belong to it.
     pub(crate) fn end(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) == 0 && !slot.has(flag::DYING) {

@@ -61,8 +61,9 @@ fn packets_from_own_addresses_are_dropped() {
     }
 }
 
-/// Packets whose source is the director's own IPv6 address are dropped. Servers do not receive
-/// them; nor does the host on another interface, for which its filter rules were not written.
+/// Packets whose source is the director's own IPv6 address are dropped: they are not forwarded to
+/// servers, and not reinjected into the host on another interface, for which its filter rules would
+/// not match.
 #[test]
 fn ipv6_packet_with_source_of_director_is_dropped() {
     let own = CL_ADDR6;
