@@ -120,7 +120,8 @@ const TICKS: usize = 5;
 const TENS: usize = 6;
 const MINUTES: usize = 5;
 
-/// Attempts of the last five minutes for each tick, each ten seconds, and each minute.
+/// For the last five minutes: the attempts in each tick of the last ten seconds, in each ten
+/// seconds of the last minute, and in each minute.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     /// The counters at the time when the server was added to its service.

@@ -46,9 +46,10 @@ struct Made {
 /// The rule that has accepted or refused a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decided {
-    /// A prefix of `bits` bits in the service's own filter (`own`), or in the director's.
+    /// A prefix of `bits` bits has accepted (`taken`) or refused the source; it is in the service's
+    /// own filter (`own`) or in the director's.
     By { taken: bool, bits: u8, own: bool },
-    /// The source matches no prefix.
+    /// No prefix contains the source. `taken` says whether it is accepted.
     Unlisted { taken: bool },
 }
 

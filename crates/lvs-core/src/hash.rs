@@ -28,7 +28,7 @@ pub const fn hash_32(value: u32, bits: u32) -> u32 {
     value.wrapping_mul(0x61c8_8647) >> (32 - bits)
 }
 
-/// `hsiphash_1u32` of a 64-bit kernel: SipHash-1-3 of four bytes, cut to 32 bits.
+/// The lower 32 bits of SipHash-1-3 of four bytes: `hsiphash_1u32` of a 64-bit kernel.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "truncated like the kernel's result"

@@ -18,7 +18,6 @@ use crate::Prefix;
 
 /// Number of bits of the address that select a place in one node.
 const STRIDE: u8 = 6;
-/// Number of places in a node.
 const PLACES: u8 = 1 << STRIDE;
 
 /// Networks, each with a value. If two networks are equal, the later one applies.
@@ -100,7 +99,7 @@ struct Entry<T> {
 
 #[derive(Clone, Debug)]
 struct Node {
-    /// Common prefix of all networks below this node.
+    /// The bits that all networks below this node have in common.
     prefix: u128,
     /// Number of the leading bits of `prefix` that are valid.
     skip: u8,

@@ -57,7 +57,7 @@ fn header(message: &[u8], from: usize) -> Option<usize> {
     None
 }
 
-/// The position after a line break at `at`; CR LF counts as one.
+/// The position after the line break at `at`; CR LF is one line break.
 fn skip_break(message: &[u8], at: usize) -> usize {
     if message[at] == b'\r' && message.get(at + 1) == Some(&b'\n') {
         at + 2

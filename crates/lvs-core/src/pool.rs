@@ -48,9 +48,9 @@ pub struct Pool {
     servers: Vec<Arc<Server>>,
     addresses: BTreeMap<SocketAddr, Arc<Server>>,
     scheduler: Box<dyn Scheduler>,
-    /// Bits of the changed servers, for the records that this pool has created.
+    /// For the servers that this pool has created: the words in which they set a bit when they
+    /// change.
     marks: Marks,
-    /// Number of servers with an upper threshold.
     limited: usize,
 }
 
@@ -123,7 +123,7 @@ impl Pool {
         self.configure(addr, config).map(drop)
     }
 
-    /// Changes a server as [`edit`](Self::edit), and returns it.
+    /// As [`edit`](Self::edit); also returns the server.
     pub(crate) fn configure(
         &mut self,
         addr: SocketAddr,

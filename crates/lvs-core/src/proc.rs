@@ -220,7 +220,8 @@ impl fmt::Display for Name {
     }
 }
 
-/// An address: IPv4 as eight digits, IPv6 as eight groups, in brackets if the flag is set.
+/// An address: IPv4 as eight hexadecimal digits, IPv6 as eight groups, in brackets if the flag is
+/// set.
 struct Addr(IpAddr, bool);
 
 impl fmt::Display for Addr {

@@ -5,12 +5,10 @@ use core::time::Duration;
 
 use crate::Instant;
 
-/// Length of a slot in nanoseconds: ten seconds.
 const SLOT: u64 = 10_000_000_000;
-/// Number of slots in a minute.
 const MINUTE: usize = 6;
 const SLOTS: usize = 30;
-/// Time without a packet after which a further packet is the first one of a new series.
+/// After this time without a packet, the next packet is the first of a new series.
 const PAUSE: Duration = Duration::from_secs(300);
 
 /// A counter of packets, which also counts each interval of ten seconds (a slot).

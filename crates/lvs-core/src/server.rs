@@ -41,7 +41,7 @@ pub struct Server {
     active: AtomicI32,
     total: AtomicI32,
     templates: AtomicI32,
-    /// Number of entries of schedulers' caches that refer to the server.
+    /// Number of entries in schedulers' caches (`lblc`, `lblcr`) that refer to the server.
     held: AtomicI32,
     /// Action on the server's connections when the server is removed.
     on_down: AtomicU8,
@@ -52,7 +52,7 @@ pub struct Server {
     unanswered: AtomicU32,
     attempts: AttemptCounters,
     watched: AtomicBool,
-    /// The server's bit in `marks`.
+    /// The number of the server's bit in the word `marks`.
     mark: u8,
     marks: Arc<AtomicU64>,
 }
@@ -234,7 +234,6 @@ impl Server {
         flags
     }
 
-    /// Action on the server's connections when the server is removed.
     pub(crate) fn on_down(&self) -> OnServerDown {
         OnServerDown::from_bits(self.on_down.load(Relaxed))
     }
@@ -306,7 +305,7 @@ impl Server {
         &self.attempts
     }
 
-    /// Records an answer to an attempt, or its absence.
+    /// Records whether the server has answered a new connection (`good`).
     pub(crate) fn note_answer(&self, good: bool) {
         if good {
             self.unanswered.store(0, Relaxed);
@@ -417,7 +416,7 @@ impl Server {
         self.changed();
     }
 
-    /// Counts a connection that enters or leaves an active state.
+    /// Counts that a connection has entered an active state (`active`), or has left it.
     pub(crate) fn set_active(&self, active: bool) {
         if active {
             self.active.fetch_add(1, Relaxed);

@@ -241,7 +241,6 @@ impl ServerDrops {
         self.0.is_empty()
     }
 
-    /// Removes and returns a count.
     pub(crate) fn pop(&mut self) -> Option<((ServerId, &'static str), u64)> {
         self.0.pop_first()
     }

@@ -70,7 +70,6 @@ pub enum SegmentKind {
     UdpFragments,
 }
 
-/// The memory of a frame's bytes.
 enum Storage {
     /// Memory on the heap.
     Owned(Box<[u8]>),

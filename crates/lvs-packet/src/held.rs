@@ -25,7 +25,7 @@ pub const BYTES: usize = 16 << 20;
 /// apart, and then reports that it does not answer. This limit applies if the kernel reports
 /// nothing.
 pub const TIMEOUT: Duration = Duration::from_millis(3500);
-/// Pause between two requests to the kernel for the same result.
+/// Pause between two requests for the same neighbour or interception.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,7 +56,7 @@ struct Queue {
 #[derive(Debug)]
 pub struct Held {
     queues: HashMap<Cause, Queue>,
-    /// Number of queues for clients on this host.
+    /// Number of queues of packets from clients on this host.
     clients: usize,
     frames: usize,
     bytes: usize,

@@ -11,9 +11,9 @@ use lvs_sys::lock;
 use crate::parse::Packet;
 use crate::wire::icmp::ErrorKind;
 
-/// Number of buckets for single receivers. Receivers with the same bucket share its tokens.
+/// Number of buckets for receivers. Receivers with the same bucket share its tokens.
 const PEERS: usize = 1024;
-/// Number of buckets with a common lock.
+/// Number of buckets for which there is one lock.
 const STRIPE: usize = 64;
 /// Number of errors that a receiver may get at once (`XRLIM_BURST_FACTOR`).
 const PEER_BURST: i64 = 6;
@@ -63,7 +63,7 @@ impl Limits {
 pub struct Bucket {
     /// Cost of one token in nanoseconds; 0 means no limit.
     cost: i64,
-    /// Maximum credit in nanoseconds.
+    /// Maximum credit, in nanoseconds.
     full: i64,
     since: AtomicI64,
 }
@@ -94,7 +94,6 @@ impl Bucket {
             .is_ok()
     }
 
-    /// Whether a token is available.
     fn has_some(&self, now: Instant) -> bool {
         let since = self.since.load(Ordering::Relaxed);
         self.cost == 0 || take(since, nanos(now), self.cost, self.full).is_some()

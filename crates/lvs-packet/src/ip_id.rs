@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 #[derive(Debug)]
 pub struct IpIds {
     by_receiver: [AtomicU16; 256],
-    /// Counter for the identification of IPv6 fragments, before it is scrambled.
+    /// Counter from which the identifications of IPv6 fragments are computed.
     fragments: AtomicU32,
 }
 

@@ -26,7 +26,6 @@ const CUT_MOST: usize = 512;
 const TINY_MOST: usize = 64;
 /// Maximum number of datagrams of a UDP super-packet (Linux's `UDP_MAX_SEGMENTS`).
 const UDP_MOST: usize = 128;
-/// Length in bytes of the longest IPv4 header.
 const IPV4_HEADER_MAX: usize = 60;
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;

@@ -93,7 +93,6 @@ pub struct Steering {
     /// Whether one worker has all connections of a client. The FTP helper requires this, because a
     /// control connection and its data connections must be at one worker.
     by_address: bool,
-    /// The local addresses of full NAT.
     local: HashSet<IpAddr>,
 }
 

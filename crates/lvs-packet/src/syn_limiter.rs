@@ -87,7 +87,7 @@ impl Purse {
     }
 }
 
-/// One kind of SYNs: its share, and the use of the share in this epoch.
+/// One kind of SYNs: its part of the time, and the use of this part in the present epoch.
 #[derive(Debug)]
 struct Kind {
     part: u32,
@@ -173,7 +173,7 @@ impl Memory {
         }
     }
 
-    /// Discards the older generation if its time has passed.
+    /// Discards the older generation if its time is over.
     fn age(&mut self, now: Instant) {
         let passed = now.saturating_since(self.since);
         if passed < self.lasts {
@@ -369,7 +369,7 @@ fn host_of(addr: IpAddr) -> u64 {
     }
 }
 
-/// The network of a client's address.
+/// The network of a client: the first 24 bits of an IPv4 address, or 48 of an IPv6 address.
 fn network_of(addr: IpAddr) -> u64 {
     match addr {
         IpAddr::V4(addr) => u64::from(addr.to_bits() >> 8),

@@ -7,11 +7,8 @@ use std::time::Duration;
 
 use lvs_sys::lock;
 
-/// Maximum number of simultaneous connections.
 pub(super) const CONNECTIONS_MAX: usize = 64;
-/// Maximum number of simultaneous connections of read-only clients.
 pub(super) const READERS_MAX: usize = 32;
-/// Maximum number of simultaneous connections of one read-only user.
 pub(super) const USER_MAX: usize = 8;
 /// Maximum number of lists that are sent to read-only clients at the same time. Each user can have
 /// one.
@@ -84,7 +81,6 @@ pub struct Place {
 }
 
 impl Place {
-    /// Whether the connection is read-only.
     pub(super) const fn is_reader(&self) -> bool {
         self.reader.is_some()
     }

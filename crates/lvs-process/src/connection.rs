@@ -155,7 +155,6 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Maximum length in bytes of the client's next request.
     const fn longest(&self) -> u64 {
         match (self.greeted, self.denied) {
             (false, _) => HELLO_MAX,

@@ -112,7 +112,6 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
-    /// The address on which the socket listens.
     pub(super) address: Address,
     /// The socket's file, with its device and inode; it is removed at the end.
     file: Option<(PathBuf, (u64, u64))>,

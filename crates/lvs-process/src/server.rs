@@ -38,7 +38,6 @@ pub struct Permissions {
     pub readers: Option<u32>,
 }
 
-/// Access rights of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
     /// The client may make all calls.

@@ -257,7 +257,6 @@ fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
     answers
 }
 
-/// A request of exactly `len` bytes.
 fn padded(request: &str, len: usize) -> Vec<u8> {
     let mut line = request.as_bytes().to_vec();
     line.resize(len - 1, b' ');

@@ -21,14 +21,14 @@ use super::Options;
 use super::clients::{Admission, Clients, Slot};
 use super::close_signal::CloseSignal;
 
-/// The longest timeout that ipvsadm permits, in seconds.
+/// A timeout of entries in the director, which never expire: the longest that ipvsadm permits, in
+/// seconds.
 const NEVER: u32 = 31 * 86_400;
 /// Number of forwarded bytes after which the proxy reports them, unless `COUNT_AFTER` passes
 /// earlier.
 const COUNT_BYTES: u64 = 1 << 20;
 const COUNT_AFTER: u64 = 1_000;
 
-/// The state that the lock protects.
 pub(super) struct Inner {
     pub(super) director: Director,
     /// For each server that has had a connection, the signal that closes its connections.
@@ -60,14 +60,11 @@ pub(super) struct Balancer {
     inner: Mutex<Inner>,
     zero: std::time::Instant,
     options: RwLock<HashMap<ServiceId, Options>>,
-    /// Number of TCP connections.
     streams: AtomicUsize,
     clients: Arc<Clients>,
-    /// Maximum number of connections and clients.
     most: AtomicUsize,
     /// Number of connections and clients that were refused because the maximum was reached.
     full: AtomicU64,
-    /// Number of evicted clients.
     evicted: AtomicU64,
     /// Number of connections and clients for which no server was available.
     refused: AtomicU64,
@@ -136,7 +133,6 @@ impl Balancer {
         u64::try_from(self.zero.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Number of slots in use.
     pub(super) fn used(&self) -> usize {
         self.streams.load(Ordering::Relaxed) + self.clients.held()
     }
@@ -248,9 +244,7 @@ impl Drop for Place {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// To the server.
     In = 0,
-    /// To the client.
     Out = 1,
 }
 

@@ -40,7 +40,6 @@ struct Table {
     services: HashMap<ServiceId, Queue>,
     /// The queues, ordered by length and number, so that the longest one is found at once.
     by_length: BTreeMap<(usize, u64), ServiceId>,
-    /// Number of clients in the queues.
     present: usize,
     /// Number of clients in the queues, and of evicted clients that still have a slot.
     held: usize,
@@ -49,7 +48,6 @@ struct Table {
     next: u64,
 }
 
-/// The clients of a service.
 #[derive(Debug, Default)]
 struct Queue {
     /// A number that no other queue has had.
@@ -103,7 +101,6 @@ impl Queue {
         self.sources.get(&source).copied().unwrap_or(0)
     }
 
-    /// Removes a client; `false` if the queue does not contain it.
     fn remove(&mut self, client: &Client) -> bool {
         let number = client.number.swap(0, Ordering::AcqRel);
         if self.new.remove(&number).is_none() && self.talking.remove(&number).is_none() {

@@ -74,11 +74,9 @@ impl Drop for Pipe {
 
 /// Result of an attempt to forward one chunk.
 enum Chunk {
-    /// There is no data to read now.
     Nothing,
-    /// The stream has ended.
     End,
-    /// This number of bytes was moved.
+    /// The number of bytes.
     Moved(usize),
 }
 

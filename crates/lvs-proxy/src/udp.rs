@@ -20,7 +20,6 @@ use super::balancer::{Balancer, Entry, Way};
 use super::clients::Slot;
 use super::close_signal::CloseSignal;
 
-/// Maximum length of a datagram in bytes.
 const DATAGRAM_MAX: usize = 65_535;
 
 /// A client's session with its server.

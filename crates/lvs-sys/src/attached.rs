@@ -151,7 +151,6 @@ pub fn ids(ifindex: u32, place: Place) -> io::Result<Vec<u32>> {
     Ok(ids)
 }
 
-/// The name of a program; empty if it has none.
 fn name(id: u32) -> io::Result<String> {
     let mut request = ById {
         id,

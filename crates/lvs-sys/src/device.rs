@@ -96,7 +96,6 @@ pub(super) fn request(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
-/// A socket for ioctls of network interfaces.
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: takes numbers only.
     let fd =

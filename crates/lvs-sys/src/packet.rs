@@ -32,7 +32,8 @@ const WHOLE: u32 = u32::MAX;
 
 /// `PACKET_OUTGOING` of linux/if_packet.h: a packet that this host sends.
 const OUTGOING: u32 = 4;
-/// `PACKET_LOOPBACK`.
+/// `PACKET_LOOPBACK` of linux/if_packet.h: a copy of a multicast or broadcast packet that this host
+/// sends.
 const LOOPBACK: u32 = 5;
 /// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of linux/if_packet.h.
 const IGNORE_OUTGOING: u32 = 0x4000;
@@ -43,7 +44,6 @@ fn fanout(id: u16, flags: u16) -> i32 {
     (u32::from(id) | kind << 16).cast_signed()
 }
 
-/// Attaches a classic BPF program to a socket.
 fn set_program(
     fd: RawFd,
     level: libc::c_int,
@@ -395,7 +395,7 @@ pub struct Auxdata {
     pub len: u32,
 }
 
-/// Room for control messages, aligned as `cmsghdr` is.
+/// A buffer for control messages, aligned as `cmsghdr` is.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_LEN]);

@@ -62,7 +62,6 @@ impl Process {
         }
     }
 
-    /// The process that has the id `pid` now.
     fn of_pid(pid: u32) -> Self {
         let pid = i32::try_from(pid).ok();
         let flags = rustix::process::PidfdFlags::empty();

@@ -33,7 +33,6 @@ pub struct PacketRing {
     mac: usize,
 }
 
-/// Size of a cache line in bytes.
 const LINE: usize = 64;
 
 /// While frames are waiting, the slot that is this number of slots ahead of the next one is

@@ -10,7 +10,6 @@ use lvs_core::memory::{Layout, Memory, Region};
 
 use super::{check, map_memory, page_size};
 
-/// Size of a large page in bytes.
 const LARGE: usize = 2 << 20;
 
 /// An anonymous mapping, all zeros at first.
@@ -43,7 +42,7 @@ impl Mapping {
         unsafe { self.memory.add(offset.min(LARGE)) }
     }
 
-    /// Requests large pages. Without them the memory is only slower.
+    /// Requests large pages. Without them, look-ups are only slower.
     fn advise(&self) {
         // The kernel refuses this if it has no large pages.
         let _ = self.madvise(0, self.len - LARGE, libc::MADV_HUGEPAGE);

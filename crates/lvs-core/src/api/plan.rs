@@ -33,7 +33,7 @@ pub(super) struct Noted {
     pub(super) marks: usize,
 }
 
-/// A service that earlier changes of the list affect.
+/// The planned state of a service that earlier changes of the list affect.
 struct Planned {
     facts: Facts,
     /// Whether servers that are not in `servers` are those of the director; otherwise the service
@@ -66,7 +66,6 @@ impl<'a> Plan<'a> {
         Self { control, noted }
     }
 
-    /// Returns the differences collected so far.
     pub(super) fn into_noted(self) -> Noted {
         self.noted
     }

@@ -12,7 +12,6 @@ pub(crate) const NO_SLOT: u32 = u32::MAX;
 /// index of the entry.
 pub(crate) const TEMPLATE_BIT: u32 = 1 << 31;
 
-/// The identity of a connection: protocol, client and virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) protocol: Protocol,
@@ -28,7 +27,6 @@ pub(crate) struct Draft {
     pub(crate) flags: u32,
     /// Seconds from the latest packet until the connection expires.
     pub(crate) timeout: u32,
-    /// Index of the server's record, or [`NO_SLOT`].
     pub(crate) server: u32,
     /// Index of the controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], index of a template
     /// in [`Control`](crate::Control).

@@ -2,7 +2,7 @@
 
 /// Mask of the forwarding method.
 pub(crate) const METHOD: u32 = 0x0007;
-/// The entry was made by a synchronisation message.
+/// A synchronisation message created the entry.
 pub(crate) const SYNC: u32 = 0x0020;
 /// The server's replies do not pass through the director: the forwarding method does not translate
 /// addresses, and no packet from the server has arrived.
@@ -15,9 +15,8 @@ pub(crate) const OUT_SEQ: u32 = 0x0200;
 pub(crate) const IN_SEQ: u32 = 0x0400;
 /// The client's port is unknown until its first packet arrives.
 pub(crate) const NO_CPORT: u32 = 0x0800;
-/// The entry is a persistence template.
 pub(crate) const TEMPLATE: u32 = 0x1000;
-/// The connection is for one datagram only.
+/// The service uses one-packet scheduling.
 pub(crate) const ONE_PACKET: u32 = 0x2000;
 /// The host's connection tracking has an entry for the connection, too.
 pub(crate) const NFCT: u32 = 0x10000;
@@ -29,9 +28,9 @@ pub(crate) const PROBE: u32 = 0x0008_0000;
 /// Position of the first bit of [`PEER`], the number of the peer that owns a borrowed connection.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
-/// Borrowed from a peer; no packet of the connection has arrived at this director.
+/// A peer owns the connection; no packet of it has arrived at this director.
 pub(crate) const BORROWED: u32 = 0x0080_0000;
-/// Owned and replicated to peers.
+/// This director owns the connection, and replicates it to peers.
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
 /// The entry controls other entries, or has controlled some.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
@@ -39,7 +38,7 @@ pub(crate) const CONTROLS: u32 = 0x0200_0000;
 pub(crate) const TIMED: u32 = 0x0400_0000;
 /// The server was removed, and the connection does not continue if the server is added again.
 pub(crate) const GONE: u32 = 0x0800_0000;
-/// The connection's sequence numbers are stored.
+/// The next sequence numbers of both directions are stored, for resets.
 pub(crate) const TRACKED: u32 = 0x1000_0000;
 /// A helper inspects the connection's payload.
 pub(crate) const HELPED: u32 = 0x2000_0000;

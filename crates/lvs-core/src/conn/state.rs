@@ -108,9 +108,7 @@ const SCTP_NAMES: [&str; 14] = [
 /// Direction of a packet in the state tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
-    /// From the client.
     Input,
-    /// From the server.
     Output,
     /// From the client, on a connection with `flag::NO_OUTPUT`.
     InputOnly,

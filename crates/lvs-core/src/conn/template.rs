@@ -14,14 +14,15 @@ use crate::Instant;
 /// A persistence template. [`Templates`] contains its timer.
 #[derive(Debug)]
 pub(crate) struct Template {
-    /// Client network with port 0; protocol 0 and the mark as address for a service of a mark.
+    /// The client's network with port 0, the virtual address, and the protocol. For a service of a
+    /// firewall mark, the protocol is 0 and the mark is in the virtual address.
     pub(crate) key: Key,
-    /// Address and port of the server for connections of this template.
+    /// Address and port to which connections of this template are sent.
     pub(crate) server_addr: SocketAddr,
     pub(crate) server: AtomicU32,
     pub(crate) flags: AtomicU32,
     pub(crate) mark: u32,
-    /// Name of the persistence engine and its data.
+    /// Name of the persistence engine and its data (for SIP, the Call-ID).
     pub(crate) engine: Option<(&'static str, Box<[u8]>)>,
     /// Seconds from the latest new connection until the template expires.
     pub(crate) timeout: AtomicU32,
@@ -29,7 +30,7 @@ pub(crate) struct Template {
     pub(crate) assured: AtomicBool,
     /// Number of connections of this template.
     pub(crate) controlled: AtomicU32,
-    /// Number of times that the template was considered for synchronisation.
+    /// Number of connections for which the decision whether to synchronise the template was made.
     pub(crate) in_packets: AtomicU32,
     /// The end of the timer that synchronisation sent last, in ticks of 4 ms; the lower two bits
     /// count retries.

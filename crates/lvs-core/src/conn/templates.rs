@@ -14,7 +14,6 @@ use crate::{Instant, Protocol};
 /// Key of a template with engine data: client network, virtual address, protocol and the data.
 type EngineKey = (IpAddr, SocketAddr, Protocol, Box<[u8]>);
 
-/// All templates and their timers.
 #[derive(Debug)]
 pub(crate) struct Templates {
     pub(crate) table: ConnTable,

@@ -2,10 +2,9 @@
 
 use core::ops::Range;
 
-/// Number of slots in a window.
 const WINDOW: usize = 32;
 
-/// Number of windows in `slots`.
+/// Number of windows into which this number of slots is divided.
 pub(crate) fn windows(slots: usize) -> usize {
     slots.div_ceil(WINDOW).max(1)
 }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use crate::Instant;
 
-/// The time of the next work for each service, by service number.
+/// For each service number, the time of the next work for this service.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     moments: BTreeSet<(Instant, u32)>,

@@ -20,16 +20,13 @@ const TIMEOUT_MAX: u32 = 8_589_934;
 
 /// State that changes are checked against.
 pub(crate) trait View {
-    /// The service with this key.
     fn service(&self, key: &ServiceKey) -> Option<Facts>;
     /// The forwarding method of the server at `addr` in the service with this key and these facts;
     /// `None` if the service has no such server.
     fn server(&self, key: &ServiceKey, facts: &Facts, addr: SocketAddr) -> Option<Forwarding>;
     /// Whether a synchronisation daemon of this role is running.
     fn runs(&self, role: SyncRole) -> bool;
-    /// Number of servers whose address family differs from their service's.
     fn mixed(&self) -> usize;
-    /// Number of full NAT servers in services of this family.
     fn full_nat(&self, family: Family) -> usize;
     /// Whether full NAT has a local address of this family.
     fn has_local(&self, family: Family) -> bool;

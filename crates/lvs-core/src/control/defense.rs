@@ -19,9 +19,9 @@ const RESERVE: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Defense {
-    /// Number of free pages of memory.
+    /// Number of free pages of memory, as the caller reported last.
     available: u64,
-    /// Slots without a connection, and all slots.
+    /// Number of free slots, and of all slots, of all tables.
     free: usize,
     slots: usize,
     /// One in this many packets that open a connection is dropped; 0 drops none.
@@ -31,7 +31,7 @@ pub(crate) struct Defense {
     pub(crate) secure: bool,
     lottery: [u8; 9],
     random: SplitMix64,
-    /// Part of a slot that the last round of `drop_entry` still has to visit, as a fraction.
+    /// The fraction of a slot that remained after the last round of `drop_entry`.
     visits: u64,
 }
 

@@ -26,7 +26,7 @@ impl Service {
         counts.then(|| server.last_weight() / self.slow.factor())
     }
 
-    /// The part of the service's digest that depends on its settings.
+    /// Hash of the service's settings, as a part of its digest.
     fn settings_digest(&self) -> u64 {
         let unspecified = match self.key.family() {
             Family::V4 => IpAddr::from([0; 4]),
@@ -45,7 +45,7 @@ impl Service {
         services::settings(&self.key, &self.config, slots, servers)
     }
 
-    /// Whether the scheduler's choice depends on the order of its servers.
+    /// Whether the scheduler's choice depends on the order of the servers.
     fn is_ordered(&self) -> bool {
         About::of(&self.config.scheduler).is_some_and(|about| about.goes_by_order)
     }
@@ -61,7 +61,8 @@ impl DigestWalk {
         }
     }
 
-    /// Adds the next servers of a service, at most `budget`; returns their number.
+    /// Adds the next `budget` servers of a service to its digest, if it has as many; returns their
+    /// number.
     fn add(&mut self, service: &Service, budget: usize) -> usize {
         let servers = service.servers();
         let end = servers.len().min(self.server + budget);

@@ -26,11 +26,10 @@ pub(super) struct Estimator {
 
 #[derive(Debug)]
 struct Round {
-    /// Time at which the next portion is due.
     next: Instant,
     /// The number of the next service; `None` when all services are done, and servers follow.
     service: Option<u32>,
-    /// The record index of the next server.
+    /// The record index of the server with which the next portion begins.
     place: usize,
     /// Number of services and servers in a portion.
     portion: usize,
@@ -50,7 +49,6 @@ impl Estimator {
         }
     }
 
-    /// Whether portions of the present round remain.
     pub(super) fn is_in_a_round(&self) -> bool {
         self.round.is_some()
     }

@@ -293,7 +293,8 @@ impl Control {
 struct Forecast {
     /// The chosen server; `None` if the packet would be sent to its own destination.
     server: Option<SocketAddr>,
-    /// The rule that chooses the server; for a template, whether the template already exists.
+    /// The rule that chooses the server. For a template, the value says whether the template
+    /// already exists.
     by: By<bool>,
 }
 
@@ -458,7 +459,7 @@ fn no_service(protocol: Protocol, dst: SocketAddr, mark: u32) -> String {
     }
 }
 
-/// The reason why a service accepts a packet to `dst`.
+/// The reason why the service with this key accepts a packet to `dst`, as text.
 fn why_service(key: ServiceKey, dst: SocketAddr) -> String {
     match key {
         ServiceKey::Mark { mark, .. } => format!("the packet has the mark {mark}"),

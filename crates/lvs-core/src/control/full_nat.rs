@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-/// The director's own addresses and networks that full NAT needs.
+/// Settings of full NAT, and the director's networks.
 #[derive(Debug, Default)]
 pub(crate) struct FullNat {
     /// The local addresses: the addresses of the director that replace clients' addresses.
@@ -27,7 +27,6 @@ pub(crate) struct FullNat {
 }
 
 impl FullNat {
-    /// Number of full NAT servers in services of this family.
     pub(crate) const fn servers(&self, family: Family) -> usize {
         self.servers[family as usize]
     }

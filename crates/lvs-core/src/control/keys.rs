@@ -6,7 +6,6 @@ use hashbrown::HashMap;
 
 use crate::service::ServiceKeyOrd;
 
-/// The numbers of services, by their keys.
 pub(super) type Keys = HashMap<ServiceKeyOrd, u32, BuildHasherDefault<Fold>>;
 
 /// A fast hash function without a key. A sender of packets cannot choose the hashed service keys,

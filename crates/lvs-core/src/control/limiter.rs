@@ -19,7 +19,7 @@ const WAYS: usize = 4;
 /// Number of sets: together 16,384 sources, which need 256 KiB for each service with such a limit.
 const SETS: usize = 4096;
 
-/// Nanoseconds in a second. A burst may contain as many connections as one second.
+/// Nanoseconds in a second, for which a burst may use the limit at once.
 const SECOND: u64 = 1_000_000_000;
 
 /// A service that had its maximum number of connections counts them again after this pause.
@@ -101,7 +101,7 @@ impl Limiter {
         }
     }
 
-    /// The slots in which a source prefix may be stored.
+    /// The range of slots in which the source with this hash may be stored.
     fn set(&self, prefix: u64) -> Range<usize> {
         let sets = (self.sources.len() / WAYS).max(1);
         let set = usize::try_from(prefix % sets as u64).unwrap_or(0) * WAYS;

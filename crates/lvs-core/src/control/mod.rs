@@ -202,11 +202,10 @@ pub struct Control {
     /// Addresses and networks of the host itself, as prefixes.
     local: Vec<Prefix>,
     full_nat: FullNat,
-    /// Number of servers whose address family differs from their service's.
+    /// Number of servers whose address family differs from that of their service.
     mixed: usize,
     /// Health checks' pins: the server of the next connection of a client.
     pins: Pins,
-    /// The filters of source prefixes.
     filters: Filters,
     /// Rules that set marks on packets. The embedding program applies them.
     marks: Arc<[MarkRule]>,

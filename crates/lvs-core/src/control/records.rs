@@ -60,7 +60,7 @@ impl Registered {
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     places: Vec<Option<Registered>>,
-    /// Indexes without a record; a new record gets the lowest.
+    /// Indexes that are not in use; a new record gets the lowest.
     free: BTreeSet<u32>,
     /// Records of removed servers; at most one for each service and address.
     trash: BTreeMap<(ServiceKeyOrd, SocketAddr), u32>,
@@ -68,16 +68,16 @@ pub(crate) struct Records {
     looked_at: Option<(ServiceKeyOrd, SocketAddr)>,
     /// Records by the addresses of their servers; `None` unless the index was requested.
     addresses: Option<BTreeSet<(SocketAddr, u32)>>,
-    /// Records that have changed, in the order of their changes.
+    /// Indexes of changed records, in the order of the changes.
     log: Vec<u32>,
-    /// Number of changes that preceded the first one in the log.
+    /// Number of changes that the log does not contain any more.
     log_start: u64,
     /// The bits by which servers request that their schedulers examine them again.
     marks: Marks,
 }
 
 impl Records {
-    /// Number of indexes, with and without a record.
+    /// Number of indexes, in use or free.
     pub(crate) const fn len(&self) -> usize {
         self.places.len()
     }
@@ -94,7 +94,6 @@ impl Records {
         self.places.iter().flatten()
     }
 
-    /// The records with these indexes.
     pub(crate) fn iter_in(&self, places: Range<usize>) -> impl Iterator<Item = &Registered> {
         let places = places.start.min(self.len())..places.end.min(self.len());
         self.places.get(places).into_iter().flatten().flatten()

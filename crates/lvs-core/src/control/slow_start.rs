@@ -72,7 +72,7 @@ impl SlowStart {
             .collect();
     }
 
-    /// Updates the list of the servers that accept connections.
+    /// Updates the list of servers that accept connections, with the times at which they began to.
     fn note(&mut self, servers: &[Arc<Server>], takes: Duration, now: Instant) {
         let taking = servers.iter().filter(|server| server.config().weight > 0);
         let taking: BTreeSet<ServerId> = taking.map(|server| server.id()).collect();

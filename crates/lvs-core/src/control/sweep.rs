@@ -11,7 +11,7 @@ use crate::shard::{ServerLink, Shard};
 #[derive(Clone, Debug, Default)]
 pub(super) struct SweepWork {
     pub(super) flush_removed: bool,
-    /// Number of rounds of `drop_entry`.
+    /// Number of rounds of the defence `drop_entry`.
     pub(super) drop_entry: u32,
     /// Whether to close connections of removed servers, as the settings of their services require.
     pub(super) end_down: bool,

@@ -217,7 +217,7 @@ struct Line<'a> {
     command: CommandName,
     flags: Flags,
     role: SyncRole,
-    /// `None` before the first of `-t`, `-u`, `-f`.
+    /// The protocol of the last `-t` or `-u`; `None` before the first of `-t`, `-u`, `-f`.
     protocol: Option<Protocol>,
     family: Family,
     mark: u32,
@@ -253,7 +253,7 @@ fn tunnel_rule(kind: &TunnelType, flag: Flag) -> Rule {
     }
 }
 
-/// The checksum that an option selects.
+/// The tunnel checksum that an option selects.
 const fn checksum_of(flag: Flag) -> Option<TunnelChecksum> {
     match flag {
         Flag::TunNocsum => Some(TunnelChecksum::None),
@@ -418,7 +418,7 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    /// The checks after the last option.
+    /// Makes the checks that follow the last option, and returns the command.
     fn finish(mut self, leftovers: &[&[u8]]) -> Result<Command, Refusal> {
         let mut stray = leftovers;
         let mut timeouts = Timeouts {
@@ -701,7 +701,7 @@ fn group(word: &[u8]) -> Result<IpAddr, Refusal> {
         .ok_or_else(|| fail_with(refusal, word))
 }
 
-/// The list of the option `-b`, split as by `strtok`: empty items are skipped.
+/// Parses the list of `-b`; as with `strtok`, empty items are skipped.
 fn sched_flags(scheduler: &[u8], list: &[u8]) -> Result<u32, Refusal> {
     let mut flags = 0;
     let mut items = 0;

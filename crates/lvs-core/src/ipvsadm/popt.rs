@@ -22,7 +22,6 @@ impl Problem {
     }
 }
 
-/// An option and its argument.
 pub(super) type Found<'a> = (&'static OptionSpec, Option<&'a [u8]>);
 
 /// The words of a command line, without the program's name, and the position up to which they were
@@ -31,9 +30,9 @@ pub(super) struct Words<'a, W> {
     words: &'a [W],
     next: usize,
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
-    /// The unread part of a word with several short options.
+    /// The part of a word with several short options that was not read yet.
     glued: &'a [u8],
-    /// Whether `--` was read, after which no options follow.
+    /// Whether `--` was read, so that no options follow.
     ended: bool,
     /// Words that are not options, in order.
     leftovers: Vec<&'a [u8]>,

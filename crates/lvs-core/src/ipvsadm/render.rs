@@ -23,7 +23,6 @@ const SERVER_WIDTH: usize = 28;
 /// Maximum number of characters that ipvsadm reserves for an address with its port.
 const ENDPOINT_MAX: usize = 59;
 
-/// Formatting of addresses and numbers.
 #[derive(Clone, Copy)]
 struct Style<'a> {
     /// Source of names for addresses and ports; `None` to print numbers.
@@ -479,7 +478,7 @@ fn sched_flags(config: &ServiceConfig) -> Option<String> {
     Some(list.join(","))
 }
 
-/// The persistence mask; `None` if it covers the whole address.
+/// The persistence mask as text; `None` if it covers the whole address.
 fn mask(service: &ServiceInfo) -> Option<String> {
     let mask = service.config.netmask;
     match crate::ServiceKey::from(service.service).family() {
@@ -640,7 +639,7 @@ fn compare_endpoints(a: SocketAddr, b: SocketAddr) -> Ordering {
         .unwrap_or_else(|| difference(u32::from(a.port()), u32::from(b.port())))
 }
 
-/// An address as four words; an IPv4 address is the first of them.
+/// An address as four 32-bit words. An IPv4 address is the first word.
 fn words(address: IpAddr) -> [u32; 4] {
     match address {
         IpAddr::V4(v4) => [u32::from(v4), 0, 0, 0],

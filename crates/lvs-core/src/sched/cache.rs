@@ -38,7 +38,7 @@ pub(super) struct Cache<T> {
     len: usize,
     /// Number of checks since the last full one.
     counter: u32,
-    /// Position at which the last partial check ended.
+    /// Number of the bucket at which the last partial check ended.
     rover: usize,
 }
 

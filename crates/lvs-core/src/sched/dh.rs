@@ -27,7 +27,7 @@ pub(super) const ABOUT: About = About {
 /// accept the connection, the connection is refused.
 #[derive(Clone, Debug, Default)]
 pub struct DestinationHashing {
-    /// Slots, as indices into the list of servers; empty without servers.
+    /// The server of each slot, as an index into the list of servers; empty without servers.
     table: Vec<u32>,
 }
 

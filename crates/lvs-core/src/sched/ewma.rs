@@ -10,7 +10,7 @@ use super::About;
 use super::wlc::least_by;
 use crate::{Instant, Request, Scheduler, Server, ServerId};
 
-/// A server whose latency was never measured receives one connection in this time.
+/// Interval between two connections to a server whose latency was never measured.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) const ABOUT: About = About {

@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::{Request, Scheduler, Server};
 
-/// Number of servers above which the scheduler does not compare all of them.
+/// With more servers than this, the scheduler uses a tree instead of comparing all servers.
 const MANY: usize = 64;
 /// An unused position of the tree.
 const NONE: u32 = u32::MAX;
@@ -175,7 +175,7 @@ impl Tree {
         tree
     }
 
-    /// Updates the tree for the servers that have changed.
+    /// Updates the tree for the servers that have set their bits.
     fn follow(&mut self, servers: &[Arc<Server>], quotient: fn(&Server) -> Quotient) {
         for at in 0..self.marks.len() {
             let marks = &self.marks[at];

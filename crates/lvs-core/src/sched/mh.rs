@@ -46,9 +46,9 @@ pub(super) const ABOUT: About = About {
 #[derive(Clone, Debug)]
 pub struct MaglevHashing {
     slots: u32,
-    /// Number of bits to which weights are reduced.
+    /// Maximum number of bits of a weight in the table; larger weights are all shifted right.
     weight_bits: u32,
-    /// Slots, as indices into the list of servers.
+    /// The server of each slot, as an index into the list of servers.
     table: Vec<u32>,
     /// The servers and weights from which the table was built. If a change leaves them unchanged,
     /// the table is not rebuilt.
@@ -169,7 +169,7 @@ impl Taken {
     }
 }
 
-/// The permutation of the slots in which a server takes them.
+/// The order in which a server takes slots: a permutation of all slots.
 struct Walk {
     index: u32,
     at: u32,

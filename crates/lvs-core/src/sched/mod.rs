@@ -227,7 +227,7 @@ pub(crate) mod tests {
         SocketAddr::from(([10, 0, 0, n], 80))
     }
 
-    /// Clients 192.0.2.1 to 24, client k with port 1000 + k.
+    /// 24 requests: client k has the address 192.0.2.k and the port 1000 + k.
     pub(crate) fn clients(flags: ServiceFlags) -> Vec<Request> {
         (1..=24)
             .map(|k| Request {

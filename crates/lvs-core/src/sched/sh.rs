@@ -30,7 +30,7 @@ pub(super) const ABOUT: About = About {
 /// assigned to another server.
 #[derive(Clone, Debug, Default)]
 pub struct SourceHashing {
-    /// Slots, as indices into the list of servers; empty without servers.
+    /// The server of each slot, as an index into the list of servers; empty without servers.
     table: Vec<u32>,
 }
 

@@ -34,7 +34,7 @@ impl ByQuotient for WeightedLeastConnections {
     }
 }
 
-/// Load divided by weight. The weight of an unusable server counts as 0.
+/// `load` divided by the server's weight; the weight of an unusable server counts as 0.
 pub(super) fn of_usable(server: &Server, load: i64) -> Quotient {
     // An unusable server has weight 0 here, but can still win with a negative load, as in the
     // kernel.

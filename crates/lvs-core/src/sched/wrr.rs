@@ -19,9 +19,9 @@ pub(super) const ABOUT: About = About {
 pub struct WeightedRoundRobin {
     /// The server chosen last; `None`: the next choice starts at the head of the list.
     last: Option<usize>,
-    /// Threshold of the present pass.
+    /// The weight that a server must have to be chosen in the present pass.
     current: i32,
-    /// Threshold of the first pass of a round.
+    /// The threshold of the first pass in a round: the greatest weight.
     max: i32,
     /// Step between passes: the greatest common divisor of the weights.
     step: i32,

@@ -205,7 +205,6 @@ impl<T> Takes<T> for Kind<T> {
     }
 }
 
-/// Values that are whole numbers in a range.
 struct Within<T>(RangeInclusive<T>);
 
 impl<T: TryFrom<i32> + PartialOrd + Display> Takes<T> for Within<T> {

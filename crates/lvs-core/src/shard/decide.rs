@@ -35,7 +35,7 @@ const PROBE_CLOSED: u32 = 1;
 const PROBE_UDP: u32 = 30;
 
 impl Shard {
-    /// The decision about a packet, in the order of the hooks (`ip_vs_out_hook`, `ip_vs_in_hook`).
+    /// Decides on a packet, in the order of netfilter's hooks (`ip_vs_out_hook`, `ip_vs_in_hook`).
     pub(crate) fn decide(
         &mut self,
         meta: &PacketMeta<'_>,
@@ -82,7 +82,7 @@ impl Shard {
         self.decide_in(meta, ahead, now)
     }
 
-    /// The rest of the decision for a packet that is not a reply (`ip_vs_in_hook`).
+    /// Decides on a packet that is not a reply (`ip_vs_in_hook`).
     pub(crate) fn decide_in(
         &mut self,
         meta: &PacketMeta<'_>,
@@ -213,7 +213,7 @@ impl Shard {
 
 /// Packets from clients to servers.
 impl Shard {
-    /// Handles a packet from the client of connection `index`.
+    /// Decides on a packet from the client of connection `index`, and counts it.
     pub(crate) fn forward(
         &mut self,
         index: u32,
@@ -240,7 +240,7 @@ impl Shard {
         verdict
     }
 
-    /// Decides how a client's packet is sent.
+    /// The verdict about a packet from the client of connection `index`.
     fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, age: Age, now: Instant) -> Verdict {
         let slot = self.table.get(index);
         let helped = slot.has(flag::HELPED);
@@ -308,7 +308,7 @@ impl Shard {
         }
     }
 
-    /// Decides how packets to a virtual address are sent to this server.
+    /// The verdict about a packet to a virtual address that is sent to this server.
     #[inline]
     fn forward_to(
         &self,
@@ -341,7 +341,8 @@ impl Shard {
 
 /// Packets from servers to clients.
 impl Shard {
-    /// Handles a packet from the server of connection `index` (`handle_response`).
+    /// Decides on a packet from the server of connection `index`, and counts it
+    /// (`handle_response`).
     pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let nat = self.table.get(index).method().translates();
         if nat && matches!(meta.transport, Transport::Short { header: false, .. }) {

@@ -90,7 +90,7 @@ pub struct Reset {
     pub forward: Option<Forward>,
 }
 
-/// Sequence numbers that the two ends of a TCP connection expect next.
+/// The sequence numbers that the two ends of a TCP connection expect next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expected {
     /// The next sequence number that the server expects from the client.
@@ -104,7 +104,7 @@ pub(crate) struct Expected {
 /// A shard's walk over the connections of removed servers, and the resets to send.
 #[derive(Debug, Default)]
 pub(crate) struct Down {
-    /// The expected numbers of tracked connections, by their indices.
+    /// Expected sequence numbers of connections, by connection index.
     expected: Sparse<Expected>,
     /// The slot at which the walk continues; `None` if no walk is necessary.
     at: Option<usize>,
@@ -139,7 +139,8 @@ impl Down {
 }
 
 impl Expected {
-    /// Records the numbers of a segment; `misses` means that its connection is offloaded.
+    /// Stores the sequence numbers of a segment. `misses` means that the kernel fast path forwards
+    /// the connection's packets.
     fn note(&mut self, numbers: Numbers, from_client: bool, misses: bool) {
         if self.missed && numbers.ack.is_some() {
             // The previous numbers may be so old that a comparison modulo 2^32 would be wrong.
@@ -172,7 +173,7 @@ fn raise(number: &mut Option<u32>, to: u32) {
 }
 
 impl Shard {
-    /// Records the sequence numbers of a segment of connection `index`.
+    /// Stores the sequence numbers of a segment of connection `index`.
     fn track(&mut self, index: u32, meta: &PacketMeta<'_>, from_client: bool) {
         if meta.tuple.protocol == Protocol::TCP
             && let Some(mut numbers) = Numbers::read(meta.segment.bytes)
@@ -312,7 +313,6 @@ impl Shard {
         })
     }
 
-    /// Sets the state of a TCP connection to CLOSE.
     fn close(&mut self, index: u32) {
         let timeout = self.settings.timeouts.of(Protocol::TCP, State::TCP_CLOSE);
         let slot = self.table.get(index);

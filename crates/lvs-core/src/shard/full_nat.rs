@@ -12,7 +12,7 @@ use crate::full_nat::LocalAddress;
 use crate::{DropReason, Instant};
 
 impl Shard {
-    /// Adds a full NAT connection to the table, with a local port of the director.
+    /// Adds a connection with full NAT to the table, and reserves a local port for it.
     pub(crate) fn open_full_nat(
         &mut self,
         slot: Draft,

@@ -8,7 +8,7 @@ use core::net::SocketAddr;
 use crate::stats::Counters;
 use crate::{Protocol, Server};
 
-/// A server's record, and this shard's counters of the server.
+/// A shard's references to a server: its record, and this shard's counters of it.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,
@@ -17,7 +17,7 @@ pub(crate) struct ServerLink {
     pub(crate) service: Option<Arc<Counters>>,
 }
 
-/// The links to all servers, by the numbers of their records.
+/// The references of a shard to all servers, by the numbers of their records.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     links: Vec<Option<ServerLink>>,
@@ -60,7 +60,6 @@ impl Links {
         }
     }
 
-    /// Replaces the link to the record with the index `place`.
     pub(crate) fn set(&mut self, place: u32, link: NewLink) {
         let index = place as usize;
         if self.links.len() <= index {
@@ -73,7 +72,6 @@ impl Links {
         }
     }
 
-    /// Replaces all links.
     pub(crate) fn replace(&mut self, links: Vec<NewLink>) {
         self.links.clear();
         self.translated.clear();

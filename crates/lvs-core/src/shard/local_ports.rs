@@ -62,7 +62,7 @@ pub const fn worker_of(port: u16, workers: usize) -> usize {
     port as usize % workers
 }
 
-/// The ports of one local address towards one server.
+/// A protocol, a server and a local address, for which local ports are reserved separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Tuple {
     protocol: Protocol,
@@ -95,7 +95,7 @@ impl Free {
     }
 }
 
-/// A reserved port, and the range of ports that contains it.
+/// A reserved port, and the local address with the range to which it belongs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     local: LocalAddress,
@@ -114,7 +114,6 @@ struct Entry {
     next: u32,
 }
 
-/// The local ports of one shard.
 #[derive(Debug)]
 pub(crate) struct LocalPorts {
     worker: u16,
@@ -125,7 +124,7 @@ pub(crate) struct LocalPorts {
     tuples_max: usize,
     entries: Sparse<Option<Entry>>,
     buckets: Vec<u32>,
-    /// Local addresses in use, each with its number of connections, sorted by address.
+    /// Local addresses in use with their numbers of connections, sorted by address.
     in_use: Vec<(IpAddr, u32)>,
     /// Number of the local address that the next connection gets, modulo the size of the pool.
     turn: usize,
@@ -266,7 +265,7 @@ impl LocalPorts {
         Some(port)
     }
 
-    /// Creates the list of free ports of a tuple, if there is none.
+    /// Creates the state of a tuple without reserved ports, if there is none.
     fn remember(&mut self, tuple: &Tuple, now: Instant) {
         if !self.tuples.contains_key(tuple) {
             self.forget_unused(now);

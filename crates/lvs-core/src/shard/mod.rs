@@ -79,7 +79,6 @@ pub struct Shard {
     generation: u32,
     /// The persistence templates that control connections, by connection index.
     templates: Sparse<Option<Arc<Template>>>,
-    /// Local addresses and ports of full NAT connections.
     local_ports: LocalPorts,
     /// Changes of local addresses and ports that the caller has not read yet; `None` if the caller
     /// does not read them.
@@ -311,7 +310,6 @@ impl Shard {
         self.table.is_used(index)
     }
 
-    /// Whether connection `index` controls other connections.
     pub(crate) fn has_controlled(&self, index: u32) -> bool {
         self.table.controlled(index) > 0
     }
@@ -406,7 +404,8 @@ impl Shard {
         self.table.move_in(draft, expires, now)
     }
 
-    /// The first tick up to `limit` in which connections may be due.
+    /// The first tick up to `limit` in which connections may be due; `None` if there is none, or
+    /// `budget` is used up.
     pub(crate) fn due_tick(&mut self, limit: Instant, budget: &mut usize) -> Option<u64> {
         self.table.due_tick(limit, budget)
     }
@@ -443,7 +442,7 @@ impl Shard {
         &mut self.sync
     }
 
-    /// Sets the received adjustments of sequence numbers of connection `index`.
+    /// Sets the adjustments of sequence numbers that were received for connection `index`.
     pub(crate) fn set_sequences(&mut self, index: u32, sequences: Sequences) {
         self.sequences.insert(index, sequences);
     }
@@ -486,7 +485,6 @@ impl Shard {
         self.generation != self.shared.generation.load(Ordering::Acquire)
     }
 
-    /// The link to the server of connection `index`.
     #[inline]
     pub(crate) fn link(&self, index: u32) -> Option<&ServerLink> {
         self.link_of(self.table.get(index).server())

@@ -154,7 +154,8 @@ impl Shard {
         next
     }
 
-    /// Updates the replicas after a packet of connection `index`, which was in state `before`.
+    /// Updates ownership and replication after a packet of connection `index`, which was in state
+    /// `before`.
     pub(super) fn enter(&mut self, index: u32, before: State, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::REPLICATED) {
@@ -242,7 +243,6 @@ impl Shard {
         }
     }
 
-    /// Whether connection `index` is borrowed from a peer.
     pub(crate) fn is_borrowed_by(&self, index: u32, peer: usize) -> bool {
         let slot = self.table.get(index);
         slot.has(flag::BORROWED) && peer_of(slot) == peer

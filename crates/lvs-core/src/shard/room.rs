@@ -18,7 +18,7 @@ use crate::{Instant, Protocol};
 use core::cmp::Reverse;
 use core::time::Duration;
 
-/// Maximum number of windows that are searched for one connection.
+/// Maximum number of windows of slots that are searched for a connection to evict.
 const WINDOWS: usize = 4;
 
 /// Number of packets that a client sends in a handshake. A client that has sent no more has not

@@ -21,7 +21,6 @@ pub(crate) struct Settings {
     /// Whether an IPv4 service exists. Without one, the kernel ignores all IPv4 packets, even those
     /// of connections.
     pub(crate) ipv4: bool,
-    /// Whether an IPv6 service exists.
     pub(crate) ipv6: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) sysctls: Sysctls,

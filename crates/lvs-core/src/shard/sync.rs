@@ -136,7 +136,8 @@ impl Shard {
         }
     }
 
-    /// Whether a controlling entry of a connection is a template.
+    /// Whether a persistence template controls the connection, directly or through another
+    /// connection.
     fn is_persistent(&self, index: u32) -> bool {
         let mut slot = self.table.get(index);
         loop {

@@ -34,7 +34,7 @@ const RANGE_BITS: u32 = 10;
 /// Length of an encoded digest in bytes.
 pub const DIGEST_LEN: usize = RANGES * 12;
 
-/// Length of an item's header in bytes; the connection follows it.
+/// Length in bytes of an item's header; the connection is behind it.
 const HEADER: usize = 8;
 
 /// Maximum number of bytes in the outgoing buffer.

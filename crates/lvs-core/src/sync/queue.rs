@@ -13,7 +13,7 @@ use crate::conn::{NO_SLOT, State, Template};
 use crate::settings::Sysctls;
 use crate::{Instant, Protocol};
 
-/// Maximum age of an entry in a message that is not full; then the message is sent.
+/// A message that is not full is sent when its first entry is this old.
 const SEND_AFTER: Duration = Duration::from_secs(2);
 
 pub(crate) const HZ: u32 = 250;

@@ -16,7 +16,7 @@ const NAME_MAX: usize = 16;
 const OPTION_SEQ: u8 = 1;
 const OPTION_DATA: u8 = 2;
 const OPTION_NAME: u8 = 3;
-/// A receiver that does not support an option with this bit may skip the option.
+/// Bit of options that a receiver may skip if it does not support them.
 const OPTION_SKIPPABLE: u8 = 0x40;
 const SEQ_LEN: usize = 24;
 /// Flags of entries that contain sequence numbers.
@@ -83,7 +83,7 @@ impl Entry {
         )
     }
 
-    /// Appends the connection to a message of `version`.
+    /// Appends the entry to a message of `version`.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "version 0 has room for 16 flags, and lengths are below 4096"
@@ -150,7 +150,7 @@ pub(crate) fn start(version: u32, syncid: u8, out: &mut Vec<u8>) {
     }
 }
 
-/// Writes length and count of a finished message into its header.
+/// Writes length and count into the header of a complete message.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the kernel counts modulo 256, and lengths are below 65536"

@@ -22,7 +22,7 @@ pub struct Cutter<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Version {
     V4 {
-        /// Offset of the datagram in bytes, if it is itself a fragment.
+        /// Offset of the datagram's payload in bytes, if the datagram is itself a fragment.
         first: usize,
         /// Whether the datagram is itself a fragment, and not the last one.
         more: bool,

@@ -127,11 +127,11 @@ impl Piece {
     }
 }
 
-/// A datagram that is not complete.
+/// An incomplete datagram.
 #[derive(Debug)]
 struct Queue {
     since: Instant,
-    /// The received pieces, in order; no two overlap.
+    /// The received fragments, in order; no two overlap.
     pieces: Vec<Piece>,
     /// The IP header of the first fragment, without the fragment header, and the protocol of the
     /// payload.
@@ -147,7 +147,7 @@ struct Queue {
     ecn: u8,
 }
 
-/// Effect of a fragment that does not fit to the other fragments of its datagram.
+/// Effect of a fragment that contradicts other fragments of its datagram.
 enum Misfit {
     /// Only this fragment is discarded.
     Fragment,

@@ -43,7 +43,7 @@ fn reply_ports<'a>(
     }
 }
 
-/// Address and port from which a server replies.
+/// Address and port from which a server replies; port 0 if it may be any.
 fn answers(
     key: ServiceKey,
     server: SocketAddr,

@@ -62,7 +62,7 @@ impl Pipeline {
         Some(Fate::Dropped(FrameDrop::TooBig))
     }
 
-    /// Whether a packet fits `mtu`, or may be fragmented.
+    /// Whether a packet is not longer than `mtu`, or may be fragmented.
     pub(super) fn fits(frame: &Frame, job: &Job<'_>, mtu: usize) -> bool {
         matches!(longest(frame, job, mtu), Ok(None))
     }
@@ -96,7 +96,8 @@ impl Pipeline {
         }
     }
 
-    /// Fills in the options of a request with its destination address.
+    /// Fills in the IP options of a request: a recorded route and a time stamp get the address of
+    /// this host, which is the destination of the request unless the packet is in transit.
     pub(super) fn fill_options_of_request<N: Net>(
         &self,
         frame: &mut Frame,

@@ -18,7 +18,6 @@ use crate::wire::decrement_ttl;
 use crate::wire::icmp::ErrorKind;
 
 impl Pipeline {
-    /// Forwards a packet from a client to a server.
     pub(super) fn forward<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -182,7 +181,6 @@ impl Pipeline {
     }
 }
 
-/// Translates a client's packet.
 #[inline]
 fn rewrite_request(
     frame: &mut Frame,

@@ -207,7 +207,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends fragments, each in a frame of the fragment's size.
+    /// Sends fragments, each in a frame of its size.
     fn fragments<N: Net>(
         &mut self,
         cutter: Result<Cutter<'_>, FrameDrop>,

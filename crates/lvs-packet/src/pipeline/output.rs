@@ -180,7 +180,7 @@ fn queue_of(queues: &mut Vec<Vec<Frame>>, port: PortId) -> &mut Vec<Frame> {
     &mut queues[index]
 }
 
-/// Maximum number of frames of each kind that are kept for reuse.
+/// Maximum number of empty frames of each size that are kept for reuse.
 const POOL_MAX: usize = 512;
 /// Usual length in bytes of a frame that the pipeline builds: a packet of 1500 bytes in a tunnel.
 const SMALL: usize = 1920;

@@ -18,7 +18,6 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::{ETHERNET_LEN, decrement_ttl, ipv4, ipv6, is_ipv6};
 
 impl Pipeline {
-    /// Forwards a packet from a server to a client.
     pub(super) fn reply<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -153,7 +152,6 @@ pub(super) fn written_by_nat(ip: &[u8], job: &Job<'_>, ports: bool) -> usize {
     l4 + 8 + header + if ports { PORTS } else { 0 }
 }
 
-/// Translates a server's packet.
 #[inline]
 fn rewrite_reply(
     frame: &mut Frame,

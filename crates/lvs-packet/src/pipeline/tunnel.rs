@@ -18,7 +18,6 @@ use crate::wire::icmp as wire_icmp;
 use crate::wire::{ETHERNET_LEN, ip_dst, ip_src};
 
 impl Pipeline {
-    /// Forwards a packet from a client to a server through a tunnel.
     pub(super) fn tunnel<N: Net>(
         &mut self,
         frame: &mut Frame,

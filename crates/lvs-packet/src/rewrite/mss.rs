@@ -66,7 +66,7 @@ pub fn clamp(frame: &mut Frame, packet: &Packet, limit: u16) -> bool {
     true
 }
 
-/// Position of the size in a TCP header.
+/// Position of the maximum segment size in a TCP header.
 fn find(header: &[u8]) -> Option<usize> {
     let mut at = tcp::HEADER_LEN;
     loop {

@@ -139,7 +139,6 @@ fn address(ip: &mut [u8], end: End, new: Ipv4Addr) -> Delta {
 struct Change {
     end: End,
     port: u16,
-    /// Changes of the addresses.
     addresses: Delta,
     unfinished: bool,
 }

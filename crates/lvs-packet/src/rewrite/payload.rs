@@ -10,7 +10,6 @@ use crate::parse::Packet;
 use crate::wire::checksum::{Delta, Sum};
 use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp};
 
-/// Positions of fields in a TCP header.
 const SEQUENCE: usize = tcp::field::SEQUENCE.start;
 const ACKNOWLEDGEMENT: usize = tcp::field::ACKNOWLEDGEMENT.start;
 const CHECKSUM: usize = tcp::field::CHECKSUM.start;

@@ -46,10 +46,10 @@ pub mod gre {
     pub const CHECKSUM: Field = 4..6;
 }
 
-/// GRE: a checksum is present.
+/// The flag of a GRE header with a checksum.
 const GRE_CHECKSUM: u16 = 0x8000;
 
-/// First and last source port of GUE (`net.ipv4.ip_local_port_range`).
+/// First and last source port of GUE, as in the default of `net.ipv4.ip_local_port_range`.
 const SOURCE_PORTS: (u16, u16) = (32768, 60999);
 
 /// The fields of outer headers that do not depend only on the inner packet.
@@ -259,7 +259,6 @@ pub fn encapsulate(frame: &mut Frame, outer: &Outer) -> Result<(), FrameDrop> {
     }
 }
 
-/// The fields of an outer header of IPv4.
 struct OuterIpv4 {
     class: u8,
     ttl: u8,

@@ -22,7 +22,6 @@ pub(super) struct Form {
     pub(super) journal: bool,
     /// Whether the journal receives fields of events in addition to the text.
     pub(super) fields: bool,
-    /// Whether the lines contain ANSI colours.
     pub(super) ansi: bool,
     /// A mark in front of this program's lines, if other programs write to the same standard error.
     pub(super) mark: Option<&'static str>,
@@ -31,7 +30,6 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// Formats `text`, which has one or more lines, for output.
     pub(super) fn lines(&self, level: Level, text: &str, out: &mut Vec<u8>) {
         for line in text.split('\n') {
             if self.journal {

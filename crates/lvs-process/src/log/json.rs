@@ -12,7 +12,6 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 /// even if every byte must be escaped.
 const VALUE_MAX: usize = 1200;
 
-/// Collects the fields of an event.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     message: String,

@@ -209,10 +209,9 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     log.queue.flush(FLUSH_LIMIT);
 }
 
-/// The queue as a writer of `tracing`.
+/// Makes the queue a writer for `tracing`.
 struct Lines(Arc<Queue>);
 
-/// A log event.
 struct Line<'a> {
     queue: &'a Queue,
     level: Level,

@@ -12,13 +12,10 @@ use tracing::Level;
 use super::form::Form;
 use super::journal::{Journal, parts};
 
-/// Maximum number of waiting lines.
 const LINES_MAX: usize = 4096;
-/// Maximum number of bytes of all waiting lines together.
 const BYTES_MAX: usize = 1 << 20;
 /// Maximum length of a line in bytes; the rest of a longer line is cut off.
 const LINE_MAX: usize = 16 << 10;
-/// Mark at the end of a truncated line.
 const CUT: &str = " [...]";
 /// Interval between two attempts to log the number of lost lines.
 const RETRY: Duration = Duration::from_secs(1);

@@ -116,7 +116,6 @@ impl Control {
 /// and the clock may advance, but no other change may be made.
 pub struct Changes<'a> {
     calls: &'a [Call],
-    /// Number of checked calls.
     checked: usize,
     noted: Option<Noted>,
     steps: VecDeque<Step<'a>>,

@@ -28,7 +28,7 @@ pub(super) enum Step<'a> {
     StartMaster(sync::Master, SyncDaemon),
     StartBackup(sync::Backup, SyncDaemon),
     StopDaemon(SyncRole),
-    /// The index counts from 0.
+    /// The index in the list of rules, from 0, and the rule.
     InsertMark(usize, MarkRule),
     DeleteMark(usize),
     SetMarks(Vec<MarkRule>),

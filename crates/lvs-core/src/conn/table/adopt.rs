@@ -20,7 +20,7 @@ use crate::conn::Draft;
 pub struct Adoption {
     /// Handles of slots that appear to be in use.
     handles: Vec<u32>,
-    /// The next entry to examine.
+    /// Index in `handles` of the next slot to examine.
     next: usize,
     /// Entries of the overflow, in the order of their insertion.
     overflow: Vec<(u64, u32)>,
@@ -149,7 +149,6 @@ impl ConnTable {
         self.wheel.arm(handle, self.slots.entry(handle));
     }
 
-    /// Frees a slot whose content may be invalid.
     fn discard(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         if entry.word0() != 0 {

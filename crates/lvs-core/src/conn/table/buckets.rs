@@ -20,10 +20,8 @@ use super::memory::{Layout, Region};
 /// Bit in the tag word of a bucket: an entry whose first bucket this is has been moved to the
 /// overflow.
 pub(super) const OVERFLOWED: u64 = 0x80;
-/// The lower seven bits of each byte.
 const TAGS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
 const ONES: u64 = 0x0101_0101_0101_0101;
-/// The uppermost bit of each byte.
 const TOPS: u64 = 0x8080_8080_8080_8080;
 
 /// Number of the lowest hash bit that selects the home slot; the bits below it are the tag.
@@ -45,7 +43,6 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// Returns the buckets of a hash in a table with `buckets` buckets.
     #[inline]
     pub(super) fn of(hash: u64, buckets: u32) -> Self {
         let scaled = |half: u64| ((half * u64::from(buckets)) >> 32) as usize;
@@ -75,7 +72,7 @@ const fn matching(word: u64, tag: u64) -> u64 {
     !(((word & TAGS) ^ (tag * ONES)) + TAGS) & TOPS
 }
 
-/// The numbers of the slots of a bucket whose tag is `tag`.
+/// The numbers, within the bucket, of the slots with the tag `tag`.
 #[inline]
 pub(super) fn lanes(word: u64, tag: u64) -> impl Iterator<Item = usize> + Clone {
     let mut left = matching(word, tag);

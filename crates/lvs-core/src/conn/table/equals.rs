@@ -171,7 +171,7 @@ impl ConnTable {
         }
     }
 
-    /// Updates the tags when an entry enters or leaves the overflow.
+    /// Updates the tag words, because an entry moves into the overflow (`comes`) or out of it.
     pub(super) fn move_home(&mut self, handle: u32, comes: bool) {
         let entry = self.slots.entry(handle);
         let narrow = entry.is_of_v4_client();

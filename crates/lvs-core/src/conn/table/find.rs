@@ -39,7 +39,7 @@ impl ConnTable {
         self.find_overflow_in(key, 0, kind::NO_CPORT)
     }
 
-    /// The template with this key (`ip_vs_ct_in_get`).
+    /// The template with this client network, virtual address and protocol (`ip_vs_ct_in_get`).
     pub(crate) fn find_template(&self, key: &Key) -> Option<u32> {
         self.find_client(key, 0, kind::TEMPLATE, &Ahead::NONE)
     }
@@ -551,7 +551,6 @@ impl Ahead {
 const NOBODY: u64 = u64::MAX;
 const _: () = assert!(IDENTITY != NOBODY);
 
-/// Expected position of the entry of one side, if one is known.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
     /// The identity that the entry must have; [`NOBODY`] without a hint.

@@ -25,7 +25,7 @@ pub(crate) const PROBES: usize = 2 * WIDTH;
 /// distinguishes most entries, so that they need not be read. 0 is a free place.
 pub(crate) struct Index {
     places: Vec<u64>,
-    /// Index of the first line: lines are cache lines.
+    /// Index in `places` at which the first line begins: a boundary of a cache line.
     first: usize,
     /// Number of lines minus one; the number of lines is a power of two.
     mask: usize,
@@ -110,7 +110,7 @@ impl Index {
         Some(line + found)
     }
 
-    /// Index of the first of the two lines of a hash.
+    /// The indices in `places` of the two lines of a hash.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,

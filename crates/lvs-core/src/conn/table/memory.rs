@@ -94,7 +94,6 @@ impl Layout {
     pub const WIDE_WORDS: usize = 16;
     /// Number of words in a description ([`to_words`](Self::to_words)).
     pub const HEADER_WORDS: usize = 16;
-    /// The word "LVSCONNS", which marks the memory of a table.
     const MAGIC: u64 = u64::from_le_bytes(*b"LVSCONNS");
     /// Maximum number of slots: handles are 31 bits wide.
     const SLOTS_MAX: u64 = 1 << 31;

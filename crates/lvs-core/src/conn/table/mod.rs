@@ -73,7 +73,7 @@ const HOMELY: usize = 4;
 const PART_BUCKETS: usize = 64;
 const PART: usize = PART_BUCKETS * Layout::WAYS;
 
-/// Number of entries that are removed at once if their order does not matter.
+/// Maximum number of entries that are removed together, if their order does not matter.
 const PORTION: usize = 128;
 
 /// The slots in memory, by handle: narrow slots first, then wide slots, then the overflow.
@@ -150,7 +150,7 @@ impl Slots {
         }
     }
 
-    /// The buckets of an entry with these addresses, if its region has any.
+    /// The buckets of an entry of this client; `None` if the table has no slots of this width.
     fn buckets_of(&self, narrow: bool, client: SocketAddr, protocol: Protocol) -> Option<Buckets> {
         let buckets = self.buckets(narrow);
         (buckets > 0).then(|| Buckets::of(self.hash(narrow, client, protocol), buckets))
@@ -214,7 +214,7 @@ pub(crate) struct ConnTable {
     /// not reused.
     quarantined: VecDeque<(Instant, u32)>,
     clock: Instant,
-    /// Addresses and ports that recently were not found to be clients.
+    /// A cache of addresses and ports for which no entry with this client was found.
     strangers: find::Strangers,
 }
 
@@ -272,7 +272,6 @@ impl ConnTable {
         self.capacity
     }
 
-    /// Entry `handle`, which must be in use.
     #[inline]
     pub(crate) fn get(&self, handle: u32) -> Entry<'_> {
         self.slots.entry(handle)
@@ -346,7 +345,6 @@ impl ConnTable {
         None
     }
 
-    /// Removes an entry and frees its slot.
     pub(crate) fn remove(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         self.wheel.disarm(handle, entry);
@@ -396,7 +394,7 @@ impl ConnTable {
         self.used(self.slots.is_narrow(handle), usize::MAX);
     }
 
-    /// Counts a used slot; with `by` = `usize::MAX` it counts a freed slot.
+    /// Adds `by` to the number of used slots; `usize::MAX` subtracts one.
     #[inline]
     fn used(&mut self, narrow: bool, by: usize) {
         let region = usize::from(!narrow);
@@ -411,7 +409,7 @@ impl ConnTable {
         self.at_home
     }
 
-    /// Advances the clock, and frees the slots whose quarantine has ended.
+    /// Advances the table's clock, and frees the slots whose quarantine has ended.
     fn see(&mut self, now: Instant) {
         self.clock = self.clock.max(now);
         while let Some(&(until, handle)) = self.quarantined.front()
@@ -422,7 +420,7 @@ impl ConnTable {
         }
     }
 
-    /// Adds an entry to the counts, or with `usize::MAX` subtracts it.
+    /// Adds `by` to the counts that include this entry; `usize::MAX` subtracts one.
     fn count(&mut self, handle: u32, by: usize) {
         let entry = self.slots.entry(handle);
         self.count_as(handle, entry.word0(), entry.is_of_v4_client(), by);

@@ -32,7 +32,7 @@ pub(super) enum Side {
 impl Side {
     pub(super) const BOTH: [Self; 2] = [Self::In, Self::Out];
 
-    /// The number that the index stores for this side of an entry.
+    /// The reference to this side of an entry in the index.
     const fn reference(self, handle: u32) -> u32 {
         handle << 1 | self as u32
     }
@@ -78,7 +78,6 @@ pub(super) struct Overflow {
     /// reference of the entry in the index.
     ties: BTreeMap<u32, Tie>,
     keys: [u64; 2],
-    /// Slots that were used and are free again.
     free: Vec<u32>,
     /// Number of slots that are in use, or were used before.
     used: u32,
@@ -106,7 +105,6 @@ impl Overflow {
         }
     }
 
-    /// Number of slots that are in use, or were used before.
     pub(super) const fn used(&self) -> u32 {
         self.used
     }

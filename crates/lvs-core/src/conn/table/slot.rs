@@ -40,7 +40,6 @@ pub(crate) mod kind {
 
     /// The kernel fast path may forward the packets of the entry.
     pub(crate) const LIVE: u64 = bit(0);
-    /// The entry is a persistence template.
     pub(crate) const TEMPLATE: u64 = bit(1);
     /// The client's port is unknown.
     pub(crate) const NO_CPORT: u64 = bit(2);
@@ -203,7 +202,6 @@ pub(super) fn wide_hash(keys: [u64; 2], client: [u64; 2], identity: u64) -> u64 
     sip13(keys, [client[0], client[1], identity >> 32])
 }
 
-/// Encodes a draft as the words of a slot.
 impl Draft {
     pub(super) fn kinds(&self) -> u64 {
         let mut kinds = 0;
@@ -346,7 +344,6 @@ impl<'a> Entry<'a> {
         self.front[n].store(others | hop, Relaxed);
     }
 
-    /// Time at which the timer fires.
     #[inline]
     pub(crate) fn expires(self) -> Instant {
         Instant::from_nanos(self.hot(HOT_DEADLINE))
@@ -381,7 +378,6 @@ impl<'a> Entry<'a> {
         self.set_hot(HOT_SERVER, both(seconds, high(self.hot(HOT_SERVER))));
     }
 
-    /// Index of the server's record, or [`NO_SLOT`].
     #[inline]
     pub(crate) fn server(self) -> u32 {
         high(self.hot(HOT_SERVER))
@@ -415,13 +411,11 @@ impl<'a> Entry<'a> {
         self.flags() & flag != 0
     }
 
-    /// Sets flags that do not affect look-ups.
     #[inline]
     pub(crate) fn set(self, flags: u32) {
         self.update_counted(|word| word | both(0, flags));
     }
 
-    /// Clears the bits that are set in `flags`.
     #[inline]
     pub(crate) fn clear(self, flags: u32) {
         self.update_counted(|word| word & !both(0, flags));
@@ -442,7 +436,7 @@ impl<'a> Entry<'a> {
         Forwarding::from_bits(self.flags() & flag::METHOD)
     }
 
-    /// Index of the controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], of a template.
+    /// Index of the controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], index of a template.
     #[inline]
     pub(crate) fn control(self) -> u32 {
         low(self.hot(HOT_CONTROL))
@@ -551,7 +545,6 @@ impl<'a> Entry<'a> {
         self.method() == Forwarding::Nat && self.word0() & kind::TEMPLATE == 0
     }
 
-    /// All fields of an entry except its timer.
     pub(crate) fn draft(self) -> Draft {
         Draft {
             key: Key {

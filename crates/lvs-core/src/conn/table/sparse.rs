@@ -3,7 +3,6 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Number of handles whose values are allocated together.
 const PART: usize = 64;
 
 /// Values by handle, in parts that are allocated at their first use.

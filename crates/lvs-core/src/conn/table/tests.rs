@@ -30,7 +30,6 @@ fn draft(n: u16, timeout: u32) -> Draft {
     draft
 }
 
-/// All entries that are due up to `now`, in order.
 fn due(table: &mut ConnTable, now: Instant) -> Vec<u16> {
     let mut ports = Vec::new();
     loop {
@@ -205,7 +204,8 @@ fn entries_prefer_home_slot_and_are_found_in_any_slot() {
     assert!(is_clear(&table));
 }
 
-/// The quarantine never exceeds the number of slots, at any rate of offloaded connections.
+/// Slots in quarantine count as used, so that the quarantine is never larger than the table, at any
+/// rate of offloaded connections.
 #[test]
 fn quarantined_slots_count_as_used() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));
@@ -471,10 +471,9 @@ fn timer_burst_is_spread_before_its_deadline() {
     assert_eq!(due(&mut table, deadline).len(), 50_000);
 }
 
-/// A simple model of a table: a list of entries.
 #[derive(Default)]
 struct Naive {
-    /// The expected entries; the newest is the last.
+    /// Handle, content and deadline of each entry; the newest is the last.
     entries: Vec<(u32, Draft, Instant)>,
 }
 

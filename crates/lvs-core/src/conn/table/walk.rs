@@ -9,7 +9,7 @@ use super::{ConnTable, PART};
 const ENTRY_COST: usize = 16;
 
 impl ConnTable {
-    /// One more than the highest handle in use.
+    /// One more than the highest handle that may be in use.
     pub(crate) const fn slots_len(&self) -> usize {
         (self.slots.overflow + self.overflow.used()) as usize
     }

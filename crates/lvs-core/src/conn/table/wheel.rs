@@ -59,7 +59,6 @@ pub(crate) const fn tick_of(when: Instant) -> u64 {
     when.as_nanos() >> TICK_SHIFT
 }
 
-/// The first moment of `tick`.
 pub(crate) const fn start_of(tick: u64) -> Instant {
     Instant::from_nanos(tick << TICK_SHIFT)
 }
@@ -78,11 +77,11 @@ pub(crate) struct Wheel {
     heads: Vec<u32>,
     /// Number of records in the first chunk of each bucket.
     fills: Vec<u32>,
-    /// One bit for each bucket that contains records.
+    /// A bit for each bucket, set if the bucket contains records.
     occupied: Vec<u64>,
     /// All chunks. Number 0 is never used: it means "none".
     chunks: Vec<u32>,
-    /// The first chunk of the free list, and the number of chunks that were ever used.
+    /// The first chunk of the list of free chunks, and the number of chunks that were ever used.
     free: u32,
     used: u32,
     /// Position of the record of each handle in the wheel.

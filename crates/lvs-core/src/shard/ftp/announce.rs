@@ -7,12 +7,12 @@ use core::ops::Range;
 use super::Mode;
 use crate::Family;
 
-/// A client's FTP command.
+/// A command of an FTP client that concerns a data connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FtpCommand {
-    /// The client requests that the server announce its address.
+    /// PASV or EPSV: the client requests that the server announce an address.
     Passive(Mode),
-    /// The client listens at this address.
+    /// PORT or EPRT: the client listens at this address.
     Active(SocketAddr),
 }
 

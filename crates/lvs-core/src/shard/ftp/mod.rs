@@ -93,7 +93,8 @@ impl Replacement {
 /// The client's last command on a control connection, PASV or EPSV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
-    /// Neither of them since the server's last reply: the helper searches no reply for an address.
+    /// Neither of them since the server's last reply, so the helper searches no reply for an
+    /// address.
     #[default]
     Active,
     Passive,
@@ -106,7 +107,8 @@ pub(crate) struct Session {
     mode: Mode,
     /// Change of the sequence numbers of the server's stream. The client's stream is never changed.
     shift: Shift,
-    /// The last changed reply: its sequence number and mode. The server may repeat it.
+    /// The sequence number and the mode of the last reply that was rewritten; the server may repeat
+    /// it.
     changed: Option<(u32, Mode)>,
     track: Option<Track>,
 }
@@ -121,7 +123,6 @@ impl Session {
     }
 }
 
-/// The parts of a TCP segment that the helper uses.
 struct Tcp<'a> {
     sequence: u32,
     acknowledgement: u32,
@@ -404,7 +405,7 @@ impl Shard {
     }
 }
 
-/// The address with the next lower port.
+/// The same address with the next lower port.
 const fn before(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip(), addr.port().wrapping_sub(1))
 }
@@ -501,7 +502,7 @@ mod tests {
             self.director.handle_packet(&meta, NOW)
         }
 
-        /// Sends a segment of the client, and returns its server.
+        /// Sends a segment of the client; returns the server to which it is forwarded.
         fn request(
             &mut self,
             flags: u8,

@@ -23,12 +23,11 @@ pub(super) enum From {
     Server,
 }
 
-/// Relation of a segment to the tracked connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
     /// The segment belongs to the tracked connection.
     Known,
-    /// The segment starts the tracking.
+    /// The segment is the first of a tracked connection.
     New,
     /// The segment does not belong to the tracked connection.
     Foreign,
@@ -86,7 +85,7 @@ enum Step {
     To(State),
     /// The segment is valid, and does not change the state.
     Ignore,
-    /// Connection tracking rejects the segment.
+    /// The segment is invalid in this state.
     Invalid,
 }
 
@@ -135,9 +134,7 @@ impl State {
 /// The options of a SYN that tracking uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offer {
-    /// The window scale.
     pub(super) scale: Option<u8>,
-    /// Whether selective acknowledgements are permitted.
     pub(super) sack: bool,
 }
 
@@ -158,21 +155,20 @@ impl Offer {
     }
 }
 
-/// The sequence numbers of one direction.
+/// The sequence numbers of one direction of the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stream {
-    /// The sequence number after the last byte that was sent.
+    /// The sequence number after the last byte that this side has sent.
     end: u32,
-    /// End of the receiver's window.
+    /// The sequence number at which the receiver's window ends.
     limit: u32,
     /// The largest window that the side has announced; 0 before its first segment.
     window: u32,
     scale: u8,
     /// The highest acknowledgement number that the other side has sent.
     acknowledged: Option<u32>,
-    /// The options of this side's SYN.
     offer: Offer,
-    /// Whether the side has begun to close the connection.
+    /// Whether this side has sent a FIN.
     closes: bool,
     /// Whether tracking began in the middle of the connection, so that sequence numbers outside of
     /// the window are valid as well.
@@ -180,7 +176,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Starts the stream with the numbers of a SYN.
+    /// Initialises the stream with the sequence numbers of a SYN.
     fn begin(&mut self, end: u32, window: u16, offer: Option<Offer>) {
         (self.end, self.limit) = (end, end);
         self.window = u32::from(window).max(1);
@@ -198,7 +194,7 @@ impl Stream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Last {
     from: From,
-    /// Kind of the segment; `None` after the first segment.
+    /// Kind of the last segment; `None` if only the first segment was tracked.
     kind: Option<Kind>,
     end: u32,
     acknowledged: u32,
@@ -207,7 +203,7 @@ struct Last {
     offer: Offer,
     /// Whether the receiver may answer an ignored SYN with a challenge acknowledgement (RFC 5961).
     challenge: bool,
-    /// Whether both sides have sent a SYN.
+    /// Whether the connection was opened by SYNs of both sides.
     both: bool,
 }
 
@@ -234,13 +230,14 @@ pub(super) struct Track {
     client: Stream,
     server: Stream,
     last: Last,
-    /// Whether the other side has answered.
+    /// Whether the side that did not open the connection has sent a segment.
     replied: bool,
     /// Whether both sides have sent segments after the handshake.
     assured: bool,
 }
 
-/// Tracks a segment. `shift` is the shift of the server's stream.
+/// Tracks a segment, and returns its relation to the connection. `shift` is that of the server's
+/// stream.
 pub(super) fn follow(
     track: &mut Option<Track>,
     from: From,
@@ -274,7 +271,7 @@ pub(super) fn follow(
 }
 
 impl Track {
-    /// Starts the tracking with a segment; `None` if this segment cannot start it.
+    /// The state after the first segment; `None` if tracking cannot begin with this segment.
     fn begin(from: From, kind: Kind, tcp: &Tcp<'_>) -> Option<Self> {
         let mut track = Self {
             state: State::SynSent,
