@@ -67,8 +67,8 @@ impl Director {
         }
     }
 
-    /// Decides on a packet, after it has run all timers that are due. If the clock goes backwards,
-    /// the time stays unchanged.
+    /// Runs all timers that are due, and then decides on a packet. If `now` is before the time of
+    /// the previous call, that time applies.
     pub fn handle_packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         self.handle_packet_ahead(meta, &Ahead::NONE, now)
     }
@@ -95,7 +95,7 @@ impl Director {
         self.shard.pass(packet, ahead, now)
     }
 
-    /// Decides on an ICMP error, after it has run all timers that are due.
+    /// Runs all timers that are due, and then decides on an ICMP error.
     pub fn handle_icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
         let now = self.follow(now);
         match self.shard.handle_icmp_error(error, now) {

@@ -54,8 +54,8 @@ reasons! {
         NoSource => "no_source",
         /// The transport header is too short to be translated.
         ShortHeader => "untranslatable",
-        /// A SYN in a flood: SYNs needed more than half of the worker's time, and the share of this
-        /// kind of SYNs (known clients, repeated SYNs, others) was used up.
+        /// The packet is a SYN in a flood: SYNs needed more than half of the worker's time, and the
+        /// share of this kind of SYNs (known clients, repeated SYNs, others) was used up.
         SynFlood => "syn_flood",
         /// The dataplane cannot send this combination of address families and forwarding method.
         /// With the backend tun, this includes direct routing, and connections of this host itself

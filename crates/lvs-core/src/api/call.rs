@@ -132,9 +132,9 @@ calls! {
         /// List the rules that set firewall marks on packets, in their order. Answer: items
         /// [`MarkText`](super::MarkText), then [`ListEnd`](super::ListEnd).
         "mark.list" MarkList {},
-        /// Source filters that are in use. Answer: items [`FilterItem`](super::FilterItem), those
-        /// of the director's filter first, and several items for a long filter; then
-        /// [`ListEnd`](super::ListEnd).
+        /// List the source filters that are in use. Answer: items
+        /// [`FilterItem`](super::FilterItem), those of the director's filter first, and several
+        /// items for a long filter; then [`ListEnd`](super::ListEnd).
         "filter.list" FilterList {},
         /// Report the local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},

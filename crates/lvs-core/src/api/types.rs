@@ -378,7 +378,7 @@ impl SyncCounts {
 #[serde(default)]
 pub struct SyncState {
     /// Whether this director has received the connections of its peers, or is configured not to
-    /// wait for them. Always true without peers, and stays true.
+    /// wait for them. Always true without peers. Once it is true, it stays true.
     pub ready: bool,
     /// The steps that remain until the director is ready; empty if there are none.
     pub waits_for: String,

@@ -61,8 +61,7 @@ impl DigestWalk {
         }
     }
 
-    /// Adds the next `budget` servers of a service to its digest, if it has as many; returns their
-    /// number.
+    /// Adds at most `budget` servers of a service to its digest; returns their number.
     fn add(&mut self, service: &Service, budget: usize) -> usize {
         let servers = service.servers();
         let end = servers.len().min(self.server + budget);

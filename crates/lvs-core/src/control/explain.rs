@@ -1,5 +1,4 @@
-//! Explains decisions about packets that do not exist: the result and its reasons, without side
-//! effects.
+//! Explains what the director would decide about a packet, and why, without side effects.
 
 use alloc::format;
 use alloc::string::{String, ToString};

@@ -326,8 +326,8 @@ impl Shard {
         }
     }
 
-    /// If the server of connection `index` is removed: the reason for which a client's next packet
-    /// will be refused. `None` if the server exists.
+    /// The treatment of a client's next packet, as text, if the server of connection `index` is
+    /// removed; `None` if the server exists.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
         let removed = self

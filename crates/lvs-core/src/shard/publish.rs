@@ -325,9 +325,9 @@ impl Shard {
         })
     }
 
-    /// As the function of the same name, but also covers the connection's template: the first reply
-    /// marks a template as assured. With direct routing and tunnels, replies do not pass through
-    /// this host.
+    /// The reason why the next packet may change the state of a connection or of its template. The
+    /// first reply marks a template as assured; with direct routing and tunnels, replies do not
+    /// pass through this host.
     fn what_changes(&self, index: u32, entry: Entry<'_>) -> Option<Unpublished> {
         let reason = what_changes(entry)?;
         let template = self.templates.get(index).and_then(Option::as_ref);

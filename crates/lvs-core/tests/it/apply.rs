@@ -290,7 +290,7 @@ fn flush_removes_services_one_by_one() {
 }
 
 /// A call of [`Changes::make`] for 16 changes removes at most 16 servers of a deleted service, so
-/// that the `Control` is not locked for longer.
+/// that it does not need the lock of the `Control` for longer.
 #[test]
 fn deleted_service_is_cleaned_up_in_pieces() {
     let mut control = control();

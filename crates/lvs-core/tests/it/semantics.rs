@@ -709,8 +709,8 @@ fn sent(director: &mut Director, now: Instant) -> Vec<(u16, Vec<sync::wire::Entr
         .collect()
 }
 
-/// All messages about a connection have the same port, and the ports are distributed over the
-/// connections (`ip_vs_sync_conn`).
+/// All messages about a connection are sent on one port, and the connections are distributed over
+/// all ports (`ip_vs_sync_conn`).
 #[test]
 fn sync_messages_of_connection_use_one_port() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);

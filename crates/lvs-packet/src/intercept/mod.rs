@@ -158,8 +158,8 @@ pub struct Intercept {
 }
 
 impl Intercept {
-    /// The interception that the services and servers of `control` require. Own addresses and local
-    /// clients are missing in it; the caller adds them. `before` is the previous interception.
+    /// The interception that the services and servers of `control` require. The caller must add own
+    /// addresses and clients on this host. `before` is the previous interception.
     pub fn of(control: &Control, before: &Self) -> Self {
         let mut spec = Self {
             every_icmp: control.sysctls().schedule_icmp,

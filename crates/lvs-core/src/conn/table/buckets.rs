@@ -17,8 +17,8 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::memory::{Layout, Region};
 
-/// Bit in the tag word of a bucket: an entry whose first bucket this is has been moved to the
-/// overflow.
+/// Bit in the tag word of a bucket: at least one entry, of which this is the first bucket, is in
+/// the overflow.
 pub(super) const OVERFLOWED: u64 = 0x80;
 const TAGS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
 const ONES: u64 = 0x0101_0101_0101_0101;

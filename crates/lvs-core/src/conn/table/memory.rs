@@ -257,7 +257,7 @@ impl Region {
     }
 
     /// A region of words that exist as long as `owner`, such as a mapping. The region keeps
-    /// `owner`, and returns the words only with the lifetime of a borrow of the region.
+    /// `owner`, so that the words exist as long as the region.
     ///
     /// The words are a slice, because a call of `owner` at each access would be an indirect call
     /// for each line of the table.
