@@ -96,8 +96,8 @@ fn direct_routing_packet_through_tun_device_is_dropped() {
     whole(&lab);
 }
 
-/// With NAT, the host would receive the server's reply directly. It does not have a connection with
-/// the server's address.
+/// With NAT, the server would send its reply directly to the host, and the host has no connection
+/// with the server's address.
 #[test]
 fn client_on_host_with_nat_receives_icmp_error() {
     let mut lab = hop(Forwarding::Nat);
