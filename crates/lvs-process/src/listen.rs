@@ -35,11 +35,11 @@ pub enum BindError {
         directory = place::DIRECTORY
     )]
     Taken {
-        /// The name.
+        /// The abstract name.
         address: Address,
-        /// The user of the process.
+        /// The user id of that process.
         uid: u32,
-        /// The process id of the owner, if it is in this PID namespace.
+        /// Its process id, if it is in this PID namespace.
         pid: Option<u32>,
     },
     /// There is a file at the path that is not a socket.

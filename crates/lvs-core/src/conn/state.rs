@@ -134,8 +134,9 @@ impl Default for Timeouts {
 
 impl Timeouts {
     /// The minimum timeouts of RFC 5382 (REQ-5): two hours and four minutes for established
-    /// connections, four minutes for half-open and half-closed ones. UDP has the five minutes of
-    /// RFC 4787 (REQ-5) already. An SCTP association is as long-lived as a TCP connection.
+    /// connections, four minutes for half-open and half-closed ones. An established SCTP association
+    /// gets the timeout of a TCP connection. The kernel's timeout for UDP is already the five
+    /// minutes of RFC 4787 (REQ-5).
     pub(crate) fn modern() -> Self {
         const ESTABLISHED: u32 = 7440;
         const TRANSITORY: u32 = 240;

@@ -78,7 +78,7 @@ impl Map {
             node: 0,
             name: short_name(name),
         };
-        // SAFETY: there are no addresses in it.
+        // SAFETY: the request contains no addresses.
         unsafe { descriptor(BPF_MAP_CREATE, &mut request) }.map(Self)
     }
 

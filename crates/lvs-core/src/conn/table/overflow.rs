@@ -32,7 +32,7 @@ pub(super) enum Side {
 impl Side {
     pub(super) const BOTH: [Self; 2] = [Self::In, Self::Out];
 
-    /// The reference to this side of an entry in the index.
+    /// The value that the index contains for this side of the entry `handle`.
     const fn reference(self, handle: u32) -> u32 {
         handle << 1 | self as u32
     }
@@ -74,8 +74,8 @@ impl Tie {
 #[derive(Debug)]
 pub(super) struct Overflow {
     index: Index,
-    /// The next older and next newer equal entry of each entry that has equal entries, by the
-    /// reference of the entry in the index.
+    /// For each entry that has equal entries: the next older and the next newer one. The keys are
+    /// [references](Side::reference).
     ties: BTreeMap<u32, Tie>,
     keys: [u64; 2],
     free: Vec<u32>,

@@ -93,8 +93,8 @@ impl Replacement {
 /// The client's last command on a control connection, PASV or EPSV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
-    /// Neither of them since the server's last reply, so the helper searches no reply for an
-    /// address.
+    /// Neither PASV nor EPSV since the server's last reply: the helper does not search the replies
+    /// for an address.
     #[default]
     Active,
     Passive,
