@@ -233,8 +233,9 @@ impl Cut {
     /// Returns the segments of the super-packet in `frame`, in order. Each segment is created only
     /// when the iterator returns it.
     ///
-    /// # Errors [`FrameDrop::TinySegments`] if there are more segments than the dataplane creates
-    /// from one frame.
+    /// # Errors
+    /// [`FrameDrop::TinySegments`] if there are more segments than the dataplane creates from one
+    /// frame.
     pub fn segments<'a>(
         &self,
         frame: &'a Frame,

@@ -74,7 +74,8 @@ fn of_pid(pid: &Option<u32>) -> String {
 /// If the previous dataplane at `address` is exiting, waits until the kernel has closed all of its
 /// files. Call it before the new dataplane requests any exclusive resource.
 ///
-/// # Errors The previous dataplane is running, and is not exiting.
+/// # Errors
+/// The previous dataplane is running, and is not exiting.
 pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
     let owner = || match address.path() {
         Some(path) => owner_beside(path, LOCK),

@@ -55,6 +55,10 @@ impl Control {
     /// Replaces the local addresses, and the setting whether NAT also translates the client's
     /// address if replies would bypass the director (hairpin). Existing connections keep their
     /// local ports.
+    ///
+    /// # Errors
+    /// [`Error::LocalAddressNeeded`] if no address remains for a family in which servers use full
+    /// NAT, or for hairpin connections.
     pub fn set_local_pool(&mut self, pool: Vec<LocalAddress>, hairpin: bool) -> Result<(), Error> {
         let serves = |family| pool.iter().any(|local| Family::of(&local.addr) == family);
         check::local_pool(self, serves, hairpin)?;

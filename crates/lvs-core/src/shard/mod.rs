@@ -173,7 +173,8 @@ impl Shard {
 
     /// Decides on a packet of an existing connection.
     ///
-    /// # Errors [`NeedsControl`] if the shard cannot decide: call
+    /// # Errors
+    /// [`NeedsControl`] if the shard cannot decide: call
     /// [`Control::admit`](crate::Control::admit) for the verdict.
     #[inline]
     pub fn handle_packet(

@@ -95,9 +95,6 @@ impl Map {
         }
     }
 
-    /// Pins the map under a name in a BPF file system, so that it remains after this process exits.
-    ///
-    /// # Errors
     /// Pins the map to a path in a BPF file system, so that it remains after this process exits.
     ///
     /// # Errors

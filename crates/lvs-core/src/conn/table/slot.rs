@@ -1,4 +1,28 @@
 //! Layout of a slot: words that the kernel fast path reads, and some that it may write.
+//!
+//! ```text
+//!            63     56 55     48 47          32 31                              0
+//! narrow w0  | kind   |protocol |  port        |  address          | client
+//!        w1  | way              |  port        |  address          | virtual address
+//!        w2  | next hop         |  port        |  address          | real server
+//!        w3  | deadline, nanoseconds                               |
+//!        w4  | server's record             |  timeout, seconds     |
+//!        w5  | flags                       |  packets from client  |
+//!        w6  | armed                       |  control              |
+//!        w7  | mark                        | epoch  |old st.|state |
+//!
+//! wide   w0  | kind   |protocol |  port        |  fold of address  | client
+//!     w1 w2  client's address, 16 bytes
+//!     w3 w4  virtual address
+//!     w5 w6  real server's address
+//!        w7  | way              | next hop     | server's port | virtual port |
+//!        w8  | sequence number, in the overflow                    |
+//!    w9 w10  spare
+//!   w11-w15  as w3-w7 of a narrow slot
+//! ```
+//!
+//! Addresses and ports are in network byte order, so that a look-up compares whole words of a
+//! packet.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use core::sync::atomic::AtomicU64;
