@@ -19,36 +19,32 @@ use crate::sync::Daemons;
 use lvs_packet::pipeline::Request;
 use lvs_sys::lock;
 
-/// Time limit for an answer of a packet worker, which reads its mailbox after every few batches.
+/// Time limit for an answer of a packet worker.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for an answer of the keeper. The kernel may need some time for a large change of
-/// nf_tables.
+/// Time limit for an answer of the keeper, which may wait for a large change of nf_tables.
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The threads of a dataplane and the queues between them. `W` is the packet worker.
+/// The threads of a dataplane, and the queues between them. `W` is the packet worker.
 pub(super) struct Threads<W> {
     keeper: Mailbox<Keeper>,
     workers: Vec<WorkerLink<W>>,
-    /// The synchronisation daemons.
     pub(super) daemons: Daemons,
-    /// The outgoing queues of peers.
     pub(super) hub: Arc<Hub>,
     /// Number of packet workers that have not ended.
     working: AtomicUsize,
     /// Whether a packet worker runs or has run.
     has_worked: AtomicBool,
-    /// The ports of packet workers that have ended. The keeper closes them last.
+    /// The ports of packet workers that have ended. The keeper's thread closes them last.
     ports: Mutex<Vec<Ports>>,
 }
 
-/// The shared part of a packet worker. No other thread writes to a cache line that the worker reads
-/// for each packet.
+/// The part of a packet worker that other threads use. They never write to a cache line that the
+/// worker reads for each packet.
 #[repr(align(128))]
 pub(super) struct WorkerLink<W> {
     pub(super) mailbox: Mailbox<W>,
-    /// Frames from other workers.
     pub(super) inbox: Inbox,
-    /// The generation of the view that the worker uses.
+    /// The generation of the snapshot that the worker uses.
     pub(super) taken: AtomicU64,
 }
 
@@ -59,7 +55,7 @@ impl<W> fmt::Debug for Threads<W> {
 }
 
 impl<W> WorkerLink<W> {
-    /// A link to one of `workers` packet workers.
+    /// Creates the link to one of `workers` packet workers.
     fn new(workers: usize) -> io::Result<Self> {
         Ok(Self {
             mailbox: Mailbox::new()?,
@@ -70,10 +66,9 @@ impl<W> WorkerLink<W> {
 }
 
 impl<W> Threads<W> {
-    /// The links of `workers` packet workers and a keeper.
+    /// Creates the links to `workers` packet workers and a keeper.
     ///
-    /// # Errors
-    /// The process has no more file descriptors.
+    /// # Errors The process has no more file descriptors.
     pub(super) fn new(workers: usize) -> io::Result<Self> {
         let links = (0..workers).map(|_| WorkerLink::new(workers));
         Ok(Self {
@@ -97,19 +92,17 @@ impl<W> Threads<W> {
         &self.workers[number]
     }
 
-    /// The links of all packet workers.
     pub(super) fn workers(&self) -> &[WorkerLink<W>] {
         &self.workers
     }
 
-    /// Wakes all packet workers.
     pub(super) fn wake_workers(&self) {
         for worker in &self.workers {
             worker.mailbox.wake().notify();
         }
     }
 
-    /// The generation of the oldest view that a packet worker uses.
+    /// The generation of the oldest snapshot that a packet worker uses.
     pub(super) fn taken(&self) -> u64 {
         let workers = self.workers.iter();
         let taken = workers.map(|worker| worker.taken.load(Ordering::Acquire));
