@@ -128,13 +128,12 @@ impl<W> Threads<W> {
         self.working.load(Ordering::Acquire) == 0
     }
 
-    /// Stores the ports of a stopping packet worker until the keeper has stopped: packet sockets
-    /// are closed after everything that depends on them.
+    /// Stores the ports of an ending packet worker: the keeper closes packet sockets only after
+    /// everything that depends on them.
     pub(super) fn keep_ports(&self, ports: Ports) {
         lock(&self.ports).push(ports);
     }
 
-    /// Closes the stored ports.
     pub(super) fn drop_ports(&self) {
         for ports in lock(&self.ports).drain(..) {
             ports.close();
@@ -143,8 +142,7 @@ impl<W> Threads<W> {
 
     /// Sends a request to every packet worker, and waits for the answers.
     ///
-    /// # Errors
-    /// A worker does not answer.
+    /// # Errors A worker does not answer.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         question: impl Fn(&mut W) -> T + Clone + Send + 'static,
@@ -167,15 +165,14 @@ impl<W> Threads<W> {
         Ok(all)
     }
 
-    /// Waits until every packet worker uses the view with this generation or a later one.
+    /// Waits until every packet worker uses a snapshot of this generation or a later one.
     ///
-    /// # Errors
-    /// A worker does not answer.
+    /// # Errors A worker does not answer.
     pub(super) fn wait_for(&self, generation: u64) -> Result<(), Failure> {
         if self.taken() >= generation {
             return Ok(());
         }
-        // A worker applies the latest view before it answers.
+        // A worker applies the latest snapshot before it answers.
         self.ask(|_| ()).map(drop)
     }
 
@@ -185,20 +182,17 @@ impl<W> Threads<W> {
         &self.keeper
     }
 
-    /// Posts a job to the keeper.
     pub(super) fn post_keeper(&self, job: impl FnOnce(&mut Keeper) + Send + 'static) {
         self.keeper.post(job);
     }
 
-    /// Wakes the keeper.
     pub(super) fn wake_keeper(&self) {
         self.keeper.wake().notify();
     }
 
-    /// Posts a job to the keeper, and waits for the value that the job sends to `reply`.
+    /// Posts a job to the keeper, and returns the value that the job sends.
     ///
-    /// # Errors
-    /// The keeper does not answer.
+    /// # Errors The keeper does not answer.
     pub(super) fn ask_keeper<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Keeper, mpsc::Sender<T>) + Send + 'static,
@@ -230,8 +224,8 @@ fn does_not_answer(who: &str) -> Failure {
     )
 }
 
-/// The requests of one packet worker to the keeper: a queue of bounded length. If the queue is
-/// full, a request is dropped and counted, and no packet waits for room.
+/// The bounded queue of one packet worker's requests to the keeper. If it is full, requests are
+/// dropped and counted: packets never wait.
 pub(super) struct Requests {
     queue: SyncSender<Request>,
     /// Number of requests that were refused because the queue was full.
@@ -239,7 +233,6 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// A queue, and the receiver of its requests for the keeper.
     pub(super) fn new() -> (Self, Receiver<Request>) {
         let (queue, receiver) = sync_channel(REQUESTS_MAX);
         (Self { queue, refused: 0 }, receiver)

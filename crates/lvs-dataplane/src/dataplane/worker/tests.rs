@@ -22,7 +22,7 @@ const SERVER_MAC: Mac = Mac([4; 6]);
 const VIRT: ([u8; 4], u16) = ([198, 51, 100, 1], 80);
 const SERVER: ([u8; 4], u16) = ([10, 0, 0, 2], 8080);
 
-/// A SYN from a port of a client, in a slot of a backend's own memory.
+/// A SYN from a port of a client, in a slot of a backend's memory.
 fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
     let builder = etherparse::PacketBuilder::ethernet2([6; 6], MAC.0)
         .ipv4([192, 0, 2, 7], VIRT.0, 64)
@@ -37,7 +37,7 @@ fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
     Frame::lent(lent, 64..64 + bytes.len(), Offload::default())
 }
 
-/// Two workers of one director with a service. Packets are divided among the workers by this rule.
+/// Two workers of one director with one service. `steering` divides the packets among them.
 struct Bed {
     context: Arc<Context>,
     threads: Arc<Threads<Worker>>,
@@ -120,7 +120,7 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
     }
 }
 
-/// The frames that a worker sent: link-layer destination, destination and its port.
+/// Returns what a worker has sent: MAC address, destination address and port of each frame.
 fn sent(worker: &mut Worker) -> Vec<(Vec<u8>, Vec<u8>, u16)> {
     let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
         panic!("the port exists")
@@ -312,15 +312,14 @@ fn syn_limiter_counts_all_packets_that_open_connections() {
         assert!(passed < 100, "SYN and {flags}: {passed}");
         let counted = refused(worker);
         assert_eq!(counted - before, 200 - passed as u64, "SYN and {flags}");
-        // A packet of an existing connection opens no connection.
+        // A packet of an existing connection is not counted.
         receive(worker, vec![segment(client, 4000, ACK)]);
         assert_eq!(sent(worker).len(), 1, "SYN and {flags}");
         assert_eq!(refused(worker), counted, "SYN and {flags}");
     }
 }
 
-/// Frames from another worker that arrive while a batch is processed do not wait for the next
-/// timer.
+/// A frame from another worker does not wait for the next timer if it arrives during a batch.
 #[test]
 fn frame_from_other_worker_during_round_is_processed_next() {
     struct Late(Arc<Threads<Worker>>, Option<Frame>);
@@ -362,7 +361,7 @@ fn frame_from_other_worker_during_round_is_processed_next() {
     assert_eq!(sent(worker).len(), 1);
 }
 
-/// A round lasts until all waiting packets are processed; real-time scheduling ends within it.
+/// Real-time scheduling ends even during a long round.
 #[test]
 fn worker_with_long_round_is_demoted_between_two_pieces() {
     use super::super::priority::Pretended;
@@ -422,8 +421,8 @@ fn worker_with_long_round_is_demoted_between_two_pieces() {
     assert_eq!(worker.report().workers[0].demoted, 1);
 }
 
-/// A flood of packets for one worker neither displaces packets that other workers pass to it, nor
-/// delays any worker.
+/// Packets that other workers pass to a flooded worker are not displaced, and no worker waits for
+/// it.
 #[test]
 fn stuck_worker_loses_only_its_own_packets() {
     let count = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
@@ -451,7 +450,7 @@ fn stuck_worker_loses_only_its_own_packets() {
     let seen = workers[0].report().workers[0];
     assert_eq!(seen.handed_over, super::super::inbox::PARCELS_MAX as u64);
     assert_eq!(seen.busy, (rounds * 32) as u64 - seen.handed_over);
-    // On a busy machine, the limit on processing time refuses some SYNs, and counts them.
+    // On a busy machine, the limiter refuses some SYNs.
     let refused = workers[0]
         .pipeline
         .counters
