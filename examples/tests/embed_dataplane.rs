@@ -1,4 +1,4 @@
-//! The `embed-dataplane` example between a real client and real servers. Needs privileges, or user
+//! The `embed-dataplane` example with a real client and real servers. Needs privileges, or user
 //! namespaces.
 
 use std::path::Path;

@@ -14,7 +14,7 @@ use super::view::Tables;
 pub(super) struct Waits {
     /// Existing interfaces that could not be opened, and the errors.
     failed: BTreeMap<String, String>,
-    /// What was logged about each interface, and when it was found.
+    /// The logged condition of each interface, and the time at which it was found.
     known: BTreeMap<String, (Instant, Waiting)>,
 }
 

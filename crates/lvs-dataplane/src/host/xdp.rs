@@ -141,7 +141,7 @@ fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
     })
 }
 
-/// Those of `offloads` that are set, by ethtool's names.
+/// Returns the names (for ethtool) of the `offloads` that are set.
 fn set(names: &BTreeSet<String>, offloads: &[(&str, &'static str)]) -> Vec<&'static str> {
     let set = offloads.iter().filter(|(name, _)| names.contains(*name));
     set.map(|(_, word)| *word).collect()

@@ -1,7 +1,7 @@
-//! Tests of the program when nothing reads its standard error: it continues to run, and ends on a
-//! signal.
+//! Tests of the program while no process reads its standard error: it continues to run, and a
+//! signal ends it.
 //!
-//! `lvs-testbed/tests/e2e/doors.rs` tests that packets are forwarded while the log has no reader.
+//! `lvs-testbed/tests/e2e/doors.rs` tests that packets are forwarded meanwhile.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read};
@@ -54,7 +54,7 @@ impl Dataplane {
         }
     }
 
-    /// Sends some requests, then the signal to stop; checks that the program ends normally.
+    /// Sends some requests, then SIGTERM. Fails unless the program ends normally.
     fn works_and_ends(mut self) {
         let mut client = self.client();
         for _ in 0..100 {

@@ -39,8 +39,7 @@ fn open_two_queues(name: &str) -> AfPacket {
     packets
 }
 
-/// A cable between the interfaces `a` and `b` of a host: every frame that arrives on one interface
-/// leaves on the other.
+/// A host that passes every frame between its interfaces `a` and `b`.
 struct Wire {
     stop: Arc<AtomicBool>,
     longest: Arc<AtomicUsize>,
@@ -122,8 +121,8 @@ fn super_packets_of_two_queues_are_forwarded_whole_with_correct_checksums() {
 fn aggregates_pass(open: fn(&str) -> AfPacket) {
     const LEN: usize = 256 << 20;
     let (left, middle, right) = hosts();
-    // The far device has no offloads: the kernel must segment and compute checksums when this test
-    // sends there.
+    // Without offloads of the other device, the kernel must segment and compute checksums when this
+    // test sends.
     for offload in [true, false] {
         if !offload {
             middle.sh("ethtool -K wb tx off tso off gso off");
@@ -318,8 +317,7 @@ fn full_ring_counts_losses_and_keeps_borrowed_frames() {
     let first = next(&mut receiver, &mut kept[..32]);
     assert_eq!(first[0].0, 0);
     assert!(kept[0].slot().is_some(), "the frame is in the ring");
-    // This is more than the number of slots in the ring, while some of the first slots are still
-    // lent.
+    // More than the number of slots in the ring, while some of the first slots are still lent.
     const FLOOD: u32 = 20_000;
     send(64..FLOOD);
     let mut batch = frames();
@@ -373,7 +371,7 @@ fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() 
     middle.ip("link set wa mtu 9000");
     let mut receiver = middle.run(|| open("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
-    // This is less than the number of slots in the ring.
+    // Less than the number of slots in the ring.
     const ALL: u64 = 7000;
     const LEN: u64 = 9000;
     for number in 0..7000 {
@@ -436,8 +434,7 @@ fn segment(number: u32, v6: bool, flags: u8, data: usize) -> Frame {
     Frame::from_bytes(&bytes)
 }
 
-/// Returns the sequence number and the flags of a segment that the test sent; `None` for other
-/// frames.
+/// Returns the sequence number and flags of a segment of this test; `None` for other frames.
 fn number_of_segment(frame: &Frame) -> Option<(u32, u8)> {
     let bytes = frame.bytes();
     let at = match bytes.get(12..15)? {
@@ -470,7 +467,7 @@ fn interfaces_that_share_a_batch_allocate_no_buffers() {
     let mut unmarked = 0;
     for round in 0..40 {
         for (sender, receiver, len) in [(&mut near, &mut short, 60), (&mut far, &mut long, 5000)] {
-            // The numbers differ, so that each position of the batch contains frames of both kinds
+            // The counts differ, so that each position of the batch contains frames of both kinds
             // in turn.
             let count = 1 + pattern(round * len) as usize % (BATCH - 1);
             let mut some: Vec<_> = (0..count).map(|_| numbered(7, len)).collect();
@@ -558,7 +555,7 @@ fn syn_is_received_after_all_earlier_packets() {
                 .map(|number| match pattern(number as usize * 31) % 4 {
                     0 => segment(number, false, SYN, 0),
                     1 => segment(number, true, SYN, 0),
-                    // The segment has data and is longer than a slot, as with TCP Fast Open.
+                    // With data, the segment is longer than a slot, as with TCP Fast Open.
                     2 if number % 16 == 2 => segment(number, number % 32 == 2, SYN, 1200),
                     _ => segment(number, number % 2 == 0, ACK, number as usize % 1000),
                 })
@@ -606,8 +603,8 @@ fn syn_is_received_after_all_earlier_packets() {
     assert_eq!(receiver.drops(), 0);
 }
 
-/// A datagram of a guest that its host must fragment (`VIRTIO_NET_HDR_GSO_UDP`): the kernel cannot
-/// describe it in a ring, and drops it.
+/// The kernel cannot describe the datagram of a guest that its host must fragment
+/// (`VIRTIO_NET_HDR_GSO_UDP`) in a ring, and drops it.
 #[test]
 fn ring_that_stops_at_unsupported_frame_is_replaced() {
     let host = Host::new();
@@ -620,7 +617,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
             assert!(Instant::now() < end, "{error}");
         }
     };
-    // An IPv4 datagram of 3,000 bytes with an unfinished checksum; it is fragmented at 1,480 bytes.
+    // A datagram of 3,000 bytes with an unfinished checksum, to be fragmented at 1,480 bytes.
     let mut whole = vec![0; 14 + 20 + 8 + 3000];
     whole[..6].fill(0xff);
     whole[12..14].copy_from_slice(&[0x08, 0x00]);
@@ -658,7 +655,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
             }
         }
     }
-    // A kernel in which this fault is corrected keeps its ring.
+    // A corrected kernel keeps its ring.
     assert!(gave_up <= 1 && receiver.drops() >= 20);
     // A ring that is only full stays open.
     let (left, middle, _right) = hosts();
@@ -758,7 +755,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     );
 }
 
-/// The sum of RFC 1071.
+/// The one's complement sum of RFC 1071.
 fn checksum(bytes: &[u8]) -> u16 {
     let mut sum = 0_u32;
     for pair in bytes.chunks(2) {

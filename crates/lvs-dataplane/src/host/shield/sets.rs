@@ -28,7 +28,7 @@ pub(super) const SHORT: &str = "short";
 /// quench and time exceeded.
 pub(super) const ICMP_ERRORS: &str = "icmp_errors4";
 
-/// What differs between the rules for IPv4 and IPv6.
+/// The differences between the rules for IPv4 and IPv6.
 #[derive(Clone, Copy)]
 pub(super) struct IpVersion {
     pub(super) suffix: char,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::netlink::message::{Builder, messages};
 
-/// The type of a message about a route, and its flags.
+/// Type and flags of a message about a route.
 type Change = (u16, u16);
 const ADD: Change = (libc::RTM_NEWROUTE, 0);
 const DELETE: Change = (libc::RTM_DELROUTE, 0);
