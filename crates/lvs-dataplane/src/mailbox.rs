@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(all, [1, 2]);
         let (reply, answer) = mpsc::channel::<()>();
         mailbox.close();
-        mailbox.post(move |_| reply.send(()).expect("somebody listens"));
+        mailbox.post(move |_| reply.send(()).expect("the receiver exists"));
         assert!(answer.recv().is_err());
         assert!(mailbox.take().is_empty());
     }

@@ -336,7 +336,10 @@ mod tests {
             for _ in 0..2 {
                 all_open(&mut owned);
                 assert!(outgoing.begin_digest(3));
-                assert!(!outgoing.begin_digest(3), "one digest at a time");
+                assert!(
+                    !outgoing.begin_digest(3),
+                    "a second digest has begun while one is incomplete"
+                );
                 for worker in order {
                     all_open(&mut owned);
                     outgoing.add_to_digest(worker, &digest_of(&owned[worker]));

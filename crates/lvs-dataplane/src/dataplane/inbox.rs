@@ -125,11 +125,15 @@ mod tests {
         let mut many = parcels(share + 5, 60);
         assert_eq!(inbox.put(1, &mut many), (share, true));
         assert!(many.is_empty());
-        assert_eq!(inbox.put(1, &mut parcels(1, 60)), (0, false), "full");
+        assert_eq!(
+            inbox.put(1, &mut parcels(1, 60)),
+            (0, false),
+            "a full queue accepted a packet"
+        );
         assert_eq!(
             inbox.put(2, &mut parcels(7, 60)),
             (7, false),
-            "another worker's share is unaffected"
+            "a full queue has reduced the room for another worker's packets"
         );
         let mut taken = Vec::new();
         assert!(!inbox.take(&mut taken, usize::MAX));
@@ -141,7 +145,7 @@ mod tests {
         assert_eq!(
             inbox.put(2, &mut parcels(long + 3, 65_536)),
             (long, true),
-            "bytes are limited, too"
+            "the queue accepted more bytes than its limit"
         );
     }
 
@@ -162,9 +166,13 @@ mod tests {
         assert_eq!(
             rounds,
             [105, 100, 100],
-            "no worker waits because of another one's flood"
+            "a flood from one worker has delayed the packets of others"
         );
-        assert_eq!(inbox.put(1, &mut parcels(1, 60)), (1, true), "woken again");
+        assert_eq!(
+            inbox.put(1, &mut parcels(1, 60)),
+            (1, true),
+            "the worker was not woken again"
+        );
         inbox.take(&mut Vec::new(), 200);
         let share = BYTES_MAX / 2 / 65_536;
         assert_eq!(inbox.put(1, &mut parcels(share + 1, 65_536)).0, share);

@@ -241,7 +241,7 @@ mod tests {
             assert!(with_xdp(wanted, false).is_ok_and(|same| same == wanted));
         }
         let error = with_xdp(Off, true)
-            .expect_err("contradicts itself")
+            .expect_err("the options contradict each other")
             .to_string();
         assert!(error.starts_with("--xdp"), "{error}");
     }

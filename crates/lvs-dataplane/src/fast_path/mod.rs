@@ -554,7 +554,7 @@ mod tests {
         assert_ne!(
             fast_path.epoch(),
             epoch,
-            "the next hops are not used any more"
+            "connections still use the removed next hops"
         );
         assert_eq!(fast_path.hop(way(7), now), None);
         assert_eq!(fast_path.hop(way(7), now + HOPS_REST), Some(1));

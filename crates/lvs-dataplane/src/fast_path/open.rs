@@ -628,17 +628,19 @@ mod tests {
             Steering::new(NonZeroUsize::MIN, 7, false),
             Steering::new(workers, 7, true),
         ] {
-            let why = found_by(layout, &other).expect_err("another division");
+            let why =
+                found_by(layout, &other).expect_err("the state has another number of workers");
             assert!(why.contains("number of workers"), "{why}");
         }
-        let why = found_by(Layout::new(2000, 7), &steering).expect_err("another size");
+        let why = found_by(Layout::new(2000, 7), &steering)
+            .expect_err("the state has another size of the table");
         assert!(why.contains("--max-connections"), "{why}");
         let names = fs::read_dir(pins.path(""))
             .expect("the directory of pins is readable")
             .count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
-        let gone = found_by(layout, &steering).expect_err("another namespace");
+        let gone = found_by(layout, &steering).expect_err("the state belongs to another namespace");
         assert!(gone.contains("removed network namespace"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
         let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);

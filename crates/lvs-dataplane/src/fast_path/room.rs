@@ -179,7 +179,10 @@ mod tests {
             free: Some(1 << 30),
         };
         assert!(room.takes(200 << 20).is_ok());
-        let error = room.takes(250 << 20).expect_err("too much").to_string();
+        let error = room
+            .takes(250 << 20)
+            .expect_err("the table needs too much memory")
+            .to_string();
         assert!(
             error.contains("266 MiB") && error.contains("1024"),
             "{error}"

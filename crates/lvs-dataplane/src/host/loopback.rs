@@ -475,7 +475,7 @@ mod tests {
             loopback.replace(&Entries::new(), now);
             assert!(
                 loopback.trouble(now).is_none(),
-                "there is nothing to redirect"
+                "a fault is reported, although no packets have to be redirected"
             );
         });
     }
@@ -488,7 +488,7 @@ mod tests {
             assert!(trouble.fix.contains("at most 4 services"), "{trouble:?}");
             assert_eq!(loopback.entries.len(), usize::from(ROOM));
             let kernel = loopback.kernel.as_ref().expect("the program is loaded");
-            assert!(kernel.link.is_some(), "the program is attached");
+            assert!(kernel.link.is_some(), "the program is not attached");
             loopback.replace(&[service(1)].into(), now);
             assert!(loopback.trouble(now).is_none());
         });
@@ -503,12 +503,18 @@ mod tests {
                 loopback.add_clients(&clients);
                 let both: Entries = [service(1), service(2)].into();
                 loopback.replace(&both, now);
-                assert!(loopback.trouble(now).is_some(), "clients use the whole map");
+                assert!(
+                    loopback.trouble(now).is_some(),
+                    "no fault is reported, although clients use the whole map"
+                );
                 // Clients that were refused leave, too.
                 assert!(loopback.remove_clients(&clients));
                 loopback.replace(&both, now);
                 assert!(loopback.trouble(now).is_none());
-                assert!(!loopback.remove_clients(&clients), "no entry is missing");
+                assert!(
+                    !loopback.remove_clients(&clients),
+                    "entries are reported as missing"
+                );
                 loopback.replace(&[service(1)].into(), now);
             }
         });

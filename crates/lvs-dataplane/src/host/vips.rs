@@ -739,7 +739,7 @@ mod tests {
         assert_eq!(
             probed(20),
             [addr(WATCHED)],
-            "the last address is not announced here"
+            "probes were sent for other addresses than the last one on this interface"
         );
         assert_eq!(probed(30).first(), Some(&addr(0)));
     }
@@ -783,7 +783,11 @@ mod tests {
         vips.set_services(&none, &own(addr));
         vips.report_due(&own(addr), at(4));
         vips.set_services(&none, &own(addr));
-        assert_eq!(vips.conflicts(at(5)).count(), 1, "the dataplane answers");
+        assert_eq!(
+            vips.conflicts(at(5)).count(),
+            1,
+            "the conflict has ended, although the dataplane has the address"
+        );
         vips.set_services(&none, &Tables::default());
         assert_eq!(vips.conflicts(at(5)).count(), 0);
         // Peers begin to announce the address, too.

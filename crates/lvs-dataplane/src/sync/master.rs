@@ -143,12 +143,16 @@ mod tests {
             last: None,
         };
         assert_eq!(manner.patience(), PATIENCE);
-        assert_eq!(manner.last, None, "it continues");
+        assert_eq!(manner.last, None, "a running master has a deadline");
         stop.ask();
         assert!(manner.patience() <= PATIENCE);
         let last = manner.last.expect("the stop sets a deadline");
         manner.patience();
-        assert_eq!(manner.last, Some(last), "one second for all messages");
+        assert_eq!(
+            manner.last,
+            Some(last),
+            "the deadline of a stopping master has moved"
+        );
         manner.last = Some(Instant::now());
         assert_eq!(manner.patience(), Duration::ZERO);
     }

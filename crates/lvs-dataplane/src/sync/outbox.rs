@@ -103,11 +103,20 @@ mod tests {
         let taken = outbox.take().len();
         assert_eq!(taken, PORTION / (64 << 10));
         assert_eq!(push().count(), taken);
-        assert!(outbox.wake().take(), "more messages wait");
+        assert!(
+            outbox.wake().take(),
+            "the master was not woken, although messages are queued"
+        );
         let portions = std::iter::from_fn(|| Some(outbox.take().len()).filter(|&count| count > 0));
         assert_eq!(portions.sum::<usize>(), 1024);
-        assert!(!outbox.wake().take(), "no message remains");
-        assert!(outbox.push(message(1), 1), "the queue has room again");
+        assert!(
+            !outbox.wake().take(),
+            "the master was woken, although no message is queued"
+        );
+        assert!(
+            outbox.push(message(1), 1),
+            "the empty queue refused a message"
+        );
         assert!(outbox.wake().take());
     }
 }

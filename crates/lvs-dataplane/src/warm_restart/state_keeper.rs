@@ -581,7 +581,7 @@ mod tests {
         let _waits = UnixStream::connect_addr(&address)?;
         let refused = StateKeeper::of(&name)
             .map(drop)
-            .expect_err("nobody answers");
+            .expect_err("the other process does not answer");
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
         assert!(StateKeeper::clean_up(&name).is_err());
         Ok(())

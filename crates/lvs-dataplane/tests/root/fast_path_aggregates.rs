@@ -99,7 +99,7 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
         28,
     );
     let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) else {
-        panic!("the packet is forwarded");
+        panic!("the packet was not forwarded");
     };
     let conn = forward.conn.expect("a connection");
     let offer = director
@@ -130,7 +130,10 @@ fn super_packets_of_datagrams_are_forwarded_whole() {
         let done = kernel.ingress().test_run(LOOPBACK, &sent, segment, false);
         let (verdict, out) = done.expect("the kernel runs the program");
         if verdict != REDIRECTED {
-            assert_eq!(out, sent, "packets that are passed on are unchanged");
+            assert_eq!(
+                out, sent,
+                "a packet that was passed to the dataplane was changed"
+            );
             return None;
         }
         Some(out)

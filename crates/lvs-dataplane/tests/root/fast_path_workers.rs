@@ -97,7 +97,7 @@ fn offload(
         Err(pending) => control.admit(shard, &packet, pending, now),
     };
     let Verdict::Forward(forward) = verdict else {
-        panic!("the packet is forwarded");
+        panic!("the packet was not forwarded");
     };
     let conn = forward.conn.expect("a connection");
     let offer = shard.offer(conn).expect("the connection can be offloaded");

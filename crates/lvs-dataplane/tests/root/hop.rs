@@ -240,7 +240,11 @@ fn steering_keeps_entries_of_other_programs_and_restores_removed_ones() {
     std::mem::forget(steering);
     let steering = router.with(None, |_| {});
     assert_eq!(router.host.sh("ip rule; ip neigh show proxy"), before);
-    assert_eq!(proxy_ndp(), "1\n", "the previous value is unknown");
+    assert_eq!(
+        proxy_ndp(),
+        "1\n",
+        "proxy_ndp was changed, although its previous value is unknown"
+    );
     let steering = router.with(Some(steering), move |steering| {
         steering.update(&both).unwrap();
     });

@@ -22,7 +22,7 @@ fn follow(
     while !done(state, &all) {
         assert!(
             Instant::now() < end,
-            "the kernel's events do not report it: {all:?}"
+            "no event of the kernel reported the change in time: {all:?}"
         );
         let mut poller = Poller::new();
         poller.add(netlink.fd());

@@ -202,7 +202,10 @@ fn services_are_hidden_from_host_and_received_by_packet_socket() {
     send("10.1.0.2:9");
     let end = Instant::now() + PATIENCE;
     while errors() == before {
-        assert!(Instant::now() < end, "the host receives ICMP errors again");
+        assert!(
+            Instant::now() < end,
+            "the host still receives no ICMP errors"
+        );
     }
 }
 
@@ -407,7 +410,10 @@ fn frames_to_own_vip_are_hidden_unless_tagged_or_for_another_station() {
     assert_eq!(refused, 0);
     let end = Instant::now() + PATIENCE;
     while hidden() == before {
-        assert!(Instant::now() < end, "the plain frame was not hidden");
+        assert!(
+            Instant::now() < end,
+            "the frame to this host was not hidden in time"
+        );
     }
     assert_eq!(hidden(), before + 1);
 }
@@ -457,7 +463,10 @@ fn shield_update_sends_difference_in_one_transaction() {
     let mut ours = Vec::new();
     loop {
         let mut line = String::new();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "it has stopped");
+        assert!(
+            lines.read_line(&mut line).unwrap() > 0,
+            "nft monitor has exited"
+        );
         if line.contains("y { 2 }") {
             break;
         }
@@ -655,7 +664,10 @@ fn frame_with_priority_tag_stays_hidden() {
     };
     for tag in [&[][..], &[0x81, 0, 0xe0, 0]] {
         send(tag);
-        assert!(arrives(true), "{tag:?}: nothing is hidden yet");
+        assert!(
+            arrives(true),
+            "{tag:?}: the frame did not arrive, although nothing is hidden"
+        );
     }
     let shield = net.director.run(|| {
         let mut shield = Shield::open(None).unwrap();

@@ -309,7 +309,10 @@ impl Sequence {
     ///
     /// # Panics If the payload is longer than [`PAYLOAD_MAX`].
     pub(super) fn seal(&mut self, kind: Kind, payload: &[u8], out: &mut Vec<u8>) {
-        assert!(payload.len() <= PAYLOAD_MAX, "payloads are cut before");
+        assert!(
+            payload.len() <= PAYLOAD_MAX,
+            "the payload exceeds the maximum length"
+        );
         let len = u32::try_from(payload.len()).unwrap_or(0).to_be_bytes();
         let header = [len[0], len[1], len[2], len[3], kind as u8];
         let code = self.mac(&header, payload).finalize().into_bytes();
@@ -356,7 +359,10 @@ mod tests {
     fn proof_is_valid_for_one_side_one_key_and_one_session() {
         let ours = handshake(b"one", 1);
         assert!(ours.is_sender(&ours.sender_proof()) && ours.is_receiver(&ours.receiver_proof()));
-        assert!(!ours.is_sender(&ours.receiver_proof()), "not sent back");
+        assert!(
+            !ours.is_sender(&ours.receiver_proof()),
+            "a receiver's proof is also valid for a sender"
+        );
         for other in [handshake(b"two", 1), handshake(b"one", 2)] {
             assert!(!ours.is_sender(&other.sender_proof()));
             assert!(!ours.is_receiver(&other.receiver_proof()));

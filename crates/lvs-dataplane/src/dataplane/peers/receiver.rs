@@ -432,7 +432,7 @@ mod tests {
             }
             assert!(
                 delivery.join().expect("no panic"),
-                "the peer has delivered all connections"
+                "a packet worker has exited before all connections were delivered"
             );
             // The last portions of each worker are still queued when the delivery ends.
             let portions = usize::from(ALL).div_ceil(PORTION);

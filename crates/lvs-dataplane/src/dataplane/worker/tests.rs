@@ -157,7 +157,10 @@ fn query_about_connection_reports_why_it_is_not_offloaded() {
     assert_eq!(reported.fast_path_why, WithDataplane::NotUsed.to_string());
     question.tuple.dst.set_port(VIRT.1 + 1);
     let reported = worker.explain(&question);
-    assert_eq!(reported.fast_path, None, "nothing opens: {reported:?}");
+    assert_eq!(
+        reported.fast_path, None,
+        "a packet that opens no connection has a state in the fast path: {reported:?}"
+    );
 }
 
 #[test]
@@ -185,8 +188,12 @@ fn two_workers_process_packets_of_one_director() {
             scope.spawn(|| worker.receive(PORT));
         }
     });
-    assert_eq!(threads.taken(), 1, "both workers use the view");
-    assert_eq!(arena.lent(), 0, "lent frames are the backend's again");
+    assert_eq!(threads.taken(), 1, "a worker uses an older snapshot");
+    assert_eq!(
+        arena.lent(),
+        0,
+        "lent frames were not returned to the backend"
+    );
     let reports = workers.iter_mut().map(Worker::report);
     let all = reports.reduce(Report::add).expect("two workers");
     assert_eq!((all.connections, all.capacity), (4, 512));
@@ -198,7 +205,11 @@ fn two_workers_process_packets_of_one_director() {
     );
     let control = context.control();
     let server = control.service(&key).expect("the service exists").servers()[0].clone();
-    assert_eq!(server.inactive() + server.active(), 4, "counted together");
+    assert_eq!(
+        server.inactive() + server.active(),
+        4,
+        "the server's connections of both workers were not added up"
+    );
     drop(control);
     for worker in &mut workers {
         assert_eq!(sent(worker), [to_server(), to_server()]);
@@ -228,7 +239,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
     assert_eq!(
         arena.lent(),
         0,
-        "the frame that is passed to the other worker is a copy"
+        "the backend's frame itself was passed to the other worker"
     );
     let homes = |home: usize| {
         let client = IpAddr::from([192, 0, 2, 7]);
@@ -245,7 +256,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
     assert_eq!(
         of(&mut workers[1]).connections,
         0,
-        "the worker has not read its inbox yet"
+        "the worker has a connection before it has read its inbox"
     );
     workers[1].take_parcels();
     let second = of(&mut workers[1]);
@@ -390,7 +401,7 @@ fn worker_with_long_round_is_demoted_between_two_pieces() {
     worker.receive(PORT);
     assert!(
         !thread.is_real_time(),
-        "demoted while it receives batches of a port"
+        "the worker was not demoted while it received batches of a port"
     );
 
     let thread = busy(worker);
@@ -400,7 +411,7 @@ fn worker_with_long_round_is_demoted_between_two_pieces() {
     worker.take_parcels();
     assert!(
         !thread.is_real_time(),
-        "demoted while it processes frames of other workers"
+        "the worker was not demoted while it processed frames of other workers"
     );
 
     let thread = busy(worker);
@@ -413,11 +424,18 @@ fn worker_with_long_round_is_demoted_between_two_pieces() {
         });
     }
     worker.do_jobs();
-    assert_eq!(*seen.lock().expect("one thread"), [true, false], "jobs");
+    assert_eq!(
+        *seen.lock().expect("one thread"),
+        [true, false],
+        "the worker was not demoted between two jobs"
+    );
 
     let thread = busy(worker);
     worker.do_for_others(false);
-    assert!(!thread.is_real_time(), "demoted while it runs timers");
+    assert!(
+        !thread.is_real_time(),
+        "the worker was not demoted while it ran timers"
+    );
     assert_eq!(worker.report().workers[0].demoted, 1);
 }
 
@@ -459,7 +477,7 @@ fn stuck_worker_loses_only_its_own_packets() {
     assert_eq!(
         left + refused,
         rounds as u64,
-        "all frames of this worker were sent"
+        "frames of this worker were lost"
     );
     let counters = &workers[0].pipeline.counters;
     assert_eq!(counters.received, counters.accounted(), "{counters:?}");

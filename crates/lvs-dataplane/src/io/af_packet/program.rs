@@ -468,7 +468,7 @@ mod tests {
             let packet = packet((src, ports.0), (dst, ports.1), shape);
             let member = agrees(&steering, &all, &packet);
             let syn = matches!(shape, Shape::Tcp { syn: true });
-            prop_assert_eq!(member >= WORKERS, syn, "what begins a connection");
+            prop_assert_eq!(member >= WORKERS, syn, "the socket for SYNs received another packet, or not this SYN");
         }
     }
 
@@ -562,7 +562,11 @@ mod tests {
         assert!(plan.four.len() <= RANGES_MAX && plan.six.len() <= RANGES_MAX);
         assert!(program(&plan, true).len() <= MAX);
         let block = steering.plan((0..10_000).map(|n| IpAddr::V4(Ipv4Addr::from_bits(n + 77))));
-        assert_eq!(block.four.len(), 2, "a block, and the address for full NAT");
+        assert_eq!(
+            block.four.len(),
+            2,
+            "the block and the address for full NAT are not two ranges"
+        );
         // Up to the maximum, ranges are not merged.
         let apart: Vec<IpAddr> = scattered.take(RANGES_MAX - 1).collect();
         let full = steering.plan(apart.iter().copied());
