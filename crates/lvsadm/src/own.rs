@@ -1,8 +1,8 @@
 //! Features of `lvsadm` that ipvsadm does not have, except the commands: options, environment, exit
 //! status.
 //!
-//! Help, completions and manual page are built from these tables, ipvsadm's own
-//! ([`lvs_core::ipvsadm::table`]) and that of the commands ([`crate::operator::OPERATORS`]).
+//! Help, completions and manual page are built from these tables, those of ipvsadm
+//! ([`lvs_core::ipvsadm::table`]) and those of the commands ([`crate::operator::OPERATORS`]).
 
 use lvs_core::sched::BUILT_IN;
 
@@ -32,8 +32,8 @@ pub(crate) enum Place {
     Restore,
 }
 
-/// The options of `lvsadm` itself, in addition to those of ipvsadm's commands
-/// ([`lvs_core::ipvsadm::table::OWN_OPTIONS`]).
+/// The options of `lvsadm` itself. [`lvs_core::ipvsadm::table::OWN_OPTIONS`] has those that it adds
+/// to ipvsadm's commands.
 pub(crate) const OPTIONS: [OwnOption; 3] = [
     OwnOption {
         name: "--socket",

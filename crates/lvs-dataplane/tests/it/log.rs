@@ -1,5 +1,5 @@
-//! Tests of the program while no process reads its standard error: it continues to run, and a
-//! signal ends it.
+//! Tests of the program while no process reads its standard error: it continues to run, and can be
+//! stopped.
 //!
 //! `lvs-testbed/tests/e2e/doors.rs` tests that packets are forwarded meanwhile.
 

@@ -1,4 +1,4 @@
-//! The part of the file format pcapng that packets with comments need.
+//! Writes pcapng files, as far as packets with comments need it.
 
 use std::io::{self, Write};
 

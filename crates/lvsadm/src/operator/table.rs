@@ -6,15 +6,14 @@ use super::{
 };
 use crate::invocation::Invocation;
 
-/// The options of a command: the name of each, the name of its argument if it has one, and its help.
+/// The options of a command: name, argument (if any) and help text of each.
 macro_rules! flags {
     ($($name:literal $($argument:literal)?: $help:literal;)*) => {
         &[$(Flag { name: $name, argument: concat!($($argument)?), help: $help }),*]
     };
 }
 
-/// All operator commands. The dispatcher, the help, the completions and the manual page use this
-/// list.
+/// All operator commands, for the dispatcher, the help, the completions and the manual page.
 pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "watch",

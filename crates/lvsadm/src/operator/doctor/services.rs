@@ -36,7 +36,7 @@ pub(super) fn look(
     narrow_tunnels(services, info, findings);
 }
 
-/// The address and port of a service; none for a firewall mark.
+/// The address and port of a service; `None` for a firewall mark.
 pub(super) fn virt(service: &ServiceInfo) -> Option<SocketAddr> {
     service.service.address()
 }
@@ -139,7 +139,7 @@ fn threshold(
     }
 }
 
-/// Reports a server that does not answer clients, while other servers of the service answer.
+/// Reports a server that does not answer clients, while other servers of the service do.
 fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings) {
     if !service.is_suspicious(server) {
         return;
