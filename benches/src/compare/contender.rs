@@ -130,7 +130,7 @@ impl Contender {
         self.takes_rules() || self == Self::Nftables
     }
 
-    /// Whether the work is done by a process on a separate CPU; otherwise the kernel does it.
+    /// Whether a process on a separate CPU does the work; otherwise the kernel does.
     pub(crate) fn is_process(self) -> bool {
         !matches!(
             self,
@@ -152,7 +152,7 @@ impl Contender {
         )
     }
 
-    /// Whether the contender polls continuously; it is then stopped while another contender is
+    /// Whether the contender polls continuously, and must be paused while another contender is
     /// measured.
     pub(crate) fn spins(self) -> bool {
         self == Self::Testpmd
@@ -179,14 +179,14 @@ impl Contender {
     }
 }
 
-/// The CPU on which a contender's work is done. The generator, or both endpoints of TCP, run on CPU
-/// 0.
+/// The CPU of a contender's work. The generator, or both endpoints of TCP, are on CPU 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Place {
-    /// The defaults of veth: the receiving soft interrupt on the sender's CPU 0; a process on CPU 1
-    /// (`split`); the kernel's forwarding on CPU 0 as well (`inline`).
+    /// The defaults of veth: the soft interrupt for receiving on the sender's CPU 0, with a process
+    /// on CPU 1 (`split`) or the kernel's forwarding on CPU 0 as well (`inline`).
     Usual,
-    /// All of the director's work on CPU 1, the receiving soft interrupt in a thread there (`1c`).
+    /// All of the director's work on CPU 1, with the soft interrupt for receiving in a thread there
+    /// (`1c`).
     OneCore,
 }
 

@@ -1,4 +1,4 @@
-//! Haddad and Pourzandi, "Linux on Carrier Grade Web Servers", 2001: requests and connections a
+//! Haddad and Pourzandi, "Linux on Carrier Grade Web Servers", 2001: requests and connections per
 //! second by the number of clients, and the response time of a single client.
 
 use anyhow::{Context, Result};

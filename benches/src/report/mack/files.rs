@@ -146,7 +146,7 @@ impl Experiment for Files {
                 else {
                     continue;
                 };
-                // Bytes in a microsecond are MB in a second.
+                // Bytes per microsecond are MB per second.
                 sentences.push(format!(
                     "{}, {what}: a file of {least:.0} byte takes {:.0} µs ({:.0}-{:.0}), a file of {:.0} MiB arrives at {:.0} MB/s ({:.0}-{:.0}; {}).",
                     series.peer, time.median, time.min, time.max, most / 1_048_576.0,

@@ -1,4 +1,4 @@
-//! Small MTUs, and a director with one interface or two.
+//! Small MTUs, and a director with one or two interfaces.
 
 use anyhow::{Context, Result};
 
@@ -195,7 +195,7 @@ fn large(bed: &Bed, times: u32) -> Result<f64> {
     Ok(figures.iter().map(|(_, rate, _)| *rate).fold(0.0, f64::max))
 }
 
-/// Sets the MTU of all cables between client and server.
+/// Sets the MTU of all links between client and server.
 fn resize(bed: &Bed, mtu: u16) -> Result<()> {
     let all = format!(
         "for path in /sys/class/net/*; do\n\
