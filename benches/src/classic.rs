@@ -168,7 +168,7 @@ fn printer(mut stream: TcpStream, peer: SocketAddr, _: &str) -> Result<()> {
         .strip_prefix('\x03')
         .and_then(|rest| rest.split(' ').next());
     let count: usize = count.context("no file")?.parse()?;
-    ensure!(count <= BLOCK, "too long");
+    ensure!(count <= BLOCK, "the block is longer than {BLOCK} bytes");
     stream.write_all(b"\0")?;
     let mut file = vec![0; count + 1];
     reader.read_exact(&mut file)?;
@@ -321,7 +321,10 @@ fn type_into(to: SocketAddr) -> Result<impl FnMut() -> Result<()>> {
         let mut key = [b'k'];
         stream.write_all(&key)?;
         stream.read_exact(&mut key).context("no echo")?;
-        ensure!(key == [b'k'], "another echo");
+        ensure!(
+            key == [b'k'],
+            "the server returned another byte than it received"
+        );
         Ok(())
     })
 }

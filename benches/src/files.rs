@@ -210,7 +210,10 @@ async fn serve(mut stream: TcpStream, capacity: &Capacity) -> Result<()> {
     let mut part = [0; 1024];
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
         let count = stream.read(&mut part).await?;
-        ensure!(count > 0 && head.len() < 8192, "no request");
+        ensure!(
+            count > 0 && head.len() < 8192,
+            "the client has sent no complete request"
+        );
         head.extend_from_slice(&part[..count]);
     }
     let head = String::from_utf8_lossy(&head);

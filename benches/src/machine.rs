@@ -381,7 +381,7 @@ mod tests {
         let own = [std::process::id()];
         assert!(
             then.used_by(&first, &own) > 0.05,
-            "the command in the shell succeeded"
+            "the command in the shell used no processor time"
         );
         let all = then.since(&first, None, &[]);
         assert!((all.endpoints - then.used_by(&first, &own)).abs() < 1e-9 && all.foreign >= 0.0);

@@ -342,7 +342,7 @@ fn write(
         let (addr, port) = clients.of(*connection);
         frame.clear();
         let whole = frame.extend(template);
-        debug_assert!(whole, "a frame has room for 64 bytes");
+        debug_assert!(whole, "a frame has no room for 64 bytes");
         write_client(frame.bytes_mut(), template, (addr, port), replies);
     }
 }
@@ -541,8 +541,8 @@ mod tests {
     fn measured_operations_take_effect() {
         let mut pipeline =
             Pipeline::new(1000, Clients { bits: 10 }).expect("all packets are forwarded");
-        assert!(pipeline.measure().expect("all connections") > 0.0);
+        assert!(pipeline.measure().expect("all requests are forwarded") > 0.0);
         pipeline.replies = true;
-        assert!(pipeline.measure().expect("replies too") > 0.0);
+        assert!(pipeline.measure().expect("all replies are forwarded") > 0.0);
     }
 }

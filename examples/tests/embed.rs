@@ -43,7 +43,7 @@ fn embed_relays_connections_by_weight() {
     let addr = line
         .trim()
         .strip_prefix("listening on ")
-        .expect("it says where it listens");
+        .expect("the first line has the listening address");
     let answers: String = (0..40)
         .map(|_| {
             let mut text = String::new();

@@ -222,7 +222,7 @@ impl Host {
             .with_context(|| format!("cannot start {}", command.get_program().display()))?;
         let input = child.stdin.take();
         let (Some(output), Some(errors)) = (child.stdout.take(), child.stderr.take()) else {
-            bail!("a child without its pipes");
+            bail!("the shell of the host has no pipes");
         };
         let (sender, lines) = sync_channel(1024);
         thread::spawn(move || read_lines(output, &sender));

@@ -137,7 +137,7 @@ pub(super) fn round_trips(
 ) -> Result<(Vec<f64>, Option<String>)> {
     debug_assert!(
         bed.purpose() == Purpose::Ping,
-        "its sink accepts TCP connections"
+        "the server of the bed does not accept these TCP connections"
     );
     let mut flood = match rate {
         Some(rate) => Some(BESIDE.beside(bed, yardsticks, rate)?),

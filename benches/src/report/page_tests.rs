@@ -214,7 +214,7 @@ fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
     assert_eq!(
         browser.run(alone).expect("a number"),
         0,
-        "the page needs no other file"
+        "the page loads another file"
     );
 }
 
@@ -282,7 +282,7 @@ fn benchmark_report_matches_its_schema() {
     assert!(!is_valid(&bad).0);
     let mut bad = good.clone();
     bad["runs"][0]["extra"] = 1.into();
-    assert!(!is_valid(&bad).0, "an unknown field is invalid");
+    assert!(!is_valid(&bad).0, "an unknown field is accepted");
     let mut bad = good;
     bad["missing"][0]
         .as_object_mut()

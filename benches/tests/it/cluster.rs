@@ -130,7 +130,7 @@ fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
     assert_eq!(result["schema"], 1);
     assert_eq!(result["complete"], true);
     let steps = result["steps"].as_array().expect("steps");
-    assert_eq!(steps.len(), 1, "4 % of errors stop the run");
+    assert_eq!(steps.len(), 1, "the run did not stop after 4 % of errors");
     assert_eq!(steps[0]["connections"], 1000);
     assert_eq!(steps[0]["rate"], 480.0);
     assert_eq!(steps[0]["error_percent"], 4.0);

@@ -101,7 +101,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
     let page = fs::read_to_string(directory.join("report.html")).expect("a page");
     assert!(
         !page.contains("<script") && !page.contains("src="),
-        "the page needs no other file"
+        "the page loads another file"
     );
     let plots: Vec<&str> = page.split("<svg").skip(1).collect();
     assert_eq!(plots.len(), 3);

@@ -668,7 +668,8 @@ mod tests {
         let has = |host: u8, port| spec.target.has(service, ([10, 0, 0, host], port).into());
         assert!(has(1, 80) && !has(1, 81) && !has(2, 80));
         assert_eq!(serde_json::to_string(&spec).expect("JSON"), text);
-        serde_json::from_str::<MaintenanceSpec>(r#"{"why":"disk"}"#).expect_err("on or off");
+        serde_json::from_str::<MaintenanceSpec>(r#"{"why":"disk"}"#)
+            .expect_err("the field `on` is missing");
     }
 
     #[test]

@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(
             root(pid, || false),
             Root::Unseen,
-            "the process may have exited, and its number may be reused"
+            "a process that may have exited was trusted"
         );
         assert_eq!(root(0, || true), Root::Unseen);
         assert_eq!(root(u32::MAX, || true), Root::Unseen);

@@ -262,7 +262,7 @@ mod tests {
         );
         fs::set_permissions(&path, Permissions::from_mode(0o1777))
             .expect("this test owns the file");
-        let open = prepare(&path).expect_err("everybody's");
+        let open = prepare(&path).expect_err("every user can write to the directory");
         assert!(
             open.to_string().contains("users other than its owner"),
             "{open}"
@@ -271,7 +271,7 @@ mod tests {
         let link = directory("link");
         let _ = fs::remove_file(&link);
         std::os::unix::fs::symlink(&path, &link).expect("a link");
-        prepare(&link).expect_err("a link");
+        prepare(&link).expect_err("the path is a link");
         fs::remove_file(&link).expect("this test owns the file");
         fs::remove_dir_all(&path).expect("this test owns the file");
         prepare(&path.join("below")).expect_err("the directory is missing");

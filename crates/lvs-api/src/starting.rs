@@ -301,7 +301,10 @@ mod tests {
     fn client_waits_for_launched_dataplane_before_it_enters_the_namespace() {
         let command_line = "nsenter\0--net=/run/netns/lb\0lvs-dataplane\0";
         assert!(waits_for(5, 100_000, command_line, Some(8)));
-        assert!(!waits_for(5, 99_800, command_line, Some(8)), "too old");
+        assert!(
+            !waits_for(5, 99_800, command_line, Some(8)),
+            "the client waits for an old process"
+        );
     }
 
     #[test]
@@ -310,8 +313,14 @@ mod tests {
             assert!(waits_for(5, 100_000, command_line, Some(7)));
             // The process will become `ip netns exec`.
             assert!(waits_for(5, 100_000, command_line, Some(8)));
-            assert!(!waits_for(4, 100_000, command_line, Some(7)), "no sibling");
-            assert!(!waits_for(5, 99_800, command_line, Some(7)), "too old");
+            assert!(
+                !waits_for(4, 100_000, command_line, Some(7)),
+                "the client waits for a process that is no sibling"
+            );
+            assert!(
+                !waits_for(5, 99_800, command_line, Some(7)),
+                "the client waits for an old process"
+            );
         }
         let proc = Proc::new();
         proc.add(11, 5, 100_000, "bash\0setup.sh\0", Some(7));
@@ -345,7 +354,11 @@ mod tests {
         );
         // Three attempts failed, and one more was made after the last check.
         assert_eq!(result, 4);
-        let result = retry(|| 1, |_| false, |_| panic!("the retry succeeds"));
+        let result = retry(
+            || 1,
+            |_| false,
+            |_| panic!("a check was made after a successful attempt"),
+        );
         assert_eq!(result, 1);
     }
 

@@ -272,13 +272,13 @@ mod tests {
         files(root.path(), &of);
         let own = root.path().join(OWN);
         sweep_in(root.path(), &own, Some(7), || {
-            panic!("no files of other dataplanes")
+            panic!("processes were searched, although no other files exist")
         });
         assert_eq!(left(root.path()), of[1..]);
         // Without a cookie, other namespaces cannot be identified.
         files(root.path(), &of);
         sweep_in(root.path(), &own, None, || {
-            panic!("no files of other dataplanes")
+            panic!("processes were searched, although no other files exist")
         });
         assert_eq!(left(root.path()), of);
     }
@@ -339,7 +339,11 @@ mod tests {
         let address = Address::Path(socket.clone());
         let lock = Lock::beside(&socket, LOCK, Limits::LOOK).expect("the lock is free");
         tidy(&address, ".lvsd.json");
-        assert_eq!(left(root.path()), names, "a dataplane runs");
+        assert_eq!(
+            left(root.path()),
+            names,
+            "files of a running dataplane were removed"
+        );
         drop(lock);
         tidy(&address, ".lvsd.json");
         let kept = [

@@ -335,10 +335,14 @@ mod tests {
         assert_eq!(
             answered(&format!("HTTP/1.1 200\nx:\n\n{status}")),
             Ok(7),
-            "until the end of the connection"
+            "an answer without a length was not read to the end of the connection"
         );
         let cut = &text[..text.len() - 1];
-        assert!(answered(cut).expect_err("cut").contains("has exited"));
+        assert!(
+            answered(cut)
+                .expect_err("the answer is incomplete")
+                .contains("has exited")
+        );
     }
 
     #[test]
@@ -358,7 +362,7 @@ mod tests {
             ("HTTP/1.0 200 OK\r\n\r\n[]", "does it run another version?"),
             ("HTTP/1.0 502 Bad\r\n\r\n<html>", "is not this lvsd"),
         ] {
-            let error_text = answered(text).expect_err("an error");
+            let error_text = answered(text).expect_err("the answer is invalid");
             assert!(error_text.contains(words), "{text}: {error_text}");
         }
         let long = format!("HTTP/1.0 200 OK\r\n{}", "a: b\r\n".repeat(12_000));

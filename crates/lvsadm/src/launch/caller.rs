@@ -440,7 +440,7 @@ mod tests {
         let memory = Memory::open(std::process::id()).expect("readable");
         assert!(
             memory.read(8, &mut [0; 4]).is_err(),
-            "the address has no memory"
+            "an address without memory was read"
         );
         assert!(memory.write(u64::MAX - 2, &[0; 4]).is_err());
         assert!(memory.read(8, &mut []).is_ok());
@@ -456,7 +456,7 @@ mod tests {
         assert_eq!(copy, bytes);
         assert!(
             own.read(8, &mut [0; 4]).is_err(),
-            "the address has no memory"
+            "an address without memory was read"
         );
         assert!(own.read(u64::MAX - 2, &mut [0; 4]).is_err());
         assert!(own.read(8, &mut []).is_ok());
@@ -488,7 +488,7 @@ mod tests {
         assert!(caller.may_administer(&owners));
         assert!(
             !caller.may_administer(&[]),
-            "the namespace belongs to another user namespace"
+            "a thread without the capability may administer the namespace"
         );
         caller.has_net_admin = false;
         assert!(!caller.may_administer(&owners));

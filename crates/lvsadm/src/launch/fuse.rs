@@ -233,13 +233,20 @@ mod tests {
             let bytes = request(operation, &[1; 15]);
             let short = Request::of(&bytes).expect("a header");
             assert!(short.extent().is_err() && short.data().is_err());
-            assert_eq!(short.name(), None, "the name has no final NUL");
+            assert_eq!(
+                short.name(),
+                None,
+                "a name without a final NUL was accepted"
+            );
         }
         // The request is shorter than its header says.
         let bytes = request(WRITE, &[9; 41]);
         assert!(Request::of(&bytes).expect("a header").data().is_err());
         assert!(init(&[7, 0, 0, 0]).is_err());
-        assert!(init(&[8; 64]).is_err(), "another version");
+        assert!(
+            init(&[8; 64]).is_err(),
+            "another version of the protocol was accepted"
+        );
     }
 
     #[test]

@@ -421,7 +421,7 @@ mod tests {
         );
         assert!(
             help_on(b"drian")
-                .expect_err("none")
+                .expect_err("no command has this name")
                 .contains("`lvsadm help drain'")
         );
     }

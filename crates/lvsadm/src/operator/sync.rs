@@ -245,7 +245,7 @@ mod tests {
         assert!(line(&silent).ends_with("\n    silent for 5 s\n"));
         assert!(
             !line(&peer).contains("silent for"),
-            "the reason contains details"
+            "the silence is reported in addition to a reason"
         );
         let compared = PeerInfo {
             heard_ms: Some(3_999),

@@ -333,7 +333,7 @@ mod tests {
         );
         assert_eq!(
             finding.kind.scope.service, None,
-            "four packets belong to no service"
+            "the finding names a service, although four packets belong to none"
         );
         // Four of connections, and three that opened none.
         all[1].drops = all[1].refusals.clone();

@@ -294,7 +294,7 @@ mod tests {
         assert!(!active.has_given_up(VIP) && active.stands_by().is_none());
         assert!(found(&active).is_empty());
         let [unready] = &found(&director("master", true, false))[..] else {
-            panic!("one finding");
+            panic!("there is not exactly one finding");
         };
         assert!(
             unready.contains("but is active: it waits for the dataplane"),

@@ -322,7 +322,7 @@ mod tests {
         assert!(look(&info, true, true).is_empty());
         assert!(
             look(&info, false, false).is_empty(),
-            "another host has the address"
+            "an address that another host has is reported"
         );
         let text = r#"{"announced": [{"address": "192.0.2.1", "standing": "announced"}]}"#;
         let announced: Info = serde_json::from_str(text).expect("info");
@@ -342,7 +342,7 @@ mod tests {
         let mut info = Info::default();
         assert_eq!(output(&services, &info), 0);
         let ServiceId::Tcp { address } = &mut services[0].service else {
-            panic!("an address");
+            panic!("the service has no address");
         };
         address.set_port(21);
         assert_eq!(output(&services, &info), 1);
