@@ -167,7 +167,7 @@ fn printer(mut stream: TcpStream, peer: SocketAddr, _: &str) -> Result<()> {
     let count = file
         .strip_prefix('\x03')
         .and_then(|rest| rest.split(' ').next());
-    let count: usize = count.context("no file")?.parse()?;
+    let count: usize = count.context("the client sends no file")?.parse()?;
     ensure!(count <= BLOCK, "the block is longer than {BLOCK} bytes");
     stream.write_all(b"\0")?;
     let mut file = vec![0; count + 1];
@@ -320,7 +320,9 @@ fn type_into(to: SocketAddr) -> Result<impl FnMut() -> Result<()>> {
     Ok(move || {
         let mut key = [b'k'];
         stream.write_all(&key)?;
-        stream.read_exact(&mut key).context("no echo")?;
+        stream
+            .read_exact(&mut key)
+            .context("the server returned no byte")?;
         ensure!(
             key == [b'k'],
             "the server returned another byte than it received"
@@ -333,7 +335,10 @@ fn run_command(to: SocketAddr) -> Result<()> {
     let listener = bound(&RESERVED)?;
     listener.listen(1)?;
     listener.set_read_timeout(Some(LIMIT))?;
-    let own = listener.local_addr()?.as_socket().context("an address")?;
+    let own = listener
+        .local_addr()?
+        .as_socket()
+        .context("the socket has no address and port")?;
     let mut stream = connect(RESERVED, to)?;
     write!(stream, "{}\0me\0me\0name\0", own.port())?;
     listener.set_nonblocking(true)?;
@@ -341,7 +346,9 @@ fn run_command(to: SocketAddr) -> Result<()> {
     let start = Instant::now();
     let back = loop {
         if let Ok((back, from)) = listener.accept() {
-            let from = from.as_socket().context("an address")?;
+            let from = from
+                .as_socket()
+                .context("the socket has no address and port")?;
             ensure!(
                 RESERVED.contains(&from.port()),
                 "the connection back is from port {}",
@@ -386,7 +393,7 @@ fn print(to: SocketAddr) -> Result<()> {
         stream.write_all(what)?;
         stream
             .read_exact(&mut answer)
-            .context("no acknowledgement")?;
+            .context("the printer did not acknowledge the request")?;
         ensure!(answer == [0], "the printer refuses the client's port");
         Ok(())
     };

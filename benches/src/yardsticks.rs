@@ -103,7 +103,12 @@ impl LineTable {
             .spawn()
             .context("cannot start the line table")?;
         let input = child.stdin.take();
-        let output = BufReader::new(child.stdout.take().context("piped above")?);
+        let output = BufReader::new(
+            child
+                .stdout
+                .take()
+                .context("the output of the line table is not piped")?,
+        );
         let mut table = Self {
             child,
             input,
@@ -124,7 +129,7 @@ impl LineTable {
         let input = self
             .input
             .as_mut()
-            .context("the process runs until the drop")?;
+            .context("the input of the line table is not piped")?;
         input
             .write_all(b"\n")
             .context("the line table has exited")?;

@@ -87,7 +87,8 @@ impl Flood {
             words.push("-6");
         }
         words.extend(extra);
-        bed::ready(host.spawn(yardsticks.path("gen"), &words)?).context("the generator")
+        bed::ready(host.spawn(yardsticks.path("gen"), &words)?)
+            .context("the generator did not start")
     }
 
     fn sink(self, bed: &Bed) -> (&Host, &str) {
@@ -270,5 +271,5 @@ impl Flood {
 fn report<T: for<'a> Deserialize<'a>>(process: &Proc) -> Result<T> {
     let log = process.log();
     let line = log.lines().last().unwrap_or_default();
-    serde_json::from_str(line).with_context(|| format!("a yardstick says:\n{log}"))
+    serde_json::from_str(line).with_context(|| format!("a yardstick printed:\n{log}"))
 }

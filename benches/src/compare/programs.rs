@@ -223,5 +223,5 @@ pub(super) fn testpmd(
 }
 
 fn path(file: &Path) -> Result<&str> {
-    file.to_str().context("a path that is not UTF-8")
+    file.to_str().context("the path is not UTF-8")
 }

@@ -193,7 +193,7 @@ impl<'a> Runner<'a> {
             }
             self.beds.insert(key, bed);
         }
-        self.beds.get_mut(&key).context("made above")
+        self.beds.get_mut(&key).context("the bed was not made")
     }
 
     fn flooded(&mut self, who: Contender, place: Place, flood: Flood) -> Result<&mut Bed> {
@@ -271,7 +271,7 @@ impl<'a> Runner<'a> {
                 );
                 if !self.beds.contains_key(&key) {
                     let bed = self.bed(key)?;
-                    let pid = bed.pid().context("the contender runs as a process")?;
+                    let pid = bed.pid().context("the contender has no process")?;
                     self.memory.empty = resident(pid)?;
                 }
                 self.flooded(key.0, key.1, many(connections))?;
@@ -298,7 +298,9 @@ impl<'a> Runner<'a> {
             }
             Work::Cost(who, kind) => {
                 let sample = self.measure(Work::Tcp(who, kind))?;
-                let cpu = sample.cpu.context("the contender was measured")?;
+                let cpu = sample
+                    .cpu
+                    .context("the CPU time of the contender was not measured")?;
                 Ok(Sample {
                     value: cpu.process + cpu.softirq,
                     ..sample
@@ -318,7 +320,7 @@ impl<'a> Runner<'a> {
                     self.measure_trips(loaded);
                 }
                 let trips = self.trips.get_mut(&(who, loaded));
-                let trips = trips.context("the measurement was prepared")?.as_mut();
+                let trips = trips.context("the measurement was not prepared")?.as_mut();
                 let (trips, disturbed) = trips.map_err(|error| anyhow!("{error}"))?;
                 Ok(Sample {
                     value: percentile.of(trips),
@@ -373,27 +375,30 @@ impl<'a> Runner<'a> {
                     .pipelines
                     .iter_mut()
                     .find(|(known, _)| *known == key);
-                let (_, pipeline) = found.context("the measurement was prepared")?;
+                let (_, pipeline) = found.context("the measurement was not prepared")?;
                 pipeline.replies = replies;
                 on_core(|| pipeline.measure())??
             }
             Memory::LineTable(flows, bits) => {
                 let key = (flows, bits);
                 let found = instances.tables.iter_mut().find(|(known, _)| *known == key);
-                found.context("the measurement was prepared")?.1.measure()?
+                found
+                    .context("the measurement was not prepared")?
+                    .1
+                    .measure()?
             }
             Memory::Churn => {
                 let churn = instances
                     .churn
                     .as_mut()
-                    .context("the measurement was prepared")?;
+                    .context("the measurement was not prepared")?;
                 on_core(|| churn.measure())??
             }
             Memory::Workers(count) => {
                 let pair = instances
                     .pair
                     .as_mut()
-                    .context("the measurement was prepared")?;
+                    .context("the measurement was not prepared")?;
                 pair.measure(count)?
             }
             Memory::NewConnection(scheduler, services, servers) => {
@@ -410,7 +415,7 @@ impl<'a> Runner<'a> {
                 let publishing = instances
                     .publishing
                     .as_mut()
-                    .context("the measurement was prepared")?;
+                    .context("the measurement was not prepared")?;
                 on_core(|| match memory {
                     Memory::Publish => Ok(publishing.publish()),
                     _ => publishing.update(),
@@ -443,8 +448,8 @@ impl<'a> Runner<'a> {
         let bed = self
             .beds
             .get(&key)
-            .context("the measurement was prepared")?;
-        bed.pid().context("the contender runs as a process")
+            .context("the measurement was not prepared")?;
+        bed.pid().context("the contender has no process")
     }
 }
 

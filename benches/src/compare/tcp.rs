@@ -154,7 +154,8 @@ pub(super) fn round_trips(
         flood.stop(Signal::SIGTERM)?;
     }
     bed.check_alive()?;
-    let trips = serde_json::from_str(printed.trim()).context("a client of this project")?;
+    let trips =
+        serde_json::from_str(printed.trim()).context("cannot parse the output of the client")?;
     Ok((trips, used.disturbed()))
 }
 

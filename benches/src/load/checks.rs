@@ -48,7 +48,7 @@ pub(super) fn run(options: Options) -> Result<()> {
             .args(words)
             .env("LVS_CHECKS_INSIDE", "1")
             .status()
-            .context("unshare (util-linux), as root")?;
+            .context("cannot run unshare: install util-linux, and run this benchmark as root")?;
         std::process::exit(status.code().unwrap_or(1));
     }
     let addresses = options.checks.div_ceil(PORTS);

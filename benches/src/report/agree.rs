@@ -69,7 +69,7 @@ impl Compare {
         }
         let share = percent(all - apart, all);
         let sentences = format!(
-            "{} of {all} points agree ({share:.1} %; {:.1} % are asked for)",
+            "{} of {all} points agree ({share:.1} %; {:.1} % are required)",
             all - apart,
             self.share
         );

@@ -168,7 +168,7 @@ impl Experiment for Failover {
         farm.end(bed)?;
         let asked = asked.first().context("the clients printed no report")?;
         let bar = NAMES.iter().position(|name| *name == turn.peer.name);
-        let bar = bar.context("a peer that is not shown")?;
+        let bar = bar.context("the plot has no bar for this peer")?;
         Ok((points(asked, number(bar), seconds / 3.0), cpu, disturbed))
     }
 

@@ -392,7 +392,8 @@ fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result
         "-v", target, "-t", &seconds, "-f", FLOWS, "-b", "16", "-c", "0",
     ]);
     words.extend(extra);
-    bed::ready(bed.client.spawn(turn.yardsticks.path("gen"), &words)?).context("the generator")
+    bed::ready(bed.client.spawn(turn.yardsticks.path("gen"), &words)?)
+        .context("the generator did not start")
 }
 
 /// Result of an unlimited flood, in packets per second.

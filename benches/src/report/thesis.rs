@@ -378,7 +378,11 @@ pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
     let bins = asked.bytes.iter().zip(0_u32..);
     let counted = bins.filter(|(_, bin)| f64::from(*bin) * BIN >= WARM);
     let bytes: f64 = counted.map(|(bytes, _)| counts(bytes)).sum();
-    anyhow::ensure!(bytes > 0.0, "nothing came: {:?}", asked.error);
+    anyhow::ensure!(
+        bytes > 0.0,
+        "the clients received nothing: {:?}",
+        asked.error
+    );
     Ok(bytes / (time - WARM) / 1e6)
 }
 
@@ -390,7 +394,7 @@ fn sample(director: &Host, time: f64) -> Result<Vec<Sample>> {
     let directory = tempfile::tempdir()?;
     let ipvsadm = directory.path().join("ipvsadm");
     std::os::unix::fs::symlink(programs::find("lvsadm")?, &ipvsadm)
-        .context("a link named ipvsadm")?;
+        .context("cannot make a link with the name ipvsadm")?;
     let start = Instant::now();
     let mut samples = Vec::new();
     let mut next = PERIOD;

@@ -37,7 +37,7 @@ pub(super) fn serve(host: &Host, directory: &Path, capacity: Option<u32>) -> Res
     );
     let file = directory.join(format!("{name}.conf"));
     fs::write(&file, text)?;
-    let file = file.to_str().context("a path that is not UTF-8")?;
+    let file = file.to_str().context("the path is not UTF-8")?;
     let server = host.spawn("nginx", &["-c", file])?;
     host.wait_for_port("tcp", 80)
         .with_context(|| server.log())?;

@@ -212,7 +212,9 @@ fn failed_host_is_named() {
         );
         let result = json(&output);
         assert_eq!(result["complete"], false);
-        let failed = result["failed"].as_array().expect("who failed");
+        let failed = result["failed"]
+            .as_array()
+            .expect("the list of failed hosts exists");
         assert_eq!(failed.len(), 1);
         assert!(
             failed[0]["why"]

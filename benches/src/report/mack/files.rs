@@ -123,7 +123,8 @@ impl Experiment for Files {
         let printed = bed.client.run("timeout", &words)?;
         let (cpu, disturbed) = peers::used_since(bed, &first)?;
         server.stop(Signal::SIGTERM)?;
-        let all: Vec<Took> = serde_json::from_str(&printed).context("a client of this project")?;
+        let all: Vec<Took> =
+            serde_json::from_str(&printed).context("cannot parse the output of the client")?;
         let value = |took: &Took| {
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             let x = took.bytes as f64;

@@ -132,7 +132,7 @@ impl Experiment for Links {
         let first = Snapshot::take();
         if let Some((bar, _)) = bar {
             let small = netpipe(bed, 1, 1, times * 5)?;
-            let (_, _, time) = *small.first().context("no figure")?;
+            let (_, _, time) = *small.first().context("NPtcp printed no figure")?;
             add(TIME, bar.into(), time);
             add(RATE, bar.into(), large(bed, times)?);
         } else {

@@ -246,7 +246,7 @@ fn times(document: &Document, peer: &str) -> Vec<(usize, f64, f64)> {
 fn netpipe(bed: &Bed, least: u32, most: u32, times: u32) -> Result<Vec<(f64, f64, f64)>> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("np.out");
-    let file = file.to_str().context("a path that is not UTF-8")?;
+    let file = file.to_str().context("the path is not UTF-8")?;
     let numbers = [BULK_PORT.into(), times, least, most].map(|number| number.to_string());
     let [port, times, least, most] = numbers.each_ref().map(String::as_str);
     let both = [

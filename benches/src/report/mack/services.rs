@@ -141,7 +141,7 @@ impl Experiment for Services {
         ];
         let printed = bed.client.run("timeout", &words)?;
         let mut all: Vec<Fared> =
-            serde_json::from_str(&printed).context("a client of this project")?;
+            serde_json::from_str(&printed).context("cannot parse the output of the client")?;
         let files = if turn.quick { 5 } else { 40 };
         let ftp = format!("ftp://{target}/www/file");
         all.push(fetch(
