@@ -46,7 +46,7 @@ pub fn processor() -> String {
 pub struct Calibration {
     /// Nanoseconds of a fixed piece of arithmetic on CPU 0, alone.
     pub cpu0: f64,
-    /// The same measurement on CPU 1 alone.
+    /// Nanoseconds of a fixed piece of arithmetic on CPU 1, alone.
     pub cpu1: f64,
     /// The time of the slower CPU if both measure at the same time. If it is much longer than the
     /// others, the two CPUs share a core, or the hypervisor uses one for other guests.

@@ -28,7 +28,7 @@ const MOST_RATE: u32 = 1_000_000;
 const MOST_HOSTS: usize = 256;
 /// Longest wait until all hosts are ready.
 const READY: Duration = Duration::from_secs(20);
-/// The start time is this long after it was sent to the hosts.
+/// Interval from sending the commands to the hosts until all of them start httperf.
 const AHEAD: Duration = Duration::from_millis(100);
 /// Longest wait for a host's report after the end of its run.
 const ON_THE_WAY: Duration = Duration::from_secs(3);

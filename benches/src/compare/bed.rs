@@ -184,7 +184,7 @@ impl Bed {
         self.signal_spinner(Signal::SIGCONT)
     }
 
-    /// Pauses this contender again.
+    /// Pauses a contender that polls continuously.
     pub(crate) fn pause(&self) -> Result<()> {
         self.signal_spinner(Signal::SIGSTOP)
     }

@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-/// A forwarding method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Method {
     /// NAT: addresses are translated in both directions.
@@ -14,7 +13,7 @@ pub(crate) enum Method {
 }
 
 impl Method {
-    /// The option of `lvsadm -a`.
+    /// The option of `lvsadm -a` for this forwarding method.
     pub(crate) fn flag(self) -> &'static str {
         match self {
             Self::Nat => "-m",
@@ -158,7 +157,6 @@ impl Contender {
         self == Self::Testpmd
     }
 
-    /// Whether the host itself forwards packets.
     pub(crate) fn forwards_by_host(self) -> bool {
         matches!(
             self,

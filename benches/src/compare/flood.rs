@@ -13,7 +13,6 @@ use super::sample::{Cpu, Sample};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// The packets of a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flood {
     pub(super) flows: u32,

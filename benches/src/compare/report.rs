@@ -12,7 +12,6 @@ use crate::stats::Spread;
 /// Version of the JSON. It increases when a field changes its meaning or is removed.
 const SCHEMA: u32 = 1;
 
-/// A line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Line {
     name: String,

@@ -13,7 +13,6 @@ use super::sample::{Cpu, Sample};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// The kind of a TCP measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Tcp {
     /// One TCP stream, in Gbit/s.

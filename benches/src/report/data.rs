@@ -43,7 +43,6 @@ pub(super) struct Run {
     pub(super) notes: Vec<String>,
 }
 
-/// A value that one run has measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Value {
     pub(super) plot: String,

@@ -21,7 +21,6 @@ use crate::yardsticks::Yardsticks;
 /// Number of real servers in a bed, at 10.72.0.11 and the following addresses.
 pub(super) const SERVERS: usize = 8;
 
-/// A virtual service.
 #[derive(Debug)]
 pub(super) struct Service {
     pub(super) port: u16,
@@ -189,7 +188,6 @@ impl Farm {
         bed.client.spawn("taskset", &words)
     }
 
-    /// Removes the services.
     pub(super) fn end(self, bed: &Bed) -> Result<()> {
         let Self {
             mut servers,

@@ -11,7 +11,7 @@ use crate::compare::bed::Bed;
 use crate::compare::tcp::requests;
 use crate::machine::Snapshot;
 
-/// The maximum rate of the clients' requests.
+/// The experiment that measures the maximum rate of the clients' requests.
 #[derive(Debug)]
 pub(super) struct Haddad;
 

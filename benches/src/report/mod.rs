@@ -104,7 +104,6 @@ impl Turn<'_> {
 /// Measured values, CPU time, and why they are unreliable, if they are.
 type Measured = (Vec<Value>, CpuSeconds, Option<String>);
 
-/// A published experiment.
 trait Experiment: Sync {
     fn name(&self) -> &'static str;
     fn title(&self) -> &'static str;
@@ -118,7 +117,6 @@ trait Experiment: Sync {
     fn plots(&self) -> &'static [Plot];
     /// Approximate duration of one run of a peer in seconds.
     fn seconds(&self, quick: bool) -> f64;
-    /// The peers of the experiment.
     fn peers(&self) -> &'static [Peer] {
         peers::USUAL
     }
@@ -136,7 +134,6 @@ trait Experiment: Sync {
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
         usual_bed(peer, yardsticks)
     }
-    /// Measures a peer once.
     fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured>;
     /// The lines or bars of a plot: the medians of the rounds, or values derived from other plots.
     fn series(&self, document: &Document, plot: &Plot) -> Vec<Series> {
@@ -176,7 +173,6 @@ const EXPERIMENTS: [&dyn Experiment; 11] = [
     &testlvs::Testlvs,
 ];
 
-/// A plot of an experiment.
 #[derive(Debug)]
 struct Plot {
     name: &'static str,

@@ -14,7 +14,7 @@ use crate::compare::contender::Contender;
 use crate::stats::Spread;
 use crate::yardsticks::Yardsticks;
 
-/// Reply rate by offered rate.
+/// The experiment that measures the reply rate at increasing offered rates.
 #[derive(Debug)]
 pub(super) struct Orourke;
 
@@ -284,7 +284,6 @@ impl Experiment for Orourke {
     }
 }
 
-/// Values of a run.
 #[derive(Debug, Default)]
 struct Values {
     all: Vec<Value>,

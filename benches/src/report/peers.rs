@@ -65,7 +65,6 @@ const fn begins(name: &str, peer: &str) -> bool {
     name.len() == at || name[at] == b' '
 }
 
-/// Names of the peers.
 pub(super) const fn names<const COUNT: usize>(peers: &[Peer; COUNT]) -> [&'static str; COUNT] {
     let mut names = [""; COUNT];
     let mut place = 0;

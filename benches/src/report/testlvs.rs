@@ -21,7 +21,7 @@ use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::stats::Spread;
 
-/// A flood of SYNs, at a set rate and at the maximum rate.
+/// The experiment with a flood of SYNs, at a set rate and at the maximum rate.
 #[derive(Debug)]
 pub(super) struct Testlvs;
 

@@ -17,7 +17,7 @@ use crate::machine::Snapshot;
 use crate::stats::Spread;
 use crate::yardsticks::Yardsticks;
 
-/// Rates by the number of servers, and over time.
+/// The experiment that measures rates by the number of servers, and over time.
 #[derive(Debug)]
 pub(super) struct Thesis;
 
@@ -357,7 +357,6 @@ pub(super) fn number(count: usize) -> f64 {
     u32::try_from(count).map_or(0.0, f64::from)
 }
 
-/// The port of a service.
 fn port(set: u16, servers: usize) -> u16 {
     8000 + set * 10 + u16::try_from(servers).unwrap_or(0)
 }

@@ -16,7 +16,7 @@ use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// All schedulers, with four unequal servers.
+/// The experiment that compares all schedulers on four unequal servers.
 #[derive(Debug)]
 pub(super) struct Unequal;
 

@@ -177,7 +177,6 @@ fn open_usual(address: &Address) -> Result<UnixStream, Error> {
     }
 }
 
-/// One line of an answer.
 #[derive(Deserialize)]
 struct Line<I, R> {
     id: u64,

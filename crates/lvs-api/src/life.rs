@@ -69,7 +69,6 @@ impl Life {
         }
     }
 
-    /// Parses `/proc/PID/stat` and `/proc/PID/status`.
     fn read(stat: &str, status: &str) -> Self {
         /// `PF_EXITING` and `PF_SIGNALED` of `linux/sched.h`.
         const ENDING: u32 = 0x4 | 0x400;

@@ -78,7 +78,6 @@ fn retry<T>(
 /// The processes in a `/proc` directory.
 struct Processes<'a> {
     root: &'a Path,
-    /// Process id of this process.
     own: u32,
     /// Number of clock ticks in a second, the unit of times in `/proc/PID/stat`.
     ticks_per_second: u64,

@@ -334,7 +334,6 @@ enum WhenFull {
     Evict,
 }
 
-/// The ports of a helper.
 #[derive(Clone, Debug)]
 struct Helper(Vec<u16>);
 

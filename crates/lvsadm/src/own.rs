@@ -13,7 +13,6 @@ pub(crate) const VERSION: &str = concat!(
     " (command line of ipvsadm 1.31)\n"
 );
 
-/// An option of `lvsadm` itself.
 pub(crate) struct OwnOption {
     pub(crate) name: &'static str,
     /// The name of the option's argument; empty for an option without an argument.
@@ -23,7 +22,6 @@ pub(crate) struct OwnOption {
     pub(crate) help: &'static str,
 }
 
-/// Position of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The option precedes the command.
@@ -55,7 +53,6 @@ pub(crate) const OPTIONS: [OwnOption; 3] = [
     },
 ];
 
-/// Environment variables.
 pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     (
         "LVS_SOCKET",
@@ -64,7 +61,6 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     ("LVS_AUTOSTART=1", "start lvs-dataplane if none answers"),
 ];
 
-/// Meaning of the exit status.
 pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
     ("0", "success"),
     (
@@ -76,7 +72,6 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
     ("255", "the dataplane refused a change, as with ipvsadm"),
 ];
 
-/// The names of all schedulers.
 pub(crate) fn schedulers() -> impl Iterator<Item = &'static str> {
     BUILT_IN.iter().map(|about| about.name)
 }

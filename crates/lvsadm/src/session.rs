@@ -21,7 +21,6 @@ pub(crate) struct Session {
     restoring: bool,
 }
 
-/// The result of a command line.
 struct Outcome {
     status: u8,
     /// Whether `-R` stops after this line.

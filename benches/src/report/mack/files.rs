@@ -14,7 +14,7 @@ use crate::machine::Snapshot;
 use crate::transfers::Took;
 use crate::yardsticks::Yardsticks;
 
-/// Downloads of one file after the other, of 1 byte to 64 MiB.
+/// The experiment that transfers files of 1 byte to 64 MiB, one after the other.
 #[derive(Debug)]
 pub(in super::super) struct Files;
 

@@ -13,7 +13,8 @@ use crate::machine::Snapshot;
 use crate::stats::Spread;
 use crate::yardsticks::Yardsticks;
 
-/// NetPIPE over other links.
+/// The experiment that runs NetPIPE with small MTUs, and through a director with one or two
+/// interfaces.
 #[derive(Debug)]
 pub(in super::super) struct Links;
 

@@ -26,7 +26,7 @@ pub(super) use self::links::Links;
 pub(super) use self::servers::Servers;
 pub(super) use self::services::Services;
 
-/// Round trips of messages of increasing size.
+/// The experiment that measures round trips of messages of increasing size.
 #[derive(Debug)]
 pub(super) struct Mack;
 

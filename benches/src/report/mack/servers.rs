@@ -15,7 +15,7 @@ use crate::compare::contender::Contender;
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// The benefit of a second server.
+/// The experiment that measures the benefit of a second server.
 #[derive(Debug)]
 pub(in super::super) struct Servers;
 

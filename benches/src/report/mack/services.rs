@@ -21,7 +21,8 @@ use crate::compare::programs::load_stream;
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// Services with persistence, several ports, connections from the server, and UDP.
+/// The experiment with services that need persistence, several ports, connections from the server,
+/// or UDP.
 #[derive(Debug)]
 pub(in super::super) struct Services;
 

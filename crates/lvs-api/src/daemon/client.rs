@@ -234,7 +234,6 @@ impl Client {
         })
     }
 
-    /// Returns the message of a refusal.
     fn refusal(&self, head: &Head, stream: impl Read) -> String {
         let refusal = self.body(head, stream).and_then(|body| self.json(&body));
         match refusal {

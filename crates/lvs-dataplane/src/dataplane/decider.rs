@@ -33,7 +33,6 @@ pub(super) struct Question {
     pub(super) tuple: Tuple,
     /// The packet's firewall mark; `None` if the rules for marks decide.
     pub(super) mark: Option<u32>,
-    /// The interface on which the packet arrives.
     pub(super) interface: Option<String>,
 }
 

@@ -31,7 +31,6 @@ use lvs_process::server::Leaving;
 pub struct Handle {
     pub(super) context: Arc<Context>,
     pub(super) threads: Arc<Threads<Worker>>,
-    /// Stores the state for a warm restart.
     pub(super) keeping: Keeping,
     pub(super) captures: Readers,
     /// The peers, once replication has started.
@@ -111,7 +110,6 @@ impl Handle {
         self.confinement.get().cloned().unwrap_or_default()
     }
 
-    /// Sets the peers, once replication has started.
     pub(super) fn use_peers(&self, peers: Arc<Peers>) {
         let _ = self.peers.set(peers);
     }

@@ -10,7 +10,6 @@ use lvs_packet::drop::FrameDrop;
 use lvs_packet::net::{About, Net, NextHop, PortId, PortInfo, Way};
 use lvs_packet::wire::Mac;
 
-/// The cache entry of one address.
 struct Place {
     /// Value of [`Memo::generation`] when the entry was written.
     generation: Cell<u32>,

@@ -35,7 +35,6 @@ pub(super) struct Priority {
     /// Time of the last decision, and the processor time that the thread had used by then.
     since: SystemInstant,
     computed: Duration,
-    /// Number of times that the thread was demoted.
     demoted: u64,
 }
 

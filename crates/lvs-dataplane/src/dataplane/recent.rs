@@ -23,7 +23,6 @@ type Name = (String, String);
 pub(super) struct Recent(BTreeMap<Name, RecentCounter>);
 
 impl Recent {
-    /// Records a sample.
     pub(super) fn sample(&mut self, reasons: &[ReasonCount], now: Instant) {
         for reason in reasons.iter().filter(|reason| reason.packets.count > 0) {
             let counter = self.0.entry(name(reason)).or_default();

@@ -36,7 +36,6 @@ pub(super) struct Report {
     /// For each port: the name of its backend, and the number of received frames that were lost
     /// because the worker was too slow.
     pub(super) ports: Vec<(PortId, &'static str, u64)>,
-    /// The state of each worker.
     pub(super) workers: Vec<WorkerInfo>,
     pub(super) common: Arc<Common>,
 }

@@ -127,7 +127,6 @@ struct Snapshot {
     held: HeldServices,
 }
 
-/// Takes a snapshot for a successor.
 fn snapshot(control: &Control) -> Snapshot {
     let mut kept = Kept {
         calls: Vec::new(),
@@ -189,7 +188,6 @@ fn snapshot(control: &Control) -> Snapshot {
 }
 
 impl Snapshot {
-    /// Stores the state for a successor.
     fn store(&self, state: &dyn WarmState) {
         state.set_services(&self.held);
         let text = serde_json::to_vec(&self.kept).map_err(io::Error::from);

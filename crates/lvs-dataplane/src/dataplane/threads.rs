@@ -123,7 +123,6 @@ impl<W> Threads<W> {
         self.has_worked.load(Ordering::Acquire)
     }
 
-    /// Whether all packet workers have ended.
     pub(super) fn workers_have_ended(&self) -> bool {
         self.working.load(Ordering::Acquire) == 0
     }

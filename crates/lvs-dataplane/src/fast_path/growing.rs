@@ -54,7 +54,6 @@ impl Growing {
         })
     }
 
-    /// The current array.
     pub(super) fn get(&self) -> Arc<SharedArray> {
         lock(&self.array).clone()
     }

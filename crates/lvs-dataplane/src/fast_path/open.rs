@@ -311,7 +311,6 @@ struct AllMaps {
     services: SharedMap<SERVICE_WORDS, 1>,
     next: ReferenceMap,
     locals: Locals,
-    /// The memory of the XDP program.
     scratch: Option<XdpMemory>,
 }
 
@@ -350,7 +349,6 @@ impl AllMaps {
         })
     }
 
-    /// The descriptor of a map.
     fn number(&self, name: &str) -> Option<i32> {
         if let Some((_, array)) = self.arrays.all().find(|(known, _)| *known == name) {
             return Some(array.number());

@@ -141,7 +141,6 @@ impl FastPath {
         self.xdp.as_ref().map(|xdp| &xdp.program)
     }
 
-    /// Whether an interface has the program.
     pub(crate) fn has_xdp(&self, ifindex: u32) -> bool {
         let xdp = self.xdp.as_ref();
         xdp.is_some_and(|xdp| lock(&xdp.interfaces).contains(&ifindex))

@@ -70,7 +70,6 @@ pub(crate) struct Keeper {
     /// Redirects this host's own packets into the dataplane. `None` with the TUN backend.
     pub(super) loopback: Option<Loopback>,
     pub(super) vips: Vips,
-    /// Virtual addresses that are announced by routes.
     pub(super) announced: Announced,
     pub(super) neighbours: Neighbours,
     requests: Vec<mpsc::Receiver<Request>>,
@@ -83,7 +82,6 @@ pub(crate) struct Keeper {
     pub(super) xdp: Result<XdpFeatures, String>,
     /// The last logged reason why these features are unknown.
     pub(super) unreported: Option<String>,
-    /// The XDP programs, by interface.
     pub(super) attached_xdp: HashMap<u32, AttachedXdp>,
     /// Virtual addresses that the configuration gives to the dataplane.
     pub(super) own_vips: HashSet<IpAddr>,
@@ -405,7 +403,6 @@ impl Keeper {
         self.next.answers.push(Box::new(answer));
     }
 
-    /// Handles the requests of the packet workers.
     fn serve_requests(&mut self) {
         let mut requests = Vec::new();
         for from in &self.requests {

@@ -55,11 +55,9 @@ pub(super) struct Loopback {
     kernel: Option<Kernel>,
     /// The entries of the map, except those for clients.
     entries: Entries,
-    /// Maximum number of entries of the map.
     room: u32,
     /// Whether any packets have to be redirected.
     needed: bool,
-    /// Why some or all packets are not redirected.
     trouble: Option<Trouble>,
 }
 
@@ -375,8 +373,8 @@ fn entries(spec: &Intercept, state: &NetState) -> Entries {
     all
 }
 
-/// The flag of an address with a service of all ports; `None` if services of the protocol have no
-/// ports.
+/// The flag of an address that has a service for all ports of a protocol; `None` if services of the
+/// protocol have no ports.
 const fn any_port(protocol: Protocol) -> Option<u64> {
     match protocol {
         Protocol::TCP => Some(own::ANY_TCP),

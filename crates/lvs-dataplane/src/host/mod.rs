@@ -97,7 +97,6 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// Locks the director's control half, for one short operation.
     fn control(&self) -> MutexGuard<'_, Control>;
 
-    /// The dataplane's clock.
     fn now(&self) -> Instant;
 
     /// Whether the dataplane is to end and all packet workers have ended.
@@ -109,7 +108,6 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// The generation of the oldest snapshot that a packet worker uses.
     fn taken(&self) -> u64;
 
-    /// Number of packet workers.
     fn workers(&self) -> usize;
 
     /// Adds a port, or a sending queue of it, to each packet worker.

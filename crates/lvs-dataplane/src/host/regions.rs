@@ -22,7 +22,6 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Computes the regions of these routing tables.
     pub(crate) fn of(state: &NetState) -> Self {
         Self {
             v4: starts(state.prefixes(true), 32).map(|starts| {

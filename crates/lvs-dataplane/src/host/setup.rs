@@ -18,7 +18,6 @@ pub(crate) struct Outliving {
     pub(crate) device: Option<OwnedFd>,
 }
 
-/// The configuration of the keeper.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) backend: Backend,

@@ -39,7 +39,6 @@ pub(crate) struct View {
     pub(crate) tables: Arc<Tables>,
     /// The traffic that is hidden from the host.
     pub(crate) intercept: Arc<Intercept>,
-    /// The rules that set marks on packets.
     pub(crate) marks: Option<Arc<[MarkRule]>>,
     /// Value of the sysctl `pmtu_disc`.
     pub(crate) pmtu_disc: bool,
@@ -121,7 +120,6 @@ pub(crate) struct Tables {
     ports: Arc<PortTable>,
     /// With the TUN backend: the port of all routes.
     hop: Option<PortId>,
-    /// The regions of addresses with the same route.
     regions: Arc<Regions>,
     /// Virtual addresses of services and of rules for marks.
     pub(crate) vips: SharedSet<IpAddr>,
@@ -239,7 +237,6 @@ impl Tables {
             .map_or("a port that was removed", |port| &port.name)
     }
 
-    /// The regions of addresses with the same route.
     pub(crate) fn regions(&self) -> &Regions {
         &self.regions
     }
@@ -412,19 +409,16 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    /// The number of the latest snapshot.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The latest snapshot.
     pub(crate) fn latest(&self) -> Arc<View> {
         let latest = self.latest.lock();
         Arc::clone(&latest.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces the latest snapshot.
     pub(crate) fn publish(&self, view: Arc<View>) {
         let generation = view.generation;
         let old = {

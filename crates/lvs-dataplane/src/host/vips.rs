@@ -122,7 +122,6 @@ impl Burst {
     }
 }
 
-/// The announcements, probes and conflicts of virtual addresses.
 #[derive(Debug)]
 pub(super) struct Vips {
     /// For announcements and probes. `None` with the TUN backend, where the host answers for the
@@ -172,7 +171,6 @@ impl Vips {
         })
     }
 
-    /// The dataplane's own addresses.
     pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.own.keys().copied()
     }
@@ -636,7 +634,6 @@ fn can_conflict(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
         && (is_vip(addr, tables) || is_on(port, addr, tables))
 }
 
-/// Whether an address is a virtual address.
 pub(super) fn is_vip(addr: IpAddr, tables: &Tables) -> bool {
     tables.own.contains(&addr) || tables.vips.contains(&addr)
 }

@@ -373,7 +373,6 @@ impl<'a> Rest<'a> {
 
 /// The frames that one read of a ring yielded.
 struct Taken {
-    /// The number of frames.
     count: usize,
     /// Whether the ring contained frames, so that it may contain more.
     seen: bool,

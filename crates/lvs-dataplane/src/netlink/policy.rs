@@ -50,7 +50,6 @@ pub(crate) struct PolicyRule {
     pub(crate) action: Action,
 }
 
-/// The action of a policy rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Action {
     /// Looks up a table, and continues with the next rule if the table has no route.

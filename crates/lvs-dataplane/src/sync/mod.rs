@@ -192,7 +192,6 @@ impl Daemons {
         }
     }
 
-    /// Stops all daemons.
     pub(crate) fn end(&self) {
         let all = std::mem::take(&mut *lock(&self.running));
         end(all);

@@ -11,8 +11,8 @@ use lvs_sys::lock;
 
 /// Maximum number of queued bytes, even if `sync_qlen_max` permits more messages.
 const BYTES_MAX: usize = 64 << 20;
-/// Number of bytes after which the master takes no more messages at a time; the last one may exceed
-/// it.
+/// Number of bytes of messages that the master takes from the queue at a time. The last message may
+/// exceed it.
 const PORTION: usize = 256 << 10;
 
 /// The queue of messages to send. A full queue drops messages, so that a packet worker never waits.

@@ -63,7 +63,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Time to wait for a packet that must not arrive.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// The time to wait for a packet, by whether it must arrive.
+/// [`PATIENCE`] for a packet that must arrive, otherwise [`SILENCE`].
 const fn limit(wanted: bool) -> Duration {
     if wanted { PATIENCE } else { SILENCE }
 }

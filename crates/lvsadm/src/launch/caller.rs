@@ -38,7 +38,6 @@ pub(super) struct Caller {
     /// Keeps the inode of the thread's user namespace in memory. Without it, the kernel creates the
     /// inode again at each look-up.
     _pin: Option<OwnedFd>,
-    /// The thread's user namespace.
     user: NamespaceId,
     has_net_admin: bool,
 }

@@ -124,7 +124,6 @@ impl Ask<'_> {
         Writer::generic(FAMILY, flags, self.request, self.port, (command, 1))
     }
 
-    /// Returns the message that describes the family.
     fn family(&self) -> Vec<u8> {
         let head = (NEW_FAMILY, 2);
         let mut message = Writer::generic(CONTROLLER, 0, self.request, self.port, head);

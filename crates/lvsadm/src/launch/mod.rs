@@ -43,7 +43,6 @@ use self::caller::{Memory, Source as _};
 use self::space::generic_socket;
 use self::supervisor::{Supervisor, is_placed};
 
-/// The name of this program.
 pub(crate) const NAME: &str = "lvs-run";
 
 const HELP: &str = "\
@@ -77,7 +76,6 @@ const FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// A command line of `lvs-run`.
 #[derive(Debug, PartialEq, Eq)]
 enum Invocation {
     Help,

@@ -25,7 +25,6 @@ const PLACE: &str = "/proc/sys/net";
 #[derive(Debug)]
 pub(super) struct Mounts {
     files: OwnedFd,
-    /// The real `/proc`.
     proc: OwnedFd,
 }
 

@@ -87,7 +87,7 @@ pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Message<'_>>
     })
 }
 
-/// A list of attributes as bytes, in which the last one of equal numbers applies.
+/// The bytes of an attribute list. If several have the same number, the last one applies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
 

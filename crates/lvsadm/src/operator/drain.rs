@@ -218,7 +218,6 @@ impl Target {
         )
     }
 
-    /// Restores the server's weight.
     fn undo(
         &mut self,
         run: &mut Invocation<'_>,

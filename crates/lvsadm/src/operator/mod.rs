@@ -39,7 +39,6 @@ pub(crate) use self::words::Words;
 use crate::invocation::Invocation;
 use crate::session::warn;
 
-/// An option of a command.
 pub(crate) struct Flag {
     /// The option as typed: `--deadline`, `-w`.
     pub(crate) name: &'static str,
@@ -62,7 +61,6 @@ pub(crate) struct Operator {
     run: fn(&mut Invocation<'_>, &Words) -> Outcome,
 }
 
-/// The reason why a command failed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// An invalid command line.

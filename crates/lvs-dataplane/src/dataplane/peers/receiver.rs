@@ -359,7 +359,6 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
     }
 }
 
-/// Logs the result of a comparison.
 fn log(peer: &Peer, line: Option<LogLine>) {
     match line {
         Some(LogLine::Differ(text)) => warn!(code = "peer_differs", "peer {} {text}", peer.address),

@@ -59,7 +59,6 @@ impl Own {
     }
 }
 
-/// A log line about a comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LogLine {
     /// The services have differed for too long.

@@ -35,7 +35,6 @@ fn introduction(identity: u8) -> Introduction {
     }
 }
 
-/// The context and threads of a dataplane.
 pub(super) type Parts = (Arc<Context>, Arc<Threads<Worker>>);
 
 /// Creates the parts of a director whose connections are divided among `workers` packet workers.

@@ -80,7 +80,6 @@ pub(crate) struct Worker {
     requests: Requests,
     clients: LocalClients,
     captures: Vec<Capture>,
-    /// Counters that the keeper logs.
     logged: Logged,
     next_housekeeping: Instant,
     /// Time at which changes were last queued for peers.

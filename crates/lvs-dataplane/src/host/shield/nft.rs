@@ -141,7 +141,6 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Deletes a chain with its rules.
     pub(super) fn delete_chain(&mut self, name: &str) {
         self.command(DELCHAIN, 0, |b, table| {
             b.attr_str(1, table);
@@ -191,7 +190,6 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Appends a rule to a chain.
     pub(super) fn add_rule(&mut self, chain: &str, fill: impl FnOnce(&mut RuleBody<'_>)) {
         self.command(NEWRULE, NLM_F_CREATE | NLM_F_APPEND, |b, table| {
             b.attr_str(1, table);
@@ -230,7 +228,6 @@ impl RuleBody<'_> {
         })
     }
 
-    /// Loads the transport protocol.
     pub(super) fn load_protocol(&mut self, register: u32) -> &mut Self {
         self.meta(16, register)
     }

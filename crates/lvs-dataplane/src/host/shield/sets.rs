@@ -60,7 +60,6 @@ pub(super) const V6: IpVersion = IpVersion {
     icmp: 58,
 };
 
-/// The key of a set.
 pub(super) struct SetKey {
     pub(super) name: &'static str,
     pub(super) key_types: Vec<u32>,

@@ -77,7 +77,6 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// The error of a failed step.
     pub(crate) fn of(ifindex: u32, name: &str, step: &'static str, source: io::Error) -> Self {
         let interface = name.to_owned();
         match source.raw_os_error() {
@@ -233,7 +232,6 @@ impl AfPacket {
 /// again.
 #[derive(Debug)]
 pub struct Group {
-    /// The socket of the first worker.
     socket: PacketSocket,
     firsts: bool,
 }
@@ -247,7 +245,6 @@ impl Group {
     }
 }
 
-/// How frames are received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Ring,
@@ -288,7 +285,6 @@ impl<'a> Opening<'a> {
         (slots / self.workers).max(slots / SHARE_LEAST)
     }
 
-    /// Creates the error of a failed step.
     fn fail(&self, step: &'static str) -> impl FnOnce(io::Error) -> OpenError {
         let (ifindex, name) = (self.ifindex, self.name);
         move |source| OpenError::of(ifindex, name, step, source)
