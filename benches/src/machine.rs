@@ -44,9 +44,9 @@ pub fn processor() -> String {
 /// The present speed of the machine.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Calibration {
-    /// Nanoseconds of a fixed piece of arithmetic on CPU 0, alone.
+    /// Nanoseconds of a fixed piece of arithmetic on CPU 0, while CPU 1 has no such work.
     pub cpu0: f64,
-    /// Nanoseconds of a fixed piece of arithmetic on CPU 1, alone.
+    /// Nanoseconds of a fixed piece of arithmetic on CPU 1, while CPU 0 has no such work.
     pub cpu1: f64,
     /// The time of the slower CPU if both measure at the same time. If it is much longer than the
     /// others, the two CPUs share a core, or the hypervisor uses one for other guests.
@@ -258,7 +258,7 @@ pub struct Used {
     pub endpoints: f64,
     /// CPU time of other programs, as a share of a core.
     pub foreign: f64,
-    /// Time that the hypervisor used, as a share of a core.
+    /// CPU time that the hypervisor gave to other guests, as a share of a core.
     pub stolen: f64,
 }
 

@@ -429,7 +429,8 @@ pub fn new_connection(setup: &Setup, dst: SocketAddr) -> f64 {
     start.elapsed().as_secs_f64() * 1e9 / f64::from(CONNECTIONS)
 }
 
-/// New connections while as many end; the simulated clock advances by a given rate of connections.
+/// A director in which as many connections expire as are opened. Each new connection advances its
+/// simulated clock.
 #[derive(Debug)]
 pub struct Churn {
     director: Director,

@@ -227,8 +227,8 @@ impl Figures {
     }
 }
 
-/// Number of connections by the millisecond below which their duration was. A line of the histogram
-/// has the middle of that millisecond, and the number.
+/// Number of connections by duration, rounded up to milliseconds. A line of the histogram has the
+/// middle of a millisecond, and the number.
 fn histogram(printed: &str) -> BTreeMap<u32, u64> {
     let lines = printed.lines();
     let lines = lines.skip_while(|line| !line.starts_with("Connection lifetime histogram"));

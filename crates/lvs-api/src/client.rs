@@ -133,7 +133,7 @@ fn of_pid(pid: Option<u32>) -> String {
     pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
 }
 
-/// Returns why no process listens at `address`: no socket, or a socket file without a listener.
+/// Returns the error for `address`, at which no process listens.
 fn refused(address: Address) -> Error {
     match address.path().map(std::fs::symlink_metadata) {
         None => Error::Absent { address },

@@ -157,7 +157,8 @@ pub struct AnnounceStatus {
     pub trouble: String,
 }
 
-/// The administrative state of a server, which precedes the file and its health.
+/// The administrative state of a server, which takes precedence over the file and the server's
+/// health.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AdminState {

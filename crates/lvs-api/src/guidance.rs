@@ -9,7 +9,7 @@ use lvs_core::api::{ReasonCount, ServiceInfo};
 /// The owner of the services of `lvsd`, as recorded in the dataplane.
 pub const OWNER: &str = "lvsd";
 
-/// How to restart a dataplane, which systemd or lvsd has started.
+/// How to restart a dataplane that systemd or lvsd has started.
 pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or kill its process if lvsd has started it (lvsd then starts another one), which ends all connections";
 
 /// Options of `lvs-dataplane` in fixes that are also keys of `[dataplane]`.

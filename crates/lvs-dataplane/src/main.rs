@@ -115,7 +115,7 @@ struct Connections {
 
     /// Maximum number of the connections whose client or server has an IPv6 address, if the kernel
     /// fast path allocates the memory for all connections at the start. Default: all of up to
-    /// 1,048,576 connections, and a quarter of more.
+    /// 1,048,576 connections; of more connections a quarter, but at least 1,048,576.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_ipv6: Option<u32>,
 

@@ -227,15 +227,15 @@ impl Invocation<'_> {
     }
 }
 
-/// Whether the script's `grep` would take the input for a binary file: it contains a NUL, and not
-/// only comments.
+/// Whether the `grep` in the script ipvsadm-restore would take the input for a binary file: it
+/// contains a NUL, and not only comments.
 fn is_binary(text: &[u8]) -> bool {
     let mut lines = text.split_inclusive(|&b| b == b'\n' || b == 0);
     text.contains(&0) && lines.any(|line| !line.starts_with(b"#"))
 }
 
-/// Returns the rules that the script passes on: without lines that begin with `#`, and with exactly
-/// one line break at the end; nothing for a binary file.
+/// Returns the rules that the script ipvsadm-restore passes to ipvsadm: without lines that begin
+/// with `#`, and with exactly one line break at the end; nothing for a binary file.
 fn restore_input(text: &[u8]) -> Vec<u8> {
     let mut rules = Vec::with_capacity(text.len() + 1);
     if !text.contains(&0) {
@@ -247,7 +247,7 @@ fn restore_input(text: &[u8]) -> Vec<u8> {
     while rules.last() == Some(&b'\n') {
         rules.pop();
     }
-    // The shell's `echo` would read these words as its own options.
+    // The `echo` in the script ipvsadm-restore would read these words as its own options.
     if rules.len() > 1
         && rules[0] == b'-'
         && rules[1..].iter().all(|b| matches!(b, b'n' | b'e' | b'E'))

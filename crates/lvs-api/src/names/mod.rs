@@ -51,7 +51,7 @@ impl Names {
         }
     }
 
-    /// The names in these texts only, in the formats of `/etc/hosts` and `/etc/services`.
+    /// Reads names only from these texts, in the formats of `/etc/hosts` and `/etc/services`.
     pub fn from_texts(hosts: &str, services: &str) -> Self {
         Self {
             hosts: Hosts::parse(hosts),

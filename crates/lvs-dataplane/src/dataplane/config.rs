@@ -87,8 +87,8 @@ pub struct Config {
     /// The maximum number of connections; `None` for 2^20.
     pub max_connections: Option<usize>,
     /// Maximum number of connections whose client or server has an IPv6 address. Only the [kernel
-    /// fast path](Self::fast_path) uses it, to allocate memory at the start. `None` for all of up
-    /// to 2^20 connections, and a quarter of those above.
+    /// fast path](Self::fast_path) uses it, to allocate memory at the start. `None`: all of up to
+    /// 2^20 connections; of more connections a quarter, but at least 2^20.
     pub max_ipv6: Option<usize>,
     /// Policy for a new connection if the table is full.
     pub when_full: WhenFull,

@@ -362,7 +362,7 @@ impl LocalsLeft<'_> {
             server,
             local,
         });
-        // The entry of the reply must lead back to this slot.
+        // The entries of the request and of the reply must be equal.
         if left.get(&reply) != Some(&value) {
             return None;
         }

@@ -27,6 +27,7 @@ use lvs_sys::{Program, ProgramLink, SharedArray, netns};
 pub(super) enum Maps<'a> {
     /// New maps, which are removed when the dataplane exits.
     New,
+    /// New maps, which stay for a successor if the dataplane is killed.
     Pinned(&'a Pins),
     /// The maps of a predecessor.
     Found(&'a Pins),

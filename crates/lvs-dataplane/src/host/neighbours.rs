@@ -18,9 +18,9 @@ use lvs_packet::net::PortId;
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
 /// Shortest interval between two confirmations of one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
-/// Maximum number of gateways whose neighbour entries are kept up to date, and of routes that are
-/// searched for gateways.
+/// Maximum number of gateways whose neighbour entries are kept up to date.
 const GATEWAYS_MAX: usize = 64;
+/// Maximum number of routes that are searched for gateways.
 const ROUTES_MAX: usize = 4096;
 /// Maximum number of reported next hops that do not answer.
 const SILENT_MAX: usize = 64;

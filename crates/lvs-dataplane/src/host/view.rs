@@ -148,19 +148,19 @@ impl Tables {
         this
     }
 
-    /// Call it after a change of the host's addresses.
+    /// Updates the data that are derived from the host's addresses.
     pub(crate) fn follow_addresses(&mut self) {
         let links = self.state.links();
         let addresses = links.flat_map(|link| self.state.addresses(link.index));
         self.own_addresses = addresses.map(|address| address.ip).collect();
     }
 
-    /// Call it after a change of the kernel's addresses or routes.
+    /// Updates the data that are derived from the kernel's addresses and routes.
     pub(crate) fn follow_routes(&mut self) {
         self.regions = Arc::new(Regions::of(&self.state));
     }
 
-    /// Call it after an addition to [`vips`](Self::vips).
+    /// Updates the data that are derived from [`vips`](Self::vips).
     pub(crate) fn follow_vips(&mut self) {
         self.virtual_addresses = self.vips.iter().copied().collect();
     }
@@ -171,7 +171,7 @@ impl Tables {
         self.virtual_addresses.add(addr);
     }
 
-    /// Call it after a change of [`own`](Self::own).
+    /// Updates the data that are derived from [`own`](Self::own).
     pub(crate) fn follow_own(&mut self) {
         self.answered = self.own.iter().copied().collect();
     }

@@ -134,7 +134,7 @@ pub(super) struct Vips {
     again: HashMap<PortId, (Burst, Instant)>,
     /// Earliest time at which an announcement can be due.
     next_announcement: Option<Instant>,
-    /// The number of remaining probes for each address of a new service.
+    /// The number of remaining probes for each address.
     probing: BTreeMap<IpAddr, u8>,
     /// The last address of the previous round of probes.
     watched: Option<IpAddr>,

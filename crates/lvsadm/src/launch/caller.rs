@@ -19,9 +19,11 @@ use super::wire::{u32_at, u64_at};
 const REQUEST_MAX: usize = 64 << 10;
 /// Maximum number of parts in a request (`UIO_MAXIOV`).
 const PARTS_MAX: usize = 1024;
-/// Length of `struct msghdr` in bytes, and offsets of two of its fields.
+/// Length of `struct msghdr` in bytes.
 const MESSAGE: usize = 56;
+/// Offset of the address of the parts in `struct msghdr`.
 const MESSAGE_PARTS: usize = 16;
+/// Offset of the address of the ancillary data in `struct msghdr`.
 const MESSAGE_CONTROL: usize = 32;
 /// Length of `struct iovec` in bytes.
 const PART: usize = 16;

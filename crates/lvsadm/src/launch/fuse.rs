@@ -28,8 +28,9 @@ pub(super) const WRITE_MAX: usize = 4096;
 /// Size of the buffer for a request, in bytes: the kernel requires 4,096 more than [`WRITE_MAX`].
 pub(super) const REQUEST_MAX: usize = 2 * WRITE_MAX + 4096;
 
-/// Lengths of `struct fuse_in_header` and of `struct fuse_out_header` in bytes.
+/// Length of `struct fuse_in_header` in bytes.
 const IN: usize = 40;
+/// Length of `struct fuse_out_header` in bytes.
 const OUT: usize = 16;
 
 /// Time in seconds for which the kernel may cache the answer about a name.

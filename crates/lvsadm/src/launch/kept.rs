@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use lvs_core::api::{CHANGES_MAX, Call, ServerSpec, ServiceId, ServiceSpec, Sysctl, Timeouts};
 use lvs_core::sync::{SyncDaemon, SyncRole};
 
-/// The services with their servers, and the settings, that a program has made. It has at most as
-/// many changes as one request to the dataplane may contain.
+/// The services, servers and settings that a program has configured: at most as many as one request
+/// to the dataplane may contain.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     /// Services in the order in which they were added, as the program's listings must show them.

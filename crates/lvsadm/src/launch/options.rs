@@ -47,9 +47,9 @@ const TIMEOUT: usize = 12;
 const SERVICE_ENTRY: usize = 104;
 /// Length in bytes of `struct ip_vs_dest_entry`.
 const SERVER_ENTRY: usize = 96;
-/// Length in bytes of the parts of `struct ip_vs_get_services` and `struct ip_vs_get_dests` before
-/// their entries.
+/// Length in bytes of `struct ip_vs_get_services` before its entries.
 const SERVICES_HEAD: usize = 8;
+/// Length in bytes of `struct ip_vs_get_dests` before its entries.
 const SERVERS_HEAD: usize = 24;
 /// Length in bytes of the names of schedulers and of interfaces.
 const NAME: usize = 16;

@@ -38,8 +38,8 @@ const SWEEP: u16 = 1_000;
 /// waits for the caller's memory, or for the dataplane.
 const LONG: u16 = 10;
 /// Mark (`SO_MARK`) of the sockets that the supervisor creates for programs that may administer
-/// IPVS. Only such programs may set a mark, so no other socket has it. A request has no effect if
-/// an unprivileged program makes a privileged one write it to its socket.
+/// IPVS. Only such programs may set a mark, so no other socket has it. An unprivileged program
+/// therefore gains nothing by making a privileged one write a request to its socket.
 const MARK: u32 = 0x6c76_7372;
 /// Maximum number of programs of which the supervisor stores whether they use libnl.
 const PROGRAMS_MAX: usize = 256;

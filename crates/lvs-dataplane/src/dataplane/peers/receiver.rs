@@ -32,8 +32,8 @@ const PORTIONS_MAX: usize = 2;
 /// Number of slots that a packet worker examines in one job.
 const PIECE: usize = 8192;
 /// Number of consecutive differing digests after each of which this director requests repairs.
-/// Later, it does so only after every `REPAIRS_LATER`-th one.
 const REPAIRS_IN_A_ROW: u32 = 3;
+/// After that, this director requests repairs only after every `REPAIRS_LATER`-th differing digest.
 const REPAIRS_LATER: u32 = 15;
 
 /// Receives connections from a peer until the dataplane ends.

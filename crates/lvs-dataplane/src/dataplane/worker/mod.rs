@@ -91,8 +91,8 @@ pub(crate) struct Worker {
     priority: Option<Priority>,
 }
 
-/// The pipeline and the buffers of a packet worker. They have megabytes, so creating them takes
-/// time.
+/// The pipeline and the buffers of a packet worker. They take megabytes of memory, so creating them
+/// takes time.
 pub(crate) struct Equipment {
     pipeline: Pipeline,
     output: Output,
