@@ -47,6 +47,7 @@ struct Region {
     hop: Option<NextHop>,
     /// Whether the route has no gateway, so that each destination address is its own next hop.
     on_link: bool,
+    /// MAC address of the gateway; `None` if it is not resolved.
     mac: Option<Mac>,
     way: Option<Way>,
 }

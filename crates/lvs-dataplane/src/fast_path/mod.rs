@@ -163,6 +163,7 @@ pub struct FastPath {
     ways: Mutex<()>,
     /// The counters of each server record at the last [`fold`](Self::fold).
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
+    /// Counters exist only for server records below this number.
     records: AtomicU32,
     locals: Locals,
     /// The services for the programs while no dataplane is running.
