@@ -95,7 +95,8 @@ impl Own {
         match root() {
             Root::Here { net_admin: true } => Ok(()),
             Root::Here { net_admin: false } => Err(Refusal::NoCapability),
-            // Root by creating the namespace of this process, and an ordinary user outside.
+            // A user of another user namespace who became root by creating this process's
+            // namespace.
             Root::Elsewhere if self.uid == 0 && !self.initial => Ok(()),
             Root::Elsewhere => Err(Refusal::UserNamespace),
             Root::Unseen => Err(Refusal::Unseen),

@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn systemd_unit_permits_priority_of_packet_workers() {
-        // The unit must not exclude CAP_SYS_NICE by its bounding set.
+        // The bounding set of the unit lacks CAP_SYS_NICE, so its limits must permit the priority.
         let unit = include_str!("../../../../contrib/lvs-dataplane.service");
         for line in [&*format!("LimitNICE={NICE}"), "LimitRTPRIO=1"] {
             assert!(unit.lines().any(|other| other == line), "{line}");

@@ -206,7 +206,8 @@ impl Dataplane {
                 tracing::error!("the thread {name} has panicked");
             }
         }
-        // Here, because the daemons send the last messages of the packet workers first.
+        // The synchronisation daemons end here: they send the last messages of the packet workers
+        // first.
         self.handle.threads.daemons.end();
         if let Some(peers) = self.handle.peers() {
             peers.end();

@@ -147,7 +147,7 @@ fn super_packets_of_datagrams_are_forwarded_whole() {
         assert_eq!(&packet[22..24], 4433_u16.to_be_bytes());
         assert_eq!((sum(&packet[..20]), sum_of_udp(packet)), (0xffff, 0xffff));
     }
-    // Neither are a super-packet that does not fit and one of few bytes.
+    // A super-packet that does not fit, and one of few bytes, are not forwarded either.
     assert!(run(2800, 0).is_none());
     assert!(run(2800, 1473).is_none());
     assert!(run(2800, 100).is_none());

@@ -104,8 +104,8 @@ impl OpenError {
 #[derive(Debug)]
 pub(super) struct Back {
     pub(super) socket: PacketSocket,
-    /// The attached program. The first worker's reinjects the frames of all workers; `None` for the
-    /// others.
+    /// The attached program. That of the first worker reinjects the frames of all workers; `None`
+    /// for the others.
     _turned: Option<TurnedBack>,
 }
 
@@ -332,8 +332,8 @@ impl<'a> Opening<'a> {
                 None
             }
         });
-        // Attach the programs before the kernel refuses the first frame. The first worker's serve
-        // all workers.
+        // Attach the programs before the kernel refuses the first frame. The programs of the first
+        // worker serve all workers.
         let ingress = self
             .fast_path
             .filter(|_| !self.waits)
