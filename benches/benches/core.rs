@@ -21,8 +21,8 @@ use lvs_packet::frame::Frame;
 use lvs_packet::parse;
 use lvs_packet::rewrite::nat::{self, End};
 
-/// Distance between the connections of consecutive packets. It is a prime, so that all connections
-/// have packets, and consecutive packets use distant memory.
+/// Distance between the connections of consecutive packets. A prime, so that all connections have
+/// packets; large, so that consecutive packets use distant memory.
 const STEP: u32 = 7_919;
 const FEW_CLIENTS: Clients = Clients { bits: 10 };
 const MANY_CLIENTS: Clients = Clients { bits: 24 };
@@ -107,7 +107,7 @@ fn pipeline(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The time of `times` packets, from the mean of a million packets in each measurement.
+/// Returns the time of `times` packets; `nanoseconds` measures the mean of a million packets.
 fn scaled(times: u64, mut nanoseconds: impl FnMut() -> f64) -> Duration {
     #[expect(clippy::cast_precision_loss, reason = "a mean")]
     Duration::from_secs_f64(nanoseconds() * times as f64 / 1e9)
@@ -170,7 +170,7 @@ fn first_packet(criterion: &mut Criterion) {
     let mut at = 0_u32;
     group.bench_function("wlc, 8 servers", |bencher| {
         bencher.iter(|| {
-            // A connection in SYN_RECV expires after 60 s; the clock advances so that as many
+            // A connection in SYN_RECV expires after 60 s: the clock advances so that as many
             // connections end as begin.
             at = at.wrapping_add(1);
             let now = Instant::from_nanos(u64::from(at) * 100_000);
@@ -185,15 +185,15 @@ fn first_packet(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Cost of a source filter for a packet that would open a connection, by the number of prefixes.
-/// One prefix of the filter refuses the packet.
+/// Cost of a source filter, by its number of prefixes, for a packet that would open a connection.
+/// One prefix refuses the packet.
 fn filter(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("filter");
     group.throughput(Throughput::Elements(1));
     let six: SocketAddr = "[2001:db8::1]:80".parse().expect("an address");
     for prefixes in [1_u32, 10, 1_000, 10_000, 65_536] {
         for dst in [vip(), six] {
-            // Multiplied by an odd number, they are scattered over all of the addresses.
+            // The multiplication by an odd number scatters the prefixes over all addresses.
             let source = |n: u32| {
                 let n = (n % prefixes).wrapping_mul(0x9e37_79b1);
                 match dst {

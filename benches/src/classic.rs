@@ -1,6 +1,6 @@
-//! Old Unix services behind one virtual address: a terminal (telnet), commands with a second
-//! connection back (rsh), a printer that checks its client's port (lpd), a session over two ports,
-//! and a file over UDP. They implement only the parts of such protocols that are hard to balance.
+//! Old Unix services behind one virtual address, as far as they are hard to balance: a terminal
+//! (telnet), commands with a second connection back to the client (rsh), a printer that checks its
+//! client's port (lpd), a session over two ports, and a file over UDP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -19,22 +19,22 @@ pub(crate) const TELNET: u16 = 23;
 pub(crate) const RSH: u16 = 514;
 pub(crate) const LPD: u16 = 515;
 pub(crate) const UDP: u16 = 7005;
-/// Pairs of ports: a session logs in at the first port, and continues at the second. Three pairs,
-/// balanced in three ways.
+/// For each of three ways to balance a session: its name, and the port at which it logs in. It
+/// continues at the next port.
 pub(crate) const SESSIONS: [(&str, u16); 3] = [
     ("session", 7001),
     ("session, mark", 7003),
     ("session, port 0", 7007),
 ];
 
-/// Source ports of privileged programs of a client (rcmd).
+/// Source ports of a client's privileged programs (rcmd).
 const RESERVED: RangeInclusive<u16> = 512..=1023;
 /// Source ports of a printing client (RFC 1179).
 const PRINTERS: RangeInclusive<u16> = 721..=731;
 /// Length in bytes of a block of the UDP file, and of a print job.
 const BLOCK: usize = 1024;
-/// Time limit of a connection. A lost SYN, which the client sends again after a second, does not
-/// make the connection fail.
+/// Time limit of a connection. After a lost SYN, which the client repeats after a second, the
+/// connection can still succeed.
 const LIMIT: Duration = Duration::from_millis(2500);
 
 /// Serves all classic services.
@@ -59,13 +59,13 @@ pub struct Use {
     for_ms: u64,
 }
 
-/// The result of the transactions with one service.
+/// The result of transactions with one service.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Fared {
     pub(crate) name: String,
-    /// Transactions a second; 0 if the service does not work.
+    /// Transactions per second; 0 if the service does not work.
     pub(crate) rate: f64,
-    /// Reason for the failure.
+    /// The reason if the service does not work.
     pub(crate) error: Option<String>,
 }
 
@@ -167,8 +167,8 @@ fn printer(mut stream: TcpStream, peer: SocketAddr, _: &str) -> Result<()> {
     let count = file
         .strip_prefix('\x03')
         .and_then(|rest| rest.split(' ').next());
-    let count: usize = count.context("no file")?.parse()?;
-    ensure!(count <= BLOCK, "too long");
+    let count: usize = count.context("the client sends no file")?.parse()?;
+    ensure!(count <= BLOCK, "the block is longer than {BLOCK} bytes");
     stream.write_all(b"\0")?;
     let mut file = vec![0; count + 1];
     reader.read_exact(&mut file)?;
@@ -181,7 +181,7 @@ fn log_in(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Serves the second port of a session, and only clients that have logged in at the first port.
+/// Serves the second port of a session: only clients that have logged in at the first port.
 fn go_on(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let known = until(&mut reader, b'\n')? == name;
@@ -201,7 +201,7 @@ fn blocks(socket: &UdpSocket) -> Result<()> {
     }
 }
 
-/// Reads the text before a byte, at most a line.
+/// Reads the text before the byte `end`, at most 1,024 bytes.
 fn until(reader: &mut impl BufRead, end: u8) -> Result<String> {
     let mut text = Vec::new();
     reader.take(1024).read_until(end, &mut text)?;
@@ -209,15 +209,13 @@ fn until(reader: &mut impl BufRead, end: u8) -> Result<String> {
     Ok(String::from_utf8(text)?)
 }
 
-/// The next port of a range, in turn, so that a port that was just used is reused as late as
-/// possible.
+/// Returns the ports of a range in turn, so that a port is reused as late as possible.
 fn next_port(range: &RangeInclusive<u16>) -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let count = range.end() - range.start() + 1;
     range.start() + NEXT.fetch_add(1, Ordering::Relaxed) % count
 }
 
-/// A socket at a free port of a range.
 fn bound(range: &RangeInclusive<u16>) -> Result<Socket> {
     for _ in range.clone() {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
@@ -275,7 +273,7 @@ impl Use {
         Ok(())
     }
 
-    /// Repeats transactions until the measurement ends; `begin` creates the client.
+    /// Repeats transactions until the measurement ends. `begin` creates the client.
     fn fare<T: FnMut() -> Result<()>>(
         &self,
         name: &str,
@@ -303,7 +301,7 @@ impl Use {
     }
 }
 
-/// Repeats a transaction that has no state.
+/// Wraps a transaction that has no state.
 fn once<T: FnMut() -> Result<()>>(transaction: T) -> Result<T> {
     Ok(transaction)
 }
@@ -322,8 +320,13 @@ fn type_into(to: SocketAddr) -> Result<impl FnMut() -> Result<()>> {
     Ok(move || {
         let mut key = [b'k'];
         stream.write_all(&key)?;
-        stream.read_exact(&mut key).context("no echo")?;
-        ensure!(key == [b'k'], "another echo");
+        stream
+            .read_exact(&mut key)
+            .context("the server returned no byte")?;
+        ensure!(
+            key == [b'k'],
+            "the server returned another byte than it received"
+        );
         Ok(())
     })
 }
@@ -332,7 +335,10 @@ fn run_command(to: SocketAddr) -> Result<()> {
     let listener = bound(&RESERVED)?;
     listener.listen(1)?;
     listener.set_read_timeout(Some(LIMIT))?;
-    let own = listener.local_addr()?.as_socket().context("an address")?;
+    let own = listener
+        .local_addr()?
+        .as_socket()
+        .context("the socket has no address and port")?;
     let mut stream = connect(RESERVED, to)?;
     write!(stream, "{}\0me\0me\0name\0", own.port())?;
     listener.set_nonblocking(true)?;
@@ -340,7 +346,9 @@ fn run_command(to: SocketAddr) -> Result<()> {
     let start = Instant::now();
     let back = loop {
         if let Ok((back, from)) = listener.accept() {
-            let from = from.as_socket().context("an address")?;
+            let from = from
+                .as_socket()
+                .context("the socket has no address and port")?;
             ensure!(
                 RESERVED.contains(&from.port()),
                 "the connection back is from port {}",
@@ -385,7 +393,7 @@ fn print(to: SocketAddr) -> Result<()> {
         stream.write_all(what)?;
         stream
             .read_exact(&mut answer)
-            .context("no acknowledgement")?;
+            .context("the printer did not acknowledge the request")?;
         ensure!(answer == [0], "the printer refuses the client's port");
         Ok(())
     };
@@ -394,7 +402,7 @@ fn print(to: SocketAddr) -> Result<()> {
     let mut file = vec![b'x'; BLOCK];
     file.push(0);
     accepted(&file)?;
-    // The end that closes first keeps the port in TIME_WAIT; here, that is the server.
+    // The side that closes first keeps the port in TIME_WAIT: here, the server.
     let _ = stream.read(&mut [0]);
     Ok(())
 }

@@ -80,14 +80,14 @@ impl Endpoint {
     }
 }
 
-/// Content of a download. Its period is a prime, so that swapped segments are visible.
+/// Content of a download. Its period is a prime, so that swapped segments are noticed.
 fn byte_at(place: u64) -> u8 {
     u8::try_from(place % 251).unwrap_or(0) ^ u8::try_from((place >> 16) % 241).unwrap_or(0)
 }
 
-/// The first byte of a connection selects the service: `p` returns every byte, `f` and eight bytes
-/// are a download, `u` is followed by uploads: eight bytes with the length, and the data, which one
-/// byte answers.
+/// Serves connections. The first byte selects the service: `p` returns every byte; `f` and eight
+/// bytes request a download; `u` is followed by uploads, each of which has eight bytes with the
+/// length, and the data, and is answered by one byte.
 fn serve(port: u16) -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
     for stream in listener.incoming() {

@@ -1,4 +1,4 @@
-//! Files of any size, over HTTP: servers of a set capacity, and clients that ask for them in a
+//! Files of any size, over HTTP: servers of a set capacity, and clients that request them in a
 //! loop.
 
 use std::convert::Infallible;
@@ -15,17 +15,17 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// Number of files in a set; their sizes grow by an equal factor.
+/// Number of files in a set. Each is larger than the previous one by the same factor.
 const FILES: u32 = 16;
-/// First source address of clients that use more than one.
+/// First source address of clients that use several.
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Bytes that a server sends at a time.
 const CHUNK: u64 = 16 << 10;
-/// Greatest delay of a chunk that does not count as lost capacity.
+/// Unused capacity of a server is lost after this time.
 const LATE: Duration = Duration::from_millis(20);
 /// Pause after a failed request.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Width of a bin of counts over time, in seconds.
+/// Width in seconds of the bins in which results are counted.
 pub(crate) const BIN: f64 = 0.25;
 
 /// Serves `GET /SIZE` with a file of SIZE bytes.
@@ -121,7 +121,7 @@ impl Lots {
     }
 }
 
-/// The sizes of a set.
+/// The sizes of the files in a set, in bytes.
 fn sizes(least: u64, most: u64) -> Vec<u64> {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let (low, high) = (least as f64, most as f64);
@@ -166,11 +166,11 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(builder.enable_all().build()?)
 }
 
-/// Unused capacity of a server.
+/// The unused capacity of a server.
 #[derive(Debug)]
 struct Capacity {
     bytes_a_second: u64,
-    /// Time when all promised bytes will have been sent.
+    /// The time at which all promised bytes will have been sent.
     free: Mutex<Instant>,
 }
 
@@ -210,7 +210,10 @@ async fn serve(mut stream: TcpStream, capacity: &Capacity) -> Result<()> {
     let mut part = [0; 1024];
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
         let count = stream.read(&mut part).await?;
-        ensure!(count > 0 && head.len() < 8192, "no request");
+        ensure!(
+            count > 0 && head.len() < 8192,
+            "the client has sent no complete request"
+        );
         head.extend_from_slice(&part[..count]);
     }
     let head = String::from_utf8_lossy(&head);
@@ -408,7 +411,7 @@ mod tests {
         assert!(draw(7).iter().all(|lot| *lot < 16));
     }
 
-    /// Two clients together receive no more than 400 kB/s from a server with this capacity, on any
+    /// Two clients together receive at most 400 kB/s from a server with this capacity, on any
     /// machine, and the files arrive completely.
     #[test]
     fn server_never_exceeds_its_capacity() {

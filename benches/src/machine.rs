@@ -1,5 +1,5 @@
-//! State of the machine: whether it is idle enough for measurements, its present speed, and the CPU
-//! time of each process.
+//! The state of the machine: whether it is idle enough for measurements, its present speed, and the
+//! CPU time of each process.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -12,10 +12,10 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
 
-/// Maximum CPU time of other programs, as a share of one core. Above it, a measurement does not
-/// count.
+/// Maximum CPU time of other programs during a measurement that counts, as a share of one core.
 const FOREIGN_MAX: f64 = 0.05;
-/// Maximum share of time that the hypervisor may use for other guests.
+/// Maximum share of time that the hypervisor may give to other guests during a measurement that
+/// counts.
 const STEAL_MAX: f64 = 0.03;
 
 /// Binds the calling thread to a core.
@@ -44,9 +44,9 @@ pub fn processor() -> String {
 /// The present speed of the machine.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Calibration {
-    /// Nanoseconds of a fixed piece of arithmetic on CPU 0, alone.
+    /// Nanoseconds of a fixed piece of arithmetic on CPU 0, while CPU 1 has no such work.
     pub cpu0: f64,
-    /// The same measurement on CPU 1 alone.
+    /// Nanoseconds of a fixed piece of arithmetic on CPU 1, while CPU 0 has no such work.
     pub cpu1: f64,
     /// The time of the slower CPU if both measure at the same time. If it is much longer than the
     /// others, the two CPUs share a core, or the hypervisor uses one for other guests.
@@ -92,14 +92,13 @@ fn arithmetic() -> f64 {
     time.as_secs_f64() * 1e9 / f64::from(TIMES)
 }
 
-/// The state of a thread at one time.
 #[derive(Clone, Debug)]
 struct Task {
     process: u32,
     parent: u32,
     name: String,
-    /// CPU time, in nanoseconds. It is not from `/proc/stat`, whose samples at each tick are
-    /// useless at partial load.
+    /// CPU time in nanoseconds. Not from `/proc/stat`, whose samples at each tick are useless at
+    /// partial load.
     used: u64,
 }
 
@@ -108,10 +107,10 @@ struct Task {
 pub struct Snapshot {
     at: Instant,
     tasks: HashMap<u32, Task>,
-    /// Nanoseconds of CPU time of exited children that their parents have waited for, including the
-    /// children of those, by process; exact to two ticks of 10 ms.
+    /// For each process: CPU time in nanoseconds of exited children that their parents have waited
+    /// for, and of the children of those. Exact to two ticks of 10 ms.
     reaped: HashMap<u32, u64>,
-    /// CPU time that the hypervisor used for other guests, in ticks of 10 ms, of all CPUs.
+    /// CPU time that the hypervisor gave to other guests, in ticks of 10 ms, on all CPUs.
     stolen: u64,
 }
 
@@ -194,8 +193,8 @@ impl Snapshot {
         used
     }
 
-    /// CPU seconds, since an earlier snapshot, of processes and of all processes that they have
-    /// started. Exited processes are included if their parents have waited for them.
+    /// Returns the CPU seconds since an earlier snapshot of processes and of all processes that
+    /// they have started. Includes exited processes if their parents have waited for them.
     #[must_use]
     pub fn used_by(&self, earlier: &Self, roots: &[u32]) -> f64 {
         let (before, after) = (earlier.by_process(roots), self.by_process(roots));
@@ -259,7 +258,7 @@ pub struct Used {
     pub endpoints: f64,
     /// CPU time of other programs, as a share of a core.
     pub foreign: f64,
-    /// Time that the hypervisor used, as a share of a core.
+    /// CPU time that the hypervisor gave to other guests, as a share of a core.
     pub stolen: f64,
 }
 
@@ -382,7 +381,7 @@ mod tests {
         let own = [std::process::id()];
         assert!(
             then.used_by(&first, &own) > 0.05,
-            "the command in the shell succeeded"
+            "the command in the shell used no processor time"
         );
         let all = then.since(&first, None, &[]);
         assert!((all.endpoints - then.used_by(&first, &own)).abs() < 1e-9 && all.foreign >= 0.0);

@@ -19,11 +19,11 @@ use lvs_packet::wire::Mac;
 
 use crate::machine;
 
-/// Frames of a batch, as the dataplane receives them.
+/// Number of frames in a batch, as the dataplane receives them.
 pub const BATCH: usize = 64;
 /// Number of packets in one measurement.
 const PACKETS: u32 = 1 << 20;
-/// The virtual service, the real server, and the gateway to the clients.
+/// The virtual service.
 const VIP: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 254);
@@ -32,7 +32,7 @@ const OWN_MAC: Mac = Mac([2, 0, 0, 0, 13, 0]);
 const SERVER_MAC: Mac = Mac([2, 0, 0, 0, 5, 0]);
 const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 12, 0]);
 
-/// The clients of connections: connection `n` has client address number `n mod 2^bits`.
+/// The clients of connections: connection `n` is of the client address `n mod 2^bits`.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients {
     /// Number of addresses, as a power of two.
@@ -102,8 +102,7 @@ impl Setup {
 
     /// Adds the services and their servers.
     ///
-    /// # Panics
-    /// If a service is refused: the benchmark would measure nothing.
+    /// # Panics A service is refused: the benchmark would measure nothing.
     fn fill(&self, control: &mut Control) {
         for number in 0..self.services {
             let addr = SocketAddr::from((Ipv4Addr::from_bits(VIP.to_bits() + number), PORT));
@@ -180,7 +179,7 @@ impl Setup {
 pub struct Pipeline {
     worker: RigWorker,
     frames: Vec<Frame>,
-    /// Connections in the order of their packets: random.
+    /// Connections in the random order of their packets.
     order: Vec<u32>,
     clients: Clients,
     /// Whether the packets are replies of servers, instead of requests of clients.
@@ -239,7 +238,7 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Processes a packet of each of these connections; returns the duration.
+    /// Processes a packet of each of these connections. Returns the duration.
     fn send(&mut self, connections: &[u32]) -> Result<Duration> {
         let template = if self.replies {
             &self.reply
@@ -259,11 +258,10 @@ impl Pipeline {
         Ok(took)
     }
 
-    /// Nanoseconds for each packet, over a million random ones. The time to write them, as a sender
-    /// would, is not included; the time to read the clock for each batch is.
+    /// Nanoseconds for each packet, over a million random ones. Includes the time to read the clock
+    /// for each batch, but not the time to write the packets, as a sender would.
     ///
-    /// # Errors
-    /// If a packet is not forwarded.
+    /// # Errors If a packet is not forwarded.
     pub fn measure(&mut self) -> Result<f64> {
         let order = std::mem::take(&mut self.order);
         let mut time = Duration::ZERO;
@@ -332,7 +330,7 @@ impl Pair {
     }
 }
 
-/// Writes frames for the connections.
+/// Writes a frame of each connection.
 fn write(
     frames: &mut [Frame],
     connections: &[u32],
@@ -344,12 +342,12 @@ fn write(
         let (addr, port) = clients.of(*connection);
         frame.clear();
         let whole = frame.extend(template);
-        debug_assert!(whole, "a frame has room for 64 bytes");
+        debug_assert!(whole, "a frame has no room for 64 bytes");
         write_client(frame.bytes_mut(), template, (addr, port), replies);
     }
 }
 
-/// Turns a copy of the template into a packet from a client, or to a client.
+/// Makes a copy of the template a packet from a client, or to a client.
 fn write_client(bytes: &mut [u8], template: &[u8; 64], client: (Ipv4Addr, u16), reply: bool) {
     let (addr, port) = client;
     let (addr_at, port_at) = if reply { (30, 36) } else { (26, 34) };
@@ -370,8 +368,8 @@ fn fold(mut sum: u32) -> u16 {
     u16::try_from(sum).unwrap_or(0)
 }
 
-/// A TCP segment of 64 bytes. Its checksum fields contain the sums of all fields except the
-/// client's address and port.
+/// Returns a TCP segment of 64 bytes, whose checksum fields contain the sums of all fields except
+/// the client's address and port.
 fn template(other: Ipv4Addr, reply: bool) -> [u8; 64] {
     let mut frame = [0; 64];
     frame[..6].copy_from_slice(&OWN_MAC.0);
@@ -419,7 +417,7 @@ pub fn new_connection(setup: &Setup, dst: SocketAddr) -> f64 {
     const CONNECTIONS: u32 = 50_000;
     let clients = Clients { bits: 16 };
     let mut director = setup.director();
-    // Structures that the scheduler builds at its first choice are not counted.
+    // The first choice is not counted, because the scheduler builds its structures at it.
     let first = segment((Ipv4Addr::new(10, 200, 0, 1), 1), dst, TcpFlags::SYN);
     let _ = director.handle_packet(&first, Instant::ZERO);
     let start = Clock::now();
@@ -431,7 +429,8 @@ pub fn new_connection(setup: &Setup, dst: SocketAddr) -> f64 {
     start.elapsed().as_secs_f64() * 1e9 / f64::from(CONNECTIONS)
 }
 
-/// New connections while as many end; the simulated clock advances by a given rate of connections.
+/// A director in which as many connections expire as are opened. Each new connection advances its
+/// simulated clock.
 #[derive(Debug)]
 pub struct Churn {
     director: Director,
@@ -439,7 +438,7 @@ pub struct Churn {
     now: Instant,
 }
 
-/// New connections a second, in simulated time. Each stays 60 s in `SYN_RECV`, so the table has 60
+/// New connections per second of simulated time. Each stays 60 s in `SYN_RECV`, so the table has 60
 /// times as many connections.
 const CHURN_PER_SECOND: u32 = 16_000;
 
@@ -543,8 +542,8 @@ mod tests {
     fn measured_operations_take_effect() {
         let mut pipeline =
             Pipeline::new(1000, Clients { bits: 10 }).expect("all packets are forwarded");
-        assert!(pipeline.measure().expect("all connections") > 0.0);
+        assert!(pipeline.measure().expect("all requests are forwarded") > 0.0);
         pipeline.replies = true;
-        assert!(pipeline.measure().expect("replies too") > 0.0);
+        assert!(pipeline.measure().expect("all replies are forwarded") > 0.0);
     }
 }

@@ -1,5 +1,6 @@
-//! Cost of offloading a connection to the kernel: plain stores into memory that the kernel reads,
-//! compared with `bpf_map_update_elem`, which a table that only the kernel writes would need.
+//! Cost of offloading a connection to the kernel fast path: plain stores into memory that the
+//! kernel reads, compared with `bpf_map_update_elem`, which a table that only the kernel writes
+//! would need.
 
 use anyhow::Result;
 use lvs_core::memory::Memory;
@@ -15,8 +16,8 @@ use crate::memory::{Clients, vip};
 /// Number of connections, and of keys in the hash map.
 const CONNECTIONS: u32 = 100_000;
 
-/// Connections in memory that the kernel reads, and a hash map of the kernel's with as many keys of
-/// their tuples' size.
+/// Connections in memory that the kernel reads, and a BPF hash map with as many keys, which are as
+/// long as the connections' tuples.
 #[derive(Debug)]
 pub struct Publishing {
     director: Director,

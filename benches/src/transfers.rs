@@ -1,4 +1,4 @@
-//! Files of increasing size, one after the other: downloads by HTTP, over a new or a persistent
+//! Files of increasing size, one after the other: downloads by HTTP over a new or a persistent
 //! connection, and uploads.
 
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-/// First byte that selects uploads on a connection.
+/// First byte of a connection for uploads.
 pub(super) const UPLOAD: u8 = b'u';
 
 /// Servers and sizes of the transfers.
@@ -27,11 +27,11 @@ pub struct Transfers {
     for_ms: u64,
 }
 
-/// Microseconds that a file of some size takes, on average.
+/// Mean number of microseconds for a file of one size.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Took {
     pub(crate) bytes: u64,
-    /// Downloads over a new connection each.
+    /// Downloads, each over a new connection.
     pub(crate) new: f64,
     /// Downloads over a persistent connection.
     pub(crate) keep: f64,
@@ -67,7 +67,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Mean duration of a transfer. The first transfer does not count.
+    /// Returns the mean duration of a transfer. The first transfer does not count.
     fn mean(&self, mut one: impl FnMut() -> Result<()>) -> Result<f64> {
         let limit = Duration::from_millis(self.for_ms);
         one()?;
@@ -112,7 +112,7 @@ fn download(stream: &mut TcpStream, bytes: u64, close: bool) -> Result<()> {
     Ok(())
 }
 
-/// Position of the end of an answer's header, and the number of bytes received so far.
+/// Returns the position of the end of an answer's header, and the number of bytes received so far.
 fn answer(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<(usize, usize)> {
     let mut filled = 0;
     loop {

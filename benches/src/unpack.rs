@@ -1,6 +1,6 @@
 //! The receiving end of IPIP tunnels on a kernel without `ipip`: a program at the ingress of an
 //! interface removes the outer header. GSO/GRO super-packets stay whole, as with the kernel's own
-//! tunnel devices. The program passes fragments to the host, which reassembles them.
+//! tunnel devices. Fragments are passed to the host, which reassembles them.
 
 use std::thread;
 
@@ -28,7 +28,7 @@ pub(crate) fn run(device: &str) -> Result<()> {
 const PLACE: i32 = 14 + 6;
 /// Mask of the compared bits: all except "don't fragment" and the hop limit.
 const MASK: i32 = i32::from_ne_bytes([0xbf, 0xff, 0, 0xff]);
-/// Value of the compared bits of a packet that is not a fragment and has the protocol IPIP.
+/// The compared bits of a packet that is not a fragment and has the protocol IPIP.
 const WHOLE: i32 = i32::from_ne_bytes([0, 0, 0, 4]);
 /// Length of the outer header in bytes.
 const HEADER: i32 = 20;

@@ -1,5 +1,5 @@
-//! The yardsticks: minimal forwarders, generators and tables. They are separate C files, built by
-//! `cc` when a bench starts, so that building the workspace needs no C compiler.
+//! The yardsticks: minimal forwarders, generators and tables. They are separate C files, which `cc`
+//! compiles when a bench starts, so that building the workspace needs no C compiler.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Each source, in the order of the files.
+/// Name and source of each yardstick.
 const SOURCES: [(&str, &str); 5] = [
     ("gen", include_str!("../yardsticks/gen.c")),
     ("judge", include_str!("../yardsticks/judge.c")),
@@ -21,7 +21,7 @@ const HEADER: &str = include_str!("../yardsticks/yardstick.h");
 #[derive(Debug)]
 pub struct Yardsticks {
     dir: tempfile::TempDir,
-    /// Directory of another build of the programs, for a comparison.
+    /// Directory of another build of the programs, to compare with.
     pub(crate) other: Option<PathBuf>,
 }
 
@@ -30,7 +30,7 @@ impl Yardsticks {
     ///
     /// # Errors
     ///
-    /// Without a C compiler (`$CC`, or `cc`) and the kernel's headers.
+    /// There is no C compiler (`$CC`, or `cc`), or the kernel's headers are missing.
     pub fn build() -> Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("lvs-bench-")
@@ -70,7 +70,7 @@ impl Yardsticks {
         self.dir.path().join(name)
     }
 
-    /// A directory for files of the programs that are compared.
+    /// A directory for files of the compared programs.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
@@ -90,7 +90,7 @@ impl LineTable {
     ///
     /// # Errors
     ///
-    /// When it cannot be started, or has no memory.
+    /// The table cannot be started, or has no memory.
     pub fn new(yardsticks: &Yardsticks, flows: u32, bits: u32, cpu: usize) -> Result<Self> {
         let mut child = Command::new(yardsticks.path("line_table"))
             .args([
@@ -103,7 +103,12 @@ impl LineTable {
             .spawn()
             .context("cannot start the line table")?;
         let input = child.stdin.take();
-        let output = BufReader::new(child.stdout.take().context("piped above")?);
+        let output = BufReader::new(
+            child
+                .stdout
+                .take()
+                .context("the output of the line table is not piped")?,
+        );
         let mut table = Self {
             child,
             input,
@@ -124,7 +129,7 @@ impl LineTable {
         let input = self
             .input
             .as_mut()
-            .context("the process runs until the drop")?;
+            .context("the input of the line table is not piped")?;
         input
             .write_all(b"\n")
             .context("the line table has exited")?;

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-/// Ends the program also when the test fails.
+/// Ends the program, also if the test fails.
 struct Running(Child);
 
 impl Drop for Running {
@@ -15,7 +15,7 @@ impl Drop for Running {
     }
 }
 
-/// A server that sends its name and closes the connection.
+/// A server that sends its name and then closes the connection.
 fn server(name: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
@@ -43,7 +43,7 @@ fn embed_relays_connections_by_weight() {
     let addr = line
         .trim()
         .strip_prefix("listening on ")
-        .expect("it says where it listens");
+        .expect("the first line has the listening address");
     let answers: String = (0..40)
         .map(|_| {
             let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The `embed-dataplane` example between a real client and real servers. Needs privileges, or user
+//! The `embed-dataplane` example with a real client and real servers. Needs privileges, or user
 //! namespaces.
 
 use std::path::Path;
@@ -42,6 +42,10 @@ fn embedded_dataplane_balances_and_its_hook_drops_packets() -> Result<()> {
     let _running = start(&["--block", client.trim()])?;
     let curl = format!("curl -s -m 1 -o /dev/null http://{vip}/ || echo $?");
     let status = site.client.sh(&curl)?;
-    assert_eq!(status.trim(), "28", "curl's exit status for a timeout");
+    assert_eq!(
+        status.trim(),
+        "28",
+        "curl did not report a timeout (exit status 28)"
+    );
     Ok(())
 }

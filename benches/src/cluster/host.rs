@@ -14,18 +14,18 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Maximum number of bytes that a host prints for one step: its histogram has up to 100,000 lines.
+/// Maximum number of bytes that a host prints for one step. Its histogram has up to 100,000 lines.
 const MOST_PRINTED: usize = 4 << 20;
 /// Maximum length of a line, in bytes.
 const MOST_LINE: usize = 4096;
-/// Maximum number of bytes that are stored of a host's error messages.
+/// Maximum number of stored bytes of a host's error messages.
 const MOST_COMPLAINT: usize = 2048;
-/// Prefix of the lines that this program prints.
+/// Prefix of the lines that the script on a host prints.
 const MARK: &str = "lvs-bench: ";
 /// Interval at which a waiting condition is checked.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// The script on each host: it waits for the given time, by its own clock, and then runs httperf.
+/// The script on each host, which waits until a time of its own clock and then runs httperf.
 const SCRIPT: &str = r#"
 httperf=$1
 for program in "$httperf" timeout date sleep; do
@@ -87,7 +87,7 @@ impl std::str::FromStr for Place {
                 Ok(Self::Namespace(rest.to_owned()))
             }
             "ssh" => {
-                // An IPv6 address that is followed by a port is in brackets.
+                // An IPv6 address before a port is in brackets.
                 let (user, host) = match rest.rsplit_once('@') {
                     Some((user, host)) => (Some(user), host),
                     None => (None, rest),
@@ -145,8 +145,8 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// The command that runs the following words on that host. `options`: the arguments of ssh's
-    /// `-o`.
+    /// Returns a command that runs the words after it on this host. `options`: the arguments of
+    /// ssh's `-o`.
     #[must_use]
     pub fn command(&self, options: &[String], httperf: &str) -> Command {
         let words = shell(httperf);
@@ -167,7 +167,7 @@ impl Place {
                 for option in options {
                     command.arg(format!("-o{option}"));
                 }
-                // If an option is given more than once, ssh uses its first value.
+                // ssh uses the first value of an option, so the user's options are first.
                 command.args(["-oConnectTimeout=10", "-oServerAliveInterval=5"]);
                 if let Some(port) = port {
                     command.args(["-p", &port.to_string()]);
@@ -180,18 +180,18 @@ impl Place {
     }
 }
 
-/// The words that run the script of a host.
+/// Returns the words that run the script on a host.
 #[must_use]
 pub fn shell(httperf: &str) -> [&str; 5] {
     ["sh", "-c", SCRIPT, "lvs-bench", httperf]
 }
 
-/// The text quoted as one word for a shell.
+/// Quotes a text as one word for a shell.
 pub(super) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// A line of a host, or the reason why no further line will arrive.
+/// A line from a host, or the reason why no further line will arrive.
 type Line = Result<String>;
 
 /// A host that is ready.
@@ -222,7 +222,7 @@ impl Host {
             .with_context(|| format!("cannot start {}", command.get_program().display()))?;
         let input = child.stdin.take();
         let (Some(output), Some(errors)) = (child.stdout.take(), child.stderr.take()) else {
-            bail!("a child without its pipes");
+            bail!("the shell of the host has no pipes");
         };
         let (sender, lines) = sync_channel(1024);
         thread::spawn(move || read_lines(output, &sender));
@@ -264,7 +264,7 @@ impl Host {
         Ok(())
     }
 
-    /// Starts httperf on the host at `start` on the local clock, for `limit` at most.
+    /// Starts httperf on the host at the time `start` of the local clock, for `limit` at most.
     pub(super) fn run(&mut self, start: i128, limit: Duration, words: &[String]) -> Result<()> {
         let words: Vec<_> = words.iter().map(|word| quote(word)).collect();
         let (start, limit) = (start + self.ahead, limit.as_secs_f64().ceil());
@@ -296,7 +296,7 @@ impl Host {
             }
             match own.strip_prefix("ended ") {
                 Some("0") => return Ok((printed, late)),
-                // Exit status of timeout(1).
+                // Exit statuses of timeout(1).
                 Some("124" | "137") => bail!("httperf exceeded its time limit, and was killed"),
                 Some(status) => {
                     let last = printed.lines().last().unwrap_or_default();
@@ -315,8 +315,7 @@ impl Host {
         reported.map_err(|_| self.gone())
     }
 
-    /// The next line that lvs-bench printed on the host; other lines, such as those of a login
-    /// script, are skipped.
+    /// Returns the next line of the script. Skips other lines, such as those of a login script.
     fn own_line(&mut self, deadline: Instant) -> Result<String> {
         loop {
             let line = self.line(deadline)?;
@@ -343,9 +342,9 @@ impl Host {
         }
     }
 
-    /// The reason why the connection to the host ended, if it is known.
+    /// Returns the reason why the connection to the host has ended, if it is known.
     fn gone(&mut self) -> anyhow::Error {
-        // Another thread reads its error output.
+        // Another thread reads the error output.
         let deadline = Instant::now() + Duration::from_secs(1);
         let mut status = self.child.try_wait();
         while matches!(status, Ok(None)) && Instant::now() < deadline {
@@ -369,7 +368,7 @@ impl Drop for Host {
         if let Ok(group) = i32::try_from(self.child.id()) {
             let _ = killpg(Pid::from_raw(group), Signal::SIGTERM);
         }
-        // ssh and sh exit immediately. A process that does not exit is left behind.
+        // ssh and sh exit at once. A process that does not is left behind.
         for _ in 0..50 {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;
@@ -411,7 +410,7 @@ fn read_lines(output: impl Read, lines: &SyncSender<Line>) {
     }
 }
 
-/// Reads `errors` to the end, and stores the beginning in `kept`.
+/// Reads `errors` to the end, and stores its beginning in `kept`.
 fn keep_first(mut errors: impl Read, kept: &Mutex<String>) {
     let mut buffer = [0; 1024];
     while let Ok(read @ 1..) = errors.read(&mut buffer) {

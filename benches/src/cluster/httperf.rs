@@ -1,4 +1,4 @@
-//! Output of httperf, and the sum of several outputs.
+//! Parses the output of httperf, and merges several outputs.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub struct Figures {
     pub rate: f64,
     /// Errors and replies of 4xx and 5xx, in percent of the connections.
     pub error_percent: f64,
-    /// Milliseconds from the request to the first byte of its reply, the mean of all replies.
+    /// Mean time in milliseconds from a request to the first byte of its reply.
     pub response_ms: Option<f64>,
     /// Mean time in milliseconds until a connection was established.
     pub connect_ms: Option<f64>,
@@ -138,7 +138,7 @@ impl Figures {
         }
         let replies = count("Total:", "replies ")?;
         let mut took = after("Total:", "test-duration ")?;
-        // The timeout of the last requests may expire this long after they were sent.
+        // A request that was sent last may wait this long for its timeout.
         if errors.timeout > 0 {
             took = (took - timeout).max(took.min(seconds));
         }
@@ -159,8 +159,8 @@ impl Figures {
         Ok(figures)
     }
 
-    /// Merges several results: rates and numbers are added, times are weighted by the replies, and
-    /// percentiles come from all connections together.
+    /// Merges several results: adds rates and numbers, weights times by replies, and takes
+    /// percentiles from all connections together.
     #[must_use]
     pub fn merge<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut sum = Self::default();
@@ -198,14 +198,14 @@ impl Figures {
 
     fn finish(&mut self) {
         let wrong = self.errors.total() + self.status[3] + self.status[4];
-        // A connection that could not be started does not count as tried.
+        // Errors can exceed the connections: one that could not be started is only an error.
         let tried = self.connections.max(wrong).max(1);
         self.error_percent = number(wrong) / number(tried) * 100.0;
         self.lifetime = self.percentiles();
     }
 
     /// Computes the percentiles of the connection times. `None` if the histogram does not contain
-    /// all replies: percentiles of a part of them would be wrong.
+    /// all replies.
     fn percentiles(&self) -> Option<Lifetime> {
         let all: u64 = self.histogram.values().sum();
         if all == 0 || all < self.replies {
@@ -227,8 +227,8 @@ impl Figures {
     }
 }
 
-/// Number of connections by the millisecond below which they stayed. A line of the histogram has
-/// the middle of a millisecond, and a count.
+/// Number of connections by duration, rounded up to milliseconds. A line of the histogram has the
+/// middle of a millisecond, and the number.
 fn histogram(printed: &str) -> BTreeMap<u32, u64> {
     let lines = printed.lines();
     let lines = lines.skip_while(|line| !line.starts_with("Connection lifetime histogram"));
@@ -283,8 +283,8 @@ mod tests {
         );
     }
 
-    /// The time that the last requests wait for their timeout does not count as time in which
-    /// requests were sent.
+    /// The time of waiting for the last timeouts is not a part of the time in which requests were
+    /// sent.
     #[test]
     fn rate_excludes_time_of_timed_out_requests() {
         for (seconds, rate) in [

@@ -26,11 +26,11 @@ const MOST_STEPS: usize = 1000;
 const MOST_RATE: u32 = 1_000_000;
 /// Maximum number of hosts in one run.
 const MOST_HOSTS: usize = 256;
-/// Longest time until all hosts are ready.
+/// Longest wait until all hosts are ready.
 const READY: Duration = Duration::from_secs(20);
-/// Time between the sending of the start time to all hosts, and the start.
+/// Interval from sending the commands to the hosts until all of them start httperf.
 const AHEAD: Duration = Duration::from_millis(100);
-/// Maximum time between the end of a host's run and the arrival of its report.
+/// Longest wait for a host's report after the end of its run.
 const ON_THE_WAY: Duration = Duration::from_secs(3);
 
 /// Servers, requests and hosts of a measurement.
@@ -177,7 +177,7 @@ pub struct Failed {
 /// The hosts that are ready.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The hosts, each with its position among all hosts.
+    /// The hosts that are ready, with their positions among all hosts.
     hosts: Vec<(usize, Host)>,
     all: usize,
     failed: Vec<Failed>,
@@ -189,7 +189,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// When no host is ready. If some are ready, the others are in [`Cluster::failed`].
+    /// No host is ready. If some are, the others are in [`Cluster::failed`].
     pub fn start(commands: Vec<(String, Command)>, stop: &Arc<AtomicBool>) -> Result<Self> {
         let all = commands.len();
         let mut failed = Vec::new();
@@ -231,7 +231,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// If no host is left.
+    /// No host is left.
     pub fn step(&mut self, load: &Load, rate: f64, seconds: f64) -> Result<Step> {
         #[expect(clippy::cast_precision_loss, reason = "at most 256")]
         let all = self.all as f64;
@@ -319,7 +319,7 @@ struct Printed<'a> {
     uri: &'a str,
     seconds: u32,
     timeout: u32,
-    /// Whether all hosts took part in all planned steps.
+    /// Whether all hosts have taken part in all planned steps.
     complete: bool,
     steps: Vec<Step>,
     failed: &'a [Failed],
@@ -455,7 +455,7 @@ fn pause(seconds: u32, stop: &AtomicBool) {
 const HEAD: &str =
     "offered/s replies/s errors %  response  connect   p50   p90   p99 hosts    late";
 
-/// A step as a line of a table; times are in milliseconds.
+/// Formats a step as a line of the table; times are in milliseconds.
 fn line(step: &Step) -> String {
     let all = &step.all;
     let time = |time: Option<f64>| time.map_or_else(|| "-".to_owned(), |time| format!("{time:.1}"));

@@ -1,5 +1,5 @@
-//! Client, director, server: three hosts in namespaces for each contender, so that all contenders
-//! are ready and are measured in turn.
+//! Client, director, server: three hosts (network namespaces) for each contender, so that all
+//! contenders are ready and are measured in turn.
 //!
 //! ```text
 //! client c… ──── d… director e… ──── s… server
@@ -41,23 +41,23 @@ pub(crate) const VIP: &str = "10.73.0.1";
 pub(crate) const VIP6: &str = "fd00:73::1";
 pub(crate) const SERVER: &str = "10.72.0.11";
 pub(crate) const SERVER6: &str = "fd00:72::11";
-/// Connection limit of this project's director: the connections of the largest case, plus those of
-/// other cases that use the same director.
+/// Connection limit of the dataplane: for the largest case, and other cases that use the same
+/// dataplane.
 const CONNECTIONS: u32 = 10_100_000;
-/// Connection limit of the kernel fast path for TCP. It is lower than [`CONNECTIONS`], because the
-/// memory for all connections is reserved at once. A flood has a limit of 1.2 times its number of
-/// connections.
+/// Connection limit of the dataplane with the kernel fast path for TCP: lower than [`CONNECTIONS`],
+/// because memory for all connections is allocated at the start. A flood has a limit of 1.2 times
+/// its number of connections.
 pub(crate) const FAST_PATH: u32 = 1_000_000;
-/// Arguments of `ipvsadm` so that no connection ends during the measurement.
+/// Arguments of `ipvsadm` that keep connections from ending during a measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
-/// The cores on which the endpoints and the director run.
+/// The CPU of the endpoints.
 const ENDPOINTS: usize = 0;
+/// The CPU of the director.
 const DIRECTOR: usize = 1;
 
-/// Purpose of a bed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Purpose {
-    /// Floods of small packets, which end at the far interface.
+    /// Floods of small packets, which are dropped at the far interface.
     Flood,
     /// TCP connections between programs.
     Tcp,
@@ -82,10 +82,10 @@ pub(crate) struct Bed {
     pub(crate) client: Host,
     pub(crate) server: Host,
     pub(crate) director: Host,
-    /// Additional client hosts, once clients are distributed.
+    /// Additional client hosts, after [`spread`](Bed::spread).
     pub(crate) clients: Vec<Host>,
     pub(crate) servers: Vec<Host>,
-    /// Interfaces: client's, director's to the client, director's to the server, server's.
+    /// Interfaces: the client's, the director's two (to the client, to the server), the server's.
     pub(crate) devices: [String; 4],
     purpose: Purpose,
     connections: u32,
@@ -108,8 +108,8 @@ impl Bed {
         let mut testbed = Testbed::new("bench")?;
         let [client, director, server] = testbed.hosts(["client", "director", "server"])?;
         let number = BEDS.fetch_add(1, Ordering::Relaxed);
-        // A receiving thread is found by the name of its interface, and other beds, even of other
-        // processes, may have namespaces at the same time. A name has at most 15 characters.
+        // Interface names must be unique on the machine, because they identify receiving threads:
+        // other beds, even of other processes, may exist. A name has at most 15 characters.
         let name = format!("{}-{number}", std::process::id());
         let devices = ["c", "d", "e", "s"].map(|letter| format!("{letter}{name}"));
         let mut bed = Self {
@@ -150,12 +150,12 @@ impl Bed {
         self.purpose
     }
 
-    /// Process id of the contender's process, which forwards; `None` if there is no such process.
+    /// Id of the contender's process; `None` if the kernel forwards.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Proc::pid)
     }
 
-    /// Stops the process that forwards, and starts another one in its place, on the same CPU.
+    /// Replaces the process that forwards, on the same CPU.
     pub(crate) fn run_instead(
         &mut self,
         start: impl FnOnce(&Host, &str) -> Result<Proc>,
@@ -167,7 +167,7 @@ impl Bed {
         Ok(())
     }
 
-    /// The address that clients connect to.
+    /// The address to which clients connect.
     pub(crate) fn target(&self, v6: bool) -> &'static str {
         let by_address = matches!(self.who, Contender::Route | Contender::Direct)
             || (self.purpose != Purpose::Flood && self.who.is_null_packet());
@@ -184,7 +184,7 @@ impl Bed {
         self.signal_spinner(Signal::SIGCONT)
     }
 
-    /// Pauses this contender again.
+    /// Pauses a contender that polls continuously.
     pub(crate) fn pause(&self) -> Result<()> {
         self.signal_spinner(Signal::SIGSTOP)
     }
@@ -196,7 +196,7 @@ impl Bed {
         }
     }
 
-    /// Returns an error if the contender has ended.
+    /// Fails if the contender has exited.
     pub(crate) fn check_alive(&mut self) -> Result<()> {
         if let Some(process) = &mut self.process
             && !process.is_running()
@@ -210,7 +210,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Number of packets that this project's kernel fast path has forwarded.
+    /// Number of packets that the kernel fast path has forwarded.
     pub(crate) fn fast_path(&self) -> Result<u64> {
         #[derive(serde::Deserialize)]
         struct Reason {
@@ -226,7 +226,7 @@ impl Bed {
         Ok(all.iter().filter(ours).map(|reason| reason.count).sum())
     }
 
-    /// Packets that an interface has received.
+    /// Number of packets that an interface has received.
     pub(crate) fn received(host: &Host, device: &str) -> Result<u64> {
         let table = fs::read_to_string(format!("/proc/{}/net/dev", host.pid()))?;
         let line = table
@@ -424,7 +424,7 @@ impl Bed {
         }
     }
 
-    /// Starts the programs in `dir`, or those in the directory of this program.
+    /// Starts the programs in `dir`, or else those in the directory of this program.
     fn start_dataplane(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
         let program =
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
@@ -486,8 +486,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Rules for ipvsadm. Floods are sent to one server, so that replies can be sent from it; TCP
-    /// is sent to four.
+    /// Returns rules for ipvsadm. Floods are sent to one server, which can then send the replies;
+    /// TCP is sent to four.
     pub(crate) fn rules(&self, method: Method) -> Result<String> {
         let flag = method.flag();
         let mut rules = String::new();
@@ -558,7 +558,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Moves the kernel thread that receives for the director to a CPU; by default it is on the
+    /// Moves the kernel thread that receives for the director to a CPU. By default it is on the
     /// director's CPU.
     pub(crate) fn receive_on(&self, cpu: usize) -> Result<()> {
         ensure!(self.is_threaded(), "the director has no receiving threads");
@@ -566,25 +566,23 @@ impl Bed {
         pin_receiver(d, cpu).and_then(|()| pin_receiver(e, cpu))
     }
 
-    /// Adds a host.
     pub(crate) fn add_host(&mut self, name: &str) -> Result<Host> {
         let [host] = self.testbed.hosts([name])?;
         Ok(host)
     }
 
-    /// Configures a new interface of an endpoint like its first one, and starts its receiving
-    /// thread.
+    /// Configures a new interface of an endpoint like the endpoint's first one, and starts its
+    /// receiving thread.
     pub(crate) fn receive_in_thread(&self, host: &Host, device: &str) -> Result<()> {
         thread_receiver(host, device, ENDPOINTS)
     }
 
-    /// Stores a program, which is killed with the bed.
     pub(crate) fn keep(&mut self, program: Proc) {
         self.endpoints.push(program);
     }
 
-    /// With direct routing and tunnels, adds a link on which the server sends replies to the client
-    /// past the director.
+    /// With direct routing and tunnels, adds a link over which the server sends replies to the
+    /// client past the director.
     fn answer_directly(&mut self, name: &str) -> Result<()> {
         if !self.answers_directly() {
             return Ok(());
@@ -646,7 +644,7 @@ fn thread_receiver(host: &Host, device: &str, cpu: usize) -> Result<()> {
     pin_receiver(device, cpu)
 }
 
-/// Waits until the process prints the word `ready`.
+/// Waits until the process prints `ready`.
 pub(crate) fn ready(mut process: Proc) -> Result<Proc> {
     wait_until(
         "a yardstick program to be ready",
@@ -666,7 +664,7 @@ fn pin_receiver(device: &str, cpu: usize) -> Result<()> {
     run_with_input(Command::new("taskset").args(["-pc", &cpu, &thread]), "").map(drop)
 }
 
-/// The thread that receives on an interface.
+/// Process id of the thread that receives from an interface.
 fn receiver(device: &str) -> Result<u32> {
     let name = format!("napi/{device}-");
     let mut thread = None;
@@ -689,15 +687,14 @@ fn kernel_thread(prefix: &str) -> Option<u32> {
     })
 }
 
-/// Drops all packets, after packet sockets have seen them. Classic BPF needs no compiler: 2 is
-/// `TC_ACT_SHOT`, -1 continues.
+/// Returns a command that drops all packets of a device after its packet sockets have received
+/// them. Classic BPF needs no compiler: 2 is `TC_ACT_SHOT`, -1 continues.
 fn drop_all(device: &str) -> String {
     format!(
         "tc qdisc add dev {device} clsact\ntc filter add dev {device} ingress bpf da bytecode '1,6 0 0 2,'\n"
     )
 }
 
-/// The command that drops UDP over IPv4 on a device.
 fn drop_udp(device: &str) -> String {
     format!(
         "tc qdisc add dev {device} clsact\n\
@@ -711,7 +708,7 @@ pub(crate) fn has_program(name: &str) -> bool {
     directories.any(|dir| Path::new(dir).join(name).is_file())
 }
 
-/// Waits for `time`, so that programs that were started or stopped no longer disturb a measurement.
+/// Waits, so that programs that were started or stopped no longer disturb a measurement.
 pub(crate) fn settle(time: Duration) {
     thread::sleep(time);
 }

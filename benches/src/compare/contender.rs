@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-/// A forwarding method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Method {
     /// NAT: addresses are translated in both directions.
@@ -14,7 +13,7 @@ pub(crate) enum Method {
 }
 
 impl Method {
-    /// The option of `lvsadm -a`.
+    /// The option of `lvsadm -a` for this forwarding method.
     pub(crate) fn flag(self) -> &'static str {
         match self {
             Self::Nat => "-m",
@@ -130,7 +129,7 @@ impl Contender {
         self.takes_rules() || self == Self::Nftables
     }
 
-    /// Whether the work is done by a process on a separate CPU; otherwise the kernel does it.
+    /// Whether a process on a separate CPU does the work; otherwise the kernel does.
     pub(crate) fn is_process(self) -> bool {
         !matches!(
             self,
@@ -152,13 +151,12 @@ impl Contender {
         )
     }
 
-    /// Whether the contender polls continuously; it is then stopped while another contender is
+    /// Whether the contender polls continuously, and must be paused while another contender is
     /// measured.
     pub(crate) fn spins(self) -> bool {
         self == Self::Testpmd
     }
 
-    /// Whether the host itself forwards packets.
     pub(crate) fn forwards_by_host(self) -> bool {
         matches!(
             self,
@@ -179,14 +177,14 @@ impl Contender {
     }
 }
 
-/// The CPU on which a contender's work is done. The generator, or both endpoints of TCP, run on CPU
-/// 0.
+/// The CPU of a contender's work. The generator, or both endpoints of TCP, are on CPU 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Place {
-    /// The defaults of veth: the receiving soft interrupt on the sender's CPU 0; a process on CPU 1
-    /// (`split`); the kernel's forwarding on CPU 0 as well (`inline`).
+    /// The defaults of veth: the soft interrupt for receiving on the sender's CPU 0, with a process
+    /// on CPU 1 (`split`) or the kernel's forwarding on CPU 0 as well (`inline`).
     Usual,
-    /// All of the director's work on CPU 1, the receiving soft interrupt in a thread there (`1c`).
+    /// All of the director's work on CPU 1, with the soft interrupt for receiving in a thread there
+    /// (`1c`).
     OneCore,
 }
 

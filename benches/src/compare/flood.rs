@@ -13,11 +13,10 @@ use super::sample::{Cpu, Sample};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// The packets of a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flood {
     pub(super) flows: u32,
-    /// Binary logarithm of the number of client addresses; at most one address for each flow is
+    /// Binary logarithm of the number of client addresses. Never more addresses than flows are
     /// used.
     pub(super) client_bits: u32,
     /// Whether packets are sent from the server to the clients.
@@ -25,17 +24,17 @@ pub(super) struct Flood {
     pub(super) v6: bool,
 }
 
-/// Packets a second at which connections are opened: every contender forwards this rate without
+/// Rate in packets per second at which connections are opened. Every contender forwards it without
 /// loss.
 const OPENING: u32 = 150_000;
 const OPENING_ONE_CORE: u32 = 60_000;
-/// Lowest rate, in packets a second, at which connections are opened: a lower rate does not help.
+/// Lowest rate in packets per second at which connections are opened. A lower one does not help.
 const OPENING_LEAST: u32 = 10_000;
-/// Number of packets in the check. If some are lost, they are sent again at a lower rate.
+/// Number of packets in the check. After losses, they are sent again at a lower rate.
 const CHECKED: u64 = 16_384;
 const CHECKED_RATES: [&str; 3] = ["50000", "20000", "5000"];
 
-/// Time after which a measurement without any packet ends.
+/// A measurement ends after this time without packets.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Deserialize)]
@@ -87,10 +86,10 @@ impl Flood {
             words.push("-6");
         }
         words.extend(extra);
-        bed::ready(host.spawn(yardsticks.path("gen"), &words)?).context("the generator")
+        bed::ready(host.spawn(yardsticks.path("gen"), &words)?)
+            .context("the generator did not start")
     }
 
-    /// The host and the address that receive the flood's packets.
     fn sink(self, bed: &Bed) -> (&Host, &str) {
         let [c, _, _, s] = &bed.devices;
         if self.replies {
@@ -100,7 +99,7 @@ impl Flood {
         }
     }
 
-    /// Opens the flood's connections, and checks that packets through them arrive complete,
+    /// Opens the flood's connections, and checks that packets of these connections arrive complete,
     /// unchanged and in order.
     pub(super) fn prepare(self, bed: &mut Bed, yardsticks: &Yardsticks) -> Result<()> {
         bed.resume()?;
@@ -112,8 +111,7 @@ impl Flood {
             forward.open(bed, yardsticks)?;
         }
         if bed.who.is_fast_path() {
-            // Opens the connections that were not offloaded because other connections were
-            // offloaded first.
+            // Opens the connections that were not offloaded because others were offloaded first.
             forward.open(bed, yardsticks)?;
         }
         let few = Self {
@@ -132,7 +130,7 @@ impl Flood {
         last.with_context(|| format!("{} does not forward correctly", bed.who.name()))
     }
 
-    /// Opens all connections of the flood; more slowly after losses.
+    /// Opens all connections of the flood, after losses at a lower rate.
     fn open(self, bed: &Bed, yardsticks: &Yardsticks) -> Result<()> {
         let mut rate = match bed.place {
             Place::Usual => OPENING,
@@ -216,7 +214,7 @@ impl Flood {
         Ok(())
     }
 
-    /// Measures the forwarded packets per second.
+    /// Measures how many packets per second are forwarded.
     pub(super) fn measure(
         self,
         bed: &mut Bed,
@@ -261,16 +259,16 @@ impl Flood {
         })
     }
 
-    /// Starts the same flood at a given rate, during another measurement.
+    /// Starts the same flood at another rate, during another measurement.
     pub(super) fn beside(self, bed: &Bed, yardsticks: &Yardsticks, rate: f64) -> Result<Proc> {
         let rate = format!("{rate:.0}");
         self.generator(bed, yardsticks, 60, &["-m", "send", "-r", &rate])
     }
 }
 
-/// The last line that a yardstick has printed.
+/// Parses the last line that a yardstick has printed.
 fn report<T: for<'a> Deserialize<'a>>(process: &Proc) -> Result<T> {
     let log = process.log();
     let line = log.lines().last().unwrap_or_default();
-    serde_json::from_str(line).with_context(|| format!("a yardstick says:\n{log}"))
+    serde_json::from_str(line).with_context(|| format!("a yardstick printed:\n{log}"))
 }

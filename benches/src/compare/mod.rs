@@ -1,4 +1,4 @@
-//! `lvs-bench compare`: our director, a null forwarder, the kernel and other programs, in the same
+//! `lvs-bench compare`: the dataplane, a null forwarder, the kernel and other programs, in the same
 //! run.
 
 pub(crate) mod bed;
@@ -59,7 +59,7 @@ pub struct Options {
     busy: bool,
 }
 
-/// Rounds, and milliseconds of a measurement.
+/// Usual number of rounds, and milliseconds of a measurement.
 const USUALLY: (usize, u64) = (5, 1000);
 const QUICKLY: (usize, u64) = (3, 400);
 
@@ -77,7 +77,7 @@ const QUICK: [&str; 10] = [
     "maglev",
 ];
 
-/// Whether a row is measured only if it is named: such rows are off by default.
+/// Whether a row is measured only if the user names it.
 fn is_only_by_name(row: &Row) -> bool {
     ["fast-path", "proxy", "other"]
         .iter()
@@ -89,7 +89,8 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// When there is no such row, when the machine is busy, or without the rights to make hosts.
+    /// A row does not exist, the machine is busy, or this process may not create network
+    /// namespaces.
     pub fn run(&self) -> Result<()> {
         let groups = self.select(table::all())?;
         if self.list {
@@ -181,8 +182,7 @@ impl Options {
 
     /// Returns the groups with only the requested rows, and only the jobs that these rows need.
     ///
-    /// # Errors
-    /// A requested name is not the beginning of the name of a row.
+    /// # Errors No row's name begins with a requested name.
     fn select(&self, groups: Vec<Group>) -> Result<Vec<Group>> {
         let names: Vec<&str> = match (self.names.is_empty(), self.quick && !self.list) {
             (true, _) if self.other.is_some() => vec!["other"],
@@ -231,7 +231,7 @@ impl Options {
     }
 }
 
-/// Approximate duration of all measurements in seconds.
+/// Returns the approximate duration of all measurements in seconds.
 fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
     let rounds = rounds as f64;
@@ -240,7 +240,7 @@ fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
         .sum()
 }
 
-/// The kernel's limits of tracked connections: they apply to the machine, not to a namespace. They
+/// The kernel's limits of tracked connections, which apply to the machine, not to a namespace. They
 /// are raised, and restored at the end.
 #[derive(Debug)]
 struct Conntrack(Vec<(&'static str, String)>);
@@ -310,7 +310,7 @@ mod tests {
         );
     }
 
-    /// Checks the planned time, not the time of a run.
+    /// This checks the planned time, not the time of a run.
     #[test]
     fn compare_plan_takes_at_most_documented_time() {
         let seconds = |arguments: &[&str], (rounds, window)| {

@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use lvs_testbed::{Host, Proc, wait_until};
 use std::time::Duration;
 
-/// The port on which iperf3 listens.
+/// Port of iperf3.
 pub(crate) const BULK_PORT: u16 = 5201;
-/// The port of this program's own server for round trips.
+/// Port of this program's own server for round trips.
 pub(crate) const PING_PORT: u16 = 7;
 
 const NFTABLES: &str = "
@@ -110,7 +110,7 @@ http {
 
 pub(super) fn nftables(director: &Host) -> Result<()> {
     director.sh(&format!("nft -f - <<'EOF'{NFTABLES}EOF\n"))?;
-    // These counters exist for each network namespace, from the first rule that needs them.
+    // Each network namespace has these settings, from the first rule that needs them.
     for (name, value) in [
         ("nf_conntrack_udp_timeout", 7200),
         ("nf_conntrack_udp_timeout_stream", 7200),
@@ -148,7 +148,7 @@ pub(super) fn haproxy(director: &Host, dir: &Path) -> Result<Proc> {
     )
 }
 
-/// The directive that loads nginx's module for streams; empty if it is built in.
+/// Returns the directive that loads nginx's stream module; empty if nginx contains it.
 pub(crate) fn load_stream() -> String {
     let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
     if Path::new(module).exists() {
@@ -170,7 +170,8 @@ pub(super) fn web_server(server: &Host, dir: &Path) -> Result<Proc> {
     server.spawn("taskset", &["-c", "0", "nginx", "-c", path(&file)?])
 }
 
-/// Forwards between two interfaces, to the MAC addresses of the client and of the server.
+/// Starts `testpmd`, which forwards between two interfaces, to the MAC addresses of the client and
+/// the server.
 pub(super) fn testpmd(
     director: &Host,
     [front, back]: [&str; 2],
@@ -222,5 +223,5 @@ pub(super) fn testpmd(
 }
 
 fn path(file: &Path) -> Result<&str> {
-    file.to_str().context("a path that is not UTF-8")
+    file.to_str().context("the path is not UTF-8")
 }

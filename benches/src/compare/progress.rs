@@ -1,10 +1,10 @@
-//! The progress, on standard error: a bar on a terminal, otherwise a line for each group.
+//! Shows the progress on standard error: a bar on a terminal, otherwise a line for each group.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
-/// Progress of the work, measured in seconds of the expected duration.
+/// Progress of the work, in seconds of the expected duration.
 #[derive(Debug)]
 pub(crate) struct Progress {
     start: Instant,
@@ -66,7 +66,7 @@ impl Progress {
     }
 
     fn left(&self) -> String {
-        // Ratio of the elapsed time to the expected time of the finished steps.
+        // Elapsed time divided by the expected time of the finished steps.
         let elapsed = self.start.elapsed().as_secs_f64();
         let factor = if self.done > 5.0 {
             elapsed / self.done

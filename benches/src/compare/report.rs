@@ -1,4 +1,4 @@
-//! Output of the results: a table for readers, JSON for programs.
+//! Prints the results: a table for readers, JSON for programs.
 
 use std::fmt::Write as _;
 
@@ -9,16 +9,15 @@ use super::rows::{Against, Bound, Group, Row};
 use super::run::Outcome;
 use crate::stats::Spread;
 
-/// Version of the JSON; it grows when a field changes its meaning or is removed.
+/// Version of the JSON. It increases when a field changes its meaning or is removed.
 const SCHEMA: u32 = 1;
 
-/// A line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Line {
     name: String,
     what: String,
     subject: String,
-    /// The row with which this row is compared; if there are several, the best one.
+    /// The row with which this row is compared; the best one if there are several.
     against: String,
     placement: [String; 2],
     unit: &'static str,
@@ -216,7 +215,7 @@ pub(super) fn table(lines: &[Line], outcomes: &[Outcome]) -> String {
 }
 
 /// Median CPU time of one packet, request or KiB in nanoseconds: of the director's process, of soft
-/// interrupts with their threads, and of the endpoints.
+/// interrupts and their threads, and of the endpoints.
 fn cpu(outcome: &Outcome) -> Option<[f64; 3]> {
     let all: Vec<_> = outcome
         .samples

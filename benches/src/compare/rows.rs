@@ -16,9 +16,9 @@ pub(super) struct Job {
 pub(super) enum Work {
     Flood(Contender, Place, Flood),
     Tcp(Contender, Tcp),
-    /// CPU time of the director for one unit of this work.
+    /// CPU time of the director for one unit of this TCP work.
     Cost(Contender, Tcp),
-    /// Round trips, idle or during a flood.
+    /// Round trips, idle or (if true) during a flood.
     Ping(Contender, bool, Percentile),
     Memory(Memory),
 }
@@ -26,22 +26,22 @@ pub(super) enum Work {
 /// A measurement in memory, without network devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Memory {
-    /// Nanoseconds per packet, with this number of connections and this binary logarithm of the
+    /// Nanoseconds per packet with this number of connections, and this binary logarithm of the
     /// number of client addresses; of replies if true.
     Pipeline(u32, u32, bool),
     LineTable(u32, u32),
     /// New connections per second.
     Churn,
-    /// Packets a second with this number of workers.
+    /// Packets per second with this number of workers.
     Workers(usize),
-    /// Nanoseconds to open a connection, with this scheduler and these numbers of services and
+    /// Nanoseconds to open a connection with this scheduler and these numbers of services and
     /// servers.
     NewConnection(&'static str, u32, u32),
     /// Milliseconds in which Maglev hashing recomputes its table for this number of servers.
     Maglev(u32),
     /// Memory of a dataplane with this number of connections, in bytes per connection.
     Footprint(u32),
-    /// Nanoseconds to offload a connection to the kernel.
+    /// Nanoseconds to offload a connection to the kernel fast path.
     Publish,
     /// Nanoseconds of one `bpf_map_update_elem` call.
     MapUpdate,
@@ -83,7 +83,7 @@ impl Work {
         }
     }
 
-    /// The CPU on which the work is done, in one word.
+    /// The CPU of the work, in one word.
     pub(super) fn place(self) -> &'static str {
         match self {
             Self::Flood(who, place, _) => place.name(who),
@@ -97,7 +97,7 @@ impl Work {
         match self {
             Self::Flood(..) => window + 0.45,
             Self::Tcp(..) | Self::Cost(..) => window.ceil() + 0.8,
-            // The time for one percentile; the other one needs no further time.
+            // Only for the first percentile; others need no further time.
             Self::Ping(..) => 1.2,
             Self::Memory(Memory::Churn | Memory::Workers(_)) => 0.8,
             Self::Memory(Memory::IdleCpu(_)) => 2.0,
@@ -125,7 +125,7 @@ impl Work {
 pub(super) enum Bound {
     AtLeast(f64),
     AtMost(f64),
-    /// No check; the value is shown.
+    /// No bound: the value is only shown.
     Shown,
 }
 
@@ -145,10 +145,10 @@ pub(super) enum Against {
     /// The best of these rows, by median.
     Best(Vec<String>),
     One(String),
-    /// As `Best`, after the value of a third row, the cost of the link alone, is subtracted from
-    /// both.
+    /// As `Best`, but after subtracting the value of a third row from both: the cost of the link
+    /// alone.
     Added(String, String),
-    /// A bound in the unit of the measurement.
+    /// A bound, and its unit.
     Absolute(f64, &'static str),
 }
 
@@ -177,7 +177,7 @@ pub(super) struct Row {
     pub(super) subject: String,
     pub(super) against: Against,
     pub(super) bound: Bound,
-    /// The known reason why the row misses its bound.
+    /// Why the row is known to miss its bound.
     pub(super) but: Option<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! Runs the comparison in rounds: each round measures every row of a group once.
+//! Runs the comparison in rounds, each of which measures every row of a group once.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -21,14 +21,14 @@ use crate::memory::{self, Churn, Clients, Pair, Pipeline, Setup};
 use crate::publishing::Publishing;
 use crate::yardsticks::{LineTable, Yardsticks};
 
-/// Attempts to measure a row before a round omits it.
+/// Maximum number of attempts to measure a row in a round.
 const TRIES: usize = 3;
-/// Number of parts into which a round's round trips are divided. The contenders take turns part by
-/// part, so that disturbances of the machine affect all of them.
+/// Number of parts into which the round trips of a round are divided. The contenders take turns
+/// after each part, so that disturbances of the machine affect all of them.
 const TURNS: usize = 6;
 /// Number of connections of each of two workers.
 const WORKER_CONNECTIONS: u32 = 500_000;
-/// The CPU for work in memory.
+/// The CPU for measurements in memory.
 const MEMORY_CPU: usize = 1;
 
 /// Number of rounds, duration and conditions of a measurement.
@@ -46,7 +46,7 @@ pub(super) struct Manner {
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) job: Job,
-    /// Samples by round; `None` if all attempts of a round were disturbed.
+    /// The sample of each round; `None` if all attempts were disturbed.
     pub(super) samples: Vec<Option<Sample>>,
     /// Number of measurements that did not count.
     pub(super) rejected: usize,
@@ -57,22 +57,22 @@ type Key = (Contender, Place, Purpose);
 type Pinged = (Contender, bool);
 type Trips = (Vec<f64>, Option<String>);
 
-/// Prepared resources of a group.
+/// The prepared resources of a group.
 pub(super) struct Runner<'a> {
     yardsticks: &'a Yardsticks,
     manner: &'a Manner,
     beds: HashMap<Key, Bed>,
     prepared: HashSet<(Key, Flood)>,
-    /// Rate of the flood during round trips, in packets per second.
+    /// Rate of the flood during round trips, in packets per second; `None` if it is not measured
+    /// yet.
     half: Option<f64>,
-    /// The contenders whose round trips are measured, idle or during a flood.
+    /// Contenders whose round trips are measured, idle or during a flood.
     pinged: Vec<Pinged>,
-    /// Round trips of this round in microseconds, and the reason if they were disturbed.
+    /// Round trips of this round in microseconds, or the reason why they failed.
     trips: HashMap<Pinged, Result<Trips, String>>,
     memory: Instances,
 }
 
-/// Objects that are measured in memory.
 #[derive(Debug, Default)]
 struct Instances {
     pipelines: Vec<((u32, u32), Pipeline)>,
@@ -80,7 +80,7 @@ struct Instances {
     churn: Option<Churn>,
     pair: Option<Pair>,
     publishing: Option<Publishing>,
-    /// Resident memory of the dataplane in bytes, before it had connections.
+    /// Resident memory of the dataplane in bytes before it had connections.
     empty: f64,
 }
 
@@ -98,7 +98,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Measures a group. At the end, all programs that were started are stopped.
+    /// Measures a group, and then stops all programs that it has started.
     pub(super) fn run(&mut self, group: &Group, progress: &mut Progress) -> Result<Vec<Outcome>> {
         progress.begin(group.name);
         let mut outcomes: Vec<Outcome> = group.jobs.iter().map(|job| self.outcome(job)).collect();
@@ -177,7 +177,8 @@ impl<'a> Runner<'a> {
         self.bed_for(key, bed::FAST_PATH)
     }
 
-    /// A bed whose director has a table for `connections`, if the table is allocated at the start.
+    /// Returns a bed whose director has a table for `connections`, if its table is allocated at the
+    /// start.
     fn bed_for(&mut self, key: Key, connections: u32) -> Result<&mut Bed> {
         if !self.beds.contains_key(&key) {
             let (who, place, purpose) = key;
@@ -192,7 +193,7 @@ impl<'a> Runner<'a> {
             }
             self.beds.insert(key, bed);
         }
-        self.beds.get_mut(&key).context("made above")
+        self.beds.get_mut(&key).context("the bed was not made")
     }
 
     fn flooded(&mut self, who: Contender, place: Place, flood: Flood) -> Result<&mut Bed> {
@@ -226,8 +227,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Measures the highest rate of a flood that the dataplane forwards, and returns half of it:
-    /// the rate of the flood during round trips.
+    /// Measures the highest rate of a flood that the dataplane forwards. Returns half of it, the
+    /// rate of the flood during round trips.
     fn half_load(&mut self) -> Result<f64> {
         let flood = Flood {
             flows: 1000,
@@ -270,7 +271,7 @@ impl<'a> Runner<'a> {
                 );
                 if !self.beds.contains_key(&key) {
                     let bed = self.bed(key)?;
-                    let pid = bed.pid().context("the contender runs as a process")?;
+                    let pid = bed.pid().context("the contender has no process")?;
                     self.memory.empty = resident(pid)?;
                 }
                 self.flooded(key.0, key.1, many(connections))?;
@@ -297,7 +298,9 @@ impl<'a> Runner<'a> {
             }
             Work::Cost(who, kind) => {
                 let sample = self.measure(Work::Tcp(who, kind))?;
-                let cpu = sample.cpu.context("the contender was measured")?;
+                let cpu = sample
+                    .cpu
+                    .context("the CPU time of the contender was not measured")?;
                 Ok(Sample {
                     value: cpu.process + cpu.softirq,
                     ..sample
@@ -317,7 +320,7 @@ impl<'a> Runner<'a> {
                     self.measure_trips(loaded);
                 }
                 let trips = self.trips.get_mut(&(who, loaded));
-                let trips = trips.context("the measurement was prepared")?.as_mut();
+                let trips = trips.context("the measurement was not prepared")?.as_mut();
                 let (trips, disturbed) = trips.map_err(|error| anyhow!("{error}"))?;
                 Ok(Sample {
                     value: percentile.of(trips),
@@ -329,7 +332,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Measures the round-trip times of all contenders in turns, idle or during a flood.
+    /// Measures the round trips of all contenders in turns, idle or during a flood.
     fn measure_trips(&mut self, loaded: bool) {
         let pinged = self.pinged.clone();
         for _ in 0..TURNS {
@@ -348,7 +351,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Measures round trips, if possible without a disturbance.
+    /// Measures one part of round trips; repeats it a few times if it is disturbed.
     fn part_of_trips(&mut self, (who, loaded): Pinged) -> Result<Trips> {
         let (yardsticks, rate) = (self.yardsticks, self.half.filter(|_| loaded));
         let bed = self.bed((who, Place::Usual, Purpose::Ping))?;
@@ -372,27 +375,30 @@ impl<'a> Runner<'a> {
                     .pipelines
                     .iter_mut()
                     .find(|(known, _)| *known == key);
-                let (_, pipeline) = found.context("the measurement was prepared")?;
+                let (_, pipeline) = found.context("the measurement was not prepared")?;
                 pipeline.replies = replies;
                 on_core(|| pipeline.measure())??
             }
             Memory::LineTable(flows, bits) => {
                 let key = (flows, bits);
                 let found = instances.tables.iter_mut().find(|(known, _)| *known == key);
-                found.context("the measurement was prepared")?.1.measure()?
+                found
+                    .context("the measurement was not prepared")?
+                    .1
+                    .measure()?
             }
             Memory::Churn => {
                 let churn = instances
                     .churn
                     .as_mut()
-                    .context("the measurement was prepared")?;
+                    .context("the measurement was not prepared")?;
                 on_core(|| churn.measure())??
             }
             Memory::Workers(count) => {
                 let pair = instances
                     .pair
                     .as_mut()
-                    .context("the measurement was prepared")?;
+                    .context("the measurement was not prepared")?;
                 pair.measure(count)?
             }
             Memory::NewConnection(scheduler, services, servers) => {
@@ -409,7 +415,7 @@ impl<'a> Runner<'a> {
                 let publishing = instances
                     .publishing
                     .as_mut()
-                    .context("the measurement was prepared")?;
+                    .context("the measurement was not prepared")?;
                 on_core(|| match memory {
                     Memory::Publish => Ok(publishing.publish()),
                     _ => publishing.update(),
@@ -442,8 +448,8 @@ impl<'a> Runner<'a> {
         let bed = self
             .beds
             .get(&key)
-            .context("the measurement was prepared")?;
-        bed.pid().context("the contender runs as a process")
+            .context("the measurement was not prepared")?;
+        bed.pid().context("the contender has no process")
     }
 }
 
@@ -457,7 +463,8 @@ fn many(connections: u32) -> Flood {
     }
 }
 
-/// Runs `work` on the CPU for work in memory; programs that are started later do not inherit this.
+/// Runs `work` on the CPU for measurements in memory. Programs that are started later do not
+/// inherit this CPU.
 fn on_core<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| machine::pin(MEMORY_CPU).map(|()| work()));
@@ -467,7 +474,7 @@ fn on_core<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     })
 }
 
-/// Resident memory of a process in bytes.
+/// Returns the resident memory of a process in bytes.
 fn resident(pid: u32) -> Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

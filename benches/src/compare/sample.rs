@@ -9,7 +9,7 @@ use crate::machine::Used;
 pub(super) struct Sample {
     pub(super) value: f64,
     pub(super) cpu: Option<Cpu>,
-    /// The reason why the measurement does not count.
+    /// Why the measurement does not count.
     pub(super) disturbed: Option<String>,
 }
 

@@ -15,7 +15,7 @@ const NULLS: [Contender; 4] = [
 ];
 const SHARED_CLIENTS: u32 = 10;
 const OWN_CLIENTS: u32 = 24;
-/// Binary logarithm of the number of client addresses that the route to the clients covers.
+/// Binary logarithm of the number of client addresses in the route to the clients.
 const ALL_CLIENTS: u32 = 23;
 
 const fn forward(flows: u32, client_bits: u32) -> Flood {
@@ -35,7 +35,7 @@ impl Group {
         }
     }
 
-    /// Adds a measurement, unless it exists. Its name consists of the name of the group and `name`.
+    /// Adds a measurement, unless it exists. Returns its name: the group's name and `name`.
     fn job(&mut self, name: &str, work: Work) -> String {
         let name = format!("{}/{name}", self.name);
         if self.jobs.iter().all(|job| job.name != name) {
@@ -80,7 +80,6 @@ impl Group {
     }
 }
 
-/// All groups, in the order of the table.
 pub(super) fn all() -> Vec<Group> {
     vec![
         small(),

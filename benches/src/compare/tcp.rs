@@ -13,7 +13,6 @@ use super::sample::{Cpu, Sample};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// The kind of a TCP measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Tcp {
     /// One TCP stream, in Gbit/s.
@@ -26,7 +25,7 @@ pub(super) enum Tcp {
 
 /// Length in bytes of the download that is compared byte by byte.
 const CHECKED: &str = "33554432";
-/// Round trips in one measurement; a round consists of several measurements.
+/// Number of round trips in one measurement; a round has several measurements.
 const TRIPS: &str = "1000";
 
 /// Downloads through the contender, and compares each byte.
@@ -76,7 +75,7 @@ impl Tcp {
             Self::Requests | Self::Connections => requests(&printed)?,
         };
         let per_second = match self {
-            // The result is in KiB.
+            // Iperf3's result, converted to KiB per second.
             Self::Bulk => value * 1e9 / 8.0 / 1024.0,
             Self::Requests | Self::Connections => value,
         };
@@ -88,7 +87,7 @@ impl Tcp {
     }
 }
 
-/// Requests a second in wrk's output.
+/// Parses the requests per second in wrk's output.
 pub(crate) fn requests(printed: &str) -> Result<f64> {
     let line = |start: &str| {
         printed
@@ -101,7 +100,6 @@ pub(crate) fn requests(printed: &str) -> Result<f64> {
     rate.with_context(|| format!("wrk reports no rate:\n{printed}"))
 }
 
-/// A percentile of round trips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Percentile {
     P50,
@@ -121,7 +119,7 @@ impl Percentile {
     }
 }
 
-/// The flood during round trips; its packets are dropped before they reach a program.
+/// The flood during round trips. Its packets are dropped before any program receives them.
 const BESIDE: Flood = Flood {
     flows: 1000,
     client_bits: 10,
@@ -129,8 +127,8 @@ const BESIDE: Flood = Flood {
     v6: false,
 };
 
-/// Measures round trips of one byte over TCP, each in microseconds, during a flood of `rate`
-/// packets a second if one is given. Also returns the disturbances.
+/// Measures TCP round trips of one byte, each in microseconds, with `rate` during a flood of that
+/// many packets per second. Also returns the disturbances.
 pub(super) fn round_trips(
     bed: &mut Bed,
     yardsticks: &Yardsticks,
@@ -138,7 +136,7 @@ pub(super) fn round_trips(
 ) -> Result<(Vec<f64>, Option<String>)> {
     debug_assert!(
         bed.purpose() == Purpose::Ping,
-        "its sink accepts TCP connections"
+        "the server of the bed does not accept these TCP connections"
     );
     let mut flood = match rate {
         Some(rate) => Some(BESIDE.beside(bed, yardsticks, rate)?),
@@ -155,7 +153,8 @@ pub(super) fn round_trips(
         flood.stop(Signal::SIGTERM)?;
     }
     bed.check_alive()?;
-    let trips = serde_json::from_str(printed.trim()).context("a client of this project")?;
+    let trips =
+        serde_json::from_str(printed.trim()).context("cannot parse the output of the client")?;
     Ok((trips, used.disturbed()))
 }
 

@@ -1,8 +1,8 @@
 //! Measures the full sync from a director with very many connections to an empty one: its duration,
 //! and the effect on clients.
 //!
-//! The connections are opened by one datagram each, through a running director. Round trips are of
-//! one byte in each direction over TCP, through the same director.
+//! One datagram opens each connection, through a running director. Round trips are of one byte in
+//! each direction over TCP, through the same director.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use super::large::{self, notice};
 /// Number of full syncs.
 const ROUNDS: usize = 3;
 
-/// Measures a table of `count` connections.
+/// Measures the full sync of a table with `count` connections.
 pub(super) fn run(count: u32) -> Result<()> {
     let mut options = SiteOptions::new("bulk", Forward::Nat);
     options.servers = 1;
@@ -39,7 +39,7 @@ pub(super) fn run(count: u32) -> Result<()> {
             &key,
         ]
     };
-    // One datagram is enough for a connection to be replicated.
+    // A connection is replicated after its first datagram.
     let with_sysctl = ["--sysctl", "sync_threshold=1 50"];
     let arguments = [&extra("192.0.2.2")[..], &with_sysctl].concat();
     site.dataplane = Some(site.start_dataplane_on(&first, &[], &arguments)?);

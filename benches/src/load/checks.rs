@@ -1,5 +1,5 @@
-//! Delay of health checks: a given number a second for servers that answer, while other servers are
-//! unreachable.
+//! Measures the delay of health checks: of a given number per second for servers that answer, while
+//! other servers are unreachable.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use lvsd::config::{Config, checks_of};
 use lvsd::counters::{BOUNDS, Counters};
 use lvsd::health::{Checks, Network, raise_limits};
 
-/// Ports of each address of the servers that answer.
+/// Number of ports at each address of the servers that answer.
 const PORTS: usize = 50;
 
 /// Options of the measurement.
@@ -28,11 +28,11 @@ pub struct Options {
     seconds: u64,
 }
 
-/// Measures in a network namespace of its own.
+/// Measures in its own network namespace.
 pub(super) fn run(options: Options) -> Result<()> {
     raise_limits();
-    // The benchmark runs in its own network namespace: the loopback interface answers, and a link
-    // without a host at its other end drops all packets.
+    // In this namespace, the loopback interface answers, and a link without a host at its other end
+    // drops all packets.
     if std::env::var_os("LVS_CHECKS_INSIDE").is_none() {
         let program = std::env::current_exe()?;
         let mut words = vec!["-n".to_owned(), "--".into(), "sh".into(), "-c".into()];
@@ -48,7 +48,7 @@ pub(super) fn run(options: Options) -> Result<()> {
             .args(words)
             .env("LVS_CHECKS_INSIDE", "1")
             .status()
-            .context("unshare (util-linux), as root")?;
+            .context("cannot run unshare: install util-linux, and run this benchmark as root")?;
         std::process::exit(status.code().unwrap_or(1));
     }
     let addresses = options.checks.div_ceil(PORTS);
@@ -78,8 +78,7 @@ pub(super) fn run(options: Options) -> Result<()> {
             "[[service.server]]\naddress = \"10.98.{high}.{low}:80\"\n"
         ));
     }
-    // This benchmark parses its file without the checks of lvsd, which refuse some of these
-    // addresses.
+    // Without the checks of lvsd, which refuse some of these addresses.
     let (config, _) =
         Config::from_toml("checks", &text).map_err(|report| anyhow::anyhow!("{report}"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -156,7 +155,7 @@ fn processor() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// Answers at all these ports of every loopback address, in a separate thread.
+/// Listens on all these ports of every loopback address, in a separate thread.
 fn listen() {
     for port in 0..PORTS {
         let port = 20_000 + u16::try_from(port).unwrap_or(0);

@@ -1,5 +1,5 @@
-//! A director with very many connections, and its effect on clients. This program is the real
-//! server and the clients, too.
+//! A director with very many connections, and its effect on clients. This program is also the real
+//! server and the clients.
 
 use std::env;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use lvs_testbed::{Proc, Site, wait_until};
 
 /// Port of the services, TCP and UDP.
 const PORT: u16 = 7;
-/// The first client address; each has [`PORTS`] connections.
+/// The first client address. Each address has [`PORTS`] connections.
 const CLIENTS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const PORTS: u32 = 60_000;
 /// Duration of a measurement without other load.
@@ -54,7 +54,7 @@ impl End {
     }
 }
 
-/// The words of the command line for a task.
+/// Returns the words of the command line for a task.
 fn end<const WORDS: usize>(words: [&str; WORDS]) -> Vec<&str> {
     [&["endpoint", "large"], &words[..]].concat()
 }
@@ -69,7 +69,7 @@ pub(super) fn prepare(site: &Site) -> Result<Proc> {
     Ok(server)
 }
 
-/// Opens `count` connections through the director, and prints the number.
+/// Opens `count` connections through the director, and prints their number.
 pub(super) fn open(site: &Site, count: u32) -> Result<()> {
     site.add_service(PORT, "rr")?;
     site.add_service_weighted("-u", PORT, "rr", &[1])?;
@@ -94,13 +94,13 @@ fn serve() -> Result<()> {
     Ok(())
 }
 
-/// Sends one datagram from each of `count` addresses and ports, as a client.
+/// The client: sends one datagram from each of `count` addresses and ports.
 fn fill(target: SocketAddr, count: u32) -> Result<()> {
     for number in 0..count {
         let addr = Ipv4Addr::from_bits(CLIENTS.to_bits() + number / PORTS);
         let port = u16::try_from(1024 + number % PORTS)?;
         UdpSocket::bind((addr, port))?.send_to(b"x", target)?;
-        // Send no faster than the director opens connections.
+        // No faster than the director opens connections.
         if number % 64 == 63 {
             thread::sleep(Duration::from_micros(200));
         }
@@ -108,8 +108,8 @@ fn fill(target: SocketAddr, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// Runs the client: makes round trips until standard input ends; prints their number, and their p50,
-/// p99 and maximum in microseconds.
+/// The client: makes round trips until standard input ends. Prints their number, and their p50, p99
+/// and maximum in microseconds.
 fn trips(target: SocketAddr) -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))?;
     stream.set_nodelay(true)?;
@@ -157,7 +157,7 @@ pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Resu
     ))
 }
 
-/// Prints the round-trip times of clients while there is no other load.
+/// Prints the round-trip times of clients without other load.
 pub(super) fn quiet(site: &Site) -> Result<()> {
     let ((), quiet) = notice(site, || {
         thread::sleep(QUIET);

@@ -1,8 +1,8 @@
 //! Measures `ipvsadm -Lnc` with very many connections: time to the first line, duration, memory,
 //! and the effect on clients.
 //!
-//! The connections are opened by one datagram each, through a running director. Round trips are of
-//! one byte in each direction over TCP, through the same director.
+//! One datagram opens each connection, through a running director. Round trips are of one byte in
+//! each direction over TCP, through the same director.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -18,7 +18,7 @@ use super::large::{self, notice};
 /// Number of listings of each table.
 const ROUNDS: usize = 3;
 
-/// The present and the peak memory of a process in KiB.
+/// Returns the present and the peak memory of a process in KiB.
 fn memory(pid: u32) -> Result<(u64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let kib = |name: &str| -> Result<u64> {
@@ -31,7 +31,7 @@ fn memory(pid: u32) -> Result<(u64, u64)> {
     Ok((kib("VmRSS:")?, kib("VmHWM:")?))
 }
 
-/// Lists all connections. Returns the seconds until the first one and until the end, the number of
+/// Lists all connections. Returns the seconds to the first one and to the end, the number of
 /// connections, and the peak memory in KiB.
 fn list(site: &Site) -> Result<(f64, f64, u64, u64)> {
     let start = Instant::now();
@@ -62,7 +62,7 @@ fn list(site: &Site) -> Result<(f64, f64, u64, u64)> {
     Ok((first, whole, count, most))
 }
 
-/// Measures tables of different numbers of connections.
+/// Measures tables with these numbers of connections.
 pub(super) fn run(counts: &[u32]) -> Result<()> {
     for &count in counts {
         let mut options = SiteOptions::new("listing", Forward::Nat);

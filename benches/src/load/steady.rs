@@ -1,10 +1,10 @@
-//! Costs of replicating 10,000 new connections a second to another director.
+//! Measures the cost of replicating 10,000 new connections per second to another director.
 //!
-//! Two directors with NAT are on one network. One generator sends datagrams of 1,000
-//! clients to one of the directors as fast as it can. Another one sends 14,000 a second, each of
-//! which is a new connection, so that at least some 10,000 arrive. The program compares the
-//! forwarded packets round by round, with and without replication of each new connection. The other
-//! director runs in both cases.
+//! Two directors with NAT are on one network. One generator sends datagrams of 1,000 clients to one
+//! of the directors as fast as it can. Another one sends 14,000 per second, each of which opens a
+//! connection, so that at least some 10,000 arrive. The program compares the forwarded packets
+//! round by round, with and without replication of each new connection. The other director is
+//! running in both cases.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,16 +19,17 @@ use crate::yardsticks::Yardsticks;
 
 /// Port of the service.
 const PORT: u16 = 7;
-/// New connections a second that must succeed.
+/// New connections per second that must succeed.
 const NEW: u64 = 10_000;
-/// New connections a second that are sent: a director at its limit loses packets of both kinds.
+/// New connections per second that are sent: a director at its limit loses packets of both
+/// generators.
 const SENT: u64 = 14_000;
-/// Duration of the count of packets, after one second in which connections open.
+/// Time for which packets are counted, after one second in which connections open.
 const WINDOW: Duration = Duration::from_secs(4);
 /// Seconds for which a generator sends.
 const SECONDS: &str = "7";
 
-/// Measures in `rounds` rounds.
+/// Measures `rounds` rounds.
 pub(super) fn run(rounds: usize) -> Result<()> {
     let yardsticks = Yardsticks::build()?;
     let mut options = SiteOptions::new("steady", Forward::Nat);
@@ -44,8 +45,7 @@ pub(super) fn run(rounds: usize) -> Result<()> {
     let key = key.display().to_string();
     let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds {
-        // In the second case, the machine is already warm from the first. Therefore the order
-        // alternates.
+        // The order alternates, because the machine is warm in the second case.
         let order = if round % 2 == 0 {
             [false, true]
         } else {
@@ -75,7 +75,8 @@ pub(super) fn run(rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Packets a second that the director forwards; with `replicated`, it replicates the connections.
+/// Returns the packets per second that the director forwards. `replicated`: it replicates the
+/// connections.
 fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, replicated: bool) -> Result<f64> {
     let synchronised = |peer: &'static str| match replicated {
         true => vec![

@@ -28,7 +28,7 @@ pub(super) struct Compare {
 /// The points of one plot that both reports have.
 #[derive(Debug, Default)]
 struct Beside {
-    /// Distances between medians: the ratio of the greater to the smaller, minus 1.
+    /// For each point, the distance of the medians: the greater divided by the smaller, minus 1.
     apart: Vec<f64>,
     /// The differences, as text.
     disagree: Vec<String>,
@@ -69,7 +69,7 @@ impl Compare {
         }
         let share = percent(all - apart, all);
         let sentences = format!(
-            "{} of {all} points agree ({share:.1} %; {:.1} % are asked for)",
+            "{} of {all} points agree ({share:.1} %; {:.1} % are required)",
             all - apart,
             self.share
         );
@@ -104,7 +104,7 @@ fn compare(first: &Document, second: &Document, margin: f64) -> BTreeMap<String,
     plots
 }
 
-/// The measured series of a plot, without the derived ones.
+/// The measured series of a plot, without derived ones.
 fn measured(experiment: &dyn Experiment, document: &Document, plot: &str) -> Vec<Series> {
     let name = experiment.name();
     document.series(name, plot, &super::peers::of(experiment))
@@ -130,8 +130,7 @@ fn beside(plot: &str, first: &[Series], second: &[Series], margin: f64) -> Besid
             continue;
         };
         let (low, high) = (one.median.min(other.median), one.median.max(other.median));
-        // If both values are 0, there is no difference; if only one is 0, the difference is
-        // complete.
+        // No difference if both are 0; a complete one if only one is 0.
         let apart = if high <= 0.0 {
             0.0
         } else {
@@ -151,7 +150,7 @@ fn beside(plot: &str, first: &[Series], second: &[Series], margin: f64) -> Besid
     result
 }
 
-/// Whether two ranges overlap after each was extended.
+/// Whether two ranges overlap after each was extended by `margin`.
 fn overlap(one: &Spread, other: &Spread, margin: f64) -> bool {
     let low = |of: &Spread| of.min * (1.0 - margin);
     let high = |of: &Spread| of.max * (1.0 + margin);
@@ -169,7 +168,7 @@ mod tests {
     use super::super::data::{CpuSeconds, Run, SCHEMA, Value};
     use super::*;
 
-    /// A report with NetPIPE's times at 1 and at 64 bytes, for each round.
+    /// A report with NetPIPE's times at 1 byte and at 64 bytes, for each round.
     fn report(rounds: &[[f64; 2]]) -> Document {
         let mut document = Document {
             schema: SCHEMA,

@@ -1,4 +1,4 @@
-//! Data of a report. It is written as JSON after each run, and read again by `--resume`.
+//! The data of a report, which is written as JSON after each run, and read again by `--resume`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -36,14 +36,13 @@ pub(super) struct Run {
     pub(super) round: usize,
     pub(super) values: Vec<Value>,
     pub(super) cpu: CpuSeconds,
-    /// The reason why the measurement is unreliable.
+    /// Why the measurement is unreliable.
     pub(super) disturbed: Option<String>,
     /// Further notes, such as the reason for a failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) notes: Vec<String>,
 }
 
-/// A value that one run has measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Value {
     pub(super) plot: String,
@@ -120,7 +119,7 @@ impl Document {
         Ok(document)
     }
 
-    /// Writes JSON and CSV; if this is interrupted, the old files are unchanged.
+    /// Writes JSON and CSV. An interruption leaves the old files unchanged.
     pub(super) fn save(&self, directory: &Path) -> Result<()> {
         write(
             &directory.join("report.json"),
@@ -143,8 +142,8 @@ impl Document {
         runs.filter(move |run| run.experiment == experiment && run.peer == peer)
     }
 
-    /// The runs that count: the undisturbed ones, if there are at least two. A single run has no
-    /// spread.
+    /// The runs that count: the undisturbed ones, if there are at least two, because a single run
+    /// has no spread.
     pub(super) fn counted(&self, experiment: &str, peer: &str) -> Vec<&Run> {
         let mut runs: Vec<&Run> = self
             .runs

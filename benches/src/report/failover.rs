@@ -36,7 +36,7 @@ const PAGE: Set = Set {
 const CAPACITY: u64 = 2_000_000;
 /// Index of the server that fails.
 const SILENT: usize = 3;
-/// Seconds that each point of a plot covers.
+/// Seconds for each point of a plot.
 const STEP: f64 = 2.0 * BIN;
 
 impl Experiment for Failover {
@@ -129,7 +129,7 @@ impl Experiment for Failover {
         };
         let farm = Farm::start(bed, &services, true)?;
         if bed.who.is_ours() {
-            // Checks have found all servers.
+            // The checks have found all servers up.
             let lvsadm = lvs_testbed::programs::find("lvsadm")?;
             lvs_testbed::wait_until(
                 "four servers to have a weight above 0",
@@ -168,7 +168,7 @@ impl Experiment for Failover {
         farm.end(bed)?;
         let asked = asked.first().context("the clients printed no report")?;
         let bar = NAMES.iter().position(|name| *name == turn.peer.name);
-        let bar = bar.context("a peer that is not shown")?;
+        let bar = bar.context("the plot has no bar for this peer")?;
         Ok((points(asked, number(bar), seconds / 3.0), cpu, disturbed))
     }
 

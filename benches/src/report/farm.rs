@@ -18,20 +18,19 @@ use crate::compare::contender::Contender;
 use crate::files::Asked;
 use crate::yardsticks::Yardsticks;
 
-/// Number of real servers in a bed: 10.72.0.11 and the following addresses.
+/// Number of real servers in a bed, at 10.72.0.11 and the following addresses.
 pub(super) const SERVERS: usize = 8;
 
-/// A virtual service.
 #[derive(Debug)]
 pub(super) struct Service {
     pub(super) port: u16,
-    /// The name of the scheduler in `lvsadm`.
+    /// The scheduler's name in `lvsadm`.
     pub(super) scheduler: &'static str,
-    /// Weight of each server, and its maximum rate in bytes per second.
+    /// For each server, its weight and its maximum rate in bytes per second.
     pub(super) servers: Vec<(u32, u64)>,
 }
 
-/// Processes that run as long as a farm is used.
+/// Processes that run while a farm is used.
 #[derive(Debug)]
 pub(super) struct Farm {
     servers: Proc,
@@ -44,7 +43,7 @@ pub(super) fn address(server: usize) -> String {
     format!("10.72.0.{}", 11 + server)
 }
 
-/// Bytes of the smallest and of the largest file.
+/// Sizes in bytes of the smallest and of the largest file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Set {
     pub(super) name: &'static str,
@@ -52,7 +51,7 @@ pub(super) struct Set {
     pub(super) most: u64,
 }
 
-/// The sets of files of the thesis.
+/// The small files of the thesis.
 pub(super) const SMALL: Set = Set {
     name: "small",
     least: 76_000,
@@ -87,7 +86,7 @@ pub(super) struct Clients {
 pub(super) const PEERS: [Peer; 5] =
     peers::named(["lvs-nat", "nftables", "haproxy", "nginx", "ip_vs nat"]);
 
-/// A test bed with eight servers, whose client has several source addresses.
+/// Makes a test bed with eight servers, whose client has several source addresses.
 pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
     let bed = usual_bed(peer, yardsticks)?;
 
@@ -109,8 +108,8 @@ pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
 }
 
 impl Farm {
-    /// Starts servers, and configures the peer to use them. `checked`: the peer also checks them
-    /// with its own means.
+    /// Starts servers, and configures the peer to use them. `checked`: the peer also checks them by
+    /// its own means.
     pub(super) fn start(bed: &mut Bed, services: &[Service], checked: bool) -> Result<Self> {
         let own = std::env::current_exe()?.display().to_string();
         let mut words = vec!["-c".to_owned(), "0".to_owned(), own, "endpoint".to_owned()];
@@ -189,7 +188,6 @@ impl Farm {
         bed.client.spawn("taskset", &words)
     }
 
-    /// Removes the services.
     pub(super) fn end(self, bed: &Bed) -> Result<()> {
         let Self {
             mut servers,
@@ -208,7 +206,7 @@ impl Farm {
     }
 }
 
-/// Reports of the clients, after they have exited.
+/// Returns the clients' reports after they have exited.
 pub(super) fn asked(mut clients: Proc, seconds: f64) -> Result<Vec<Asked>> {
     let status = clients.wait(Duration::from_secs_f64(seconds + 10.0))?;
     let log = clients.log();
@@ -216,8 +214,8 @@ pub(super) fn asked(mut clients: Proc, seconds: f64) -> Result<Vec<Asked>> {
     serde_json::from_str(line).with_context(|| format!("the clients ({status}) printed:\n{log}"))
 }
 
-/// Parses a number at the end of a line of a listing, with the suffix with which `ipvsadm` shortens
-/// it.
+/// Parses a number at the end of a line of `ipvsadm`'s listing, with the suffix of a shortened
+/// number.
 pub(super) fn printed_number(word: &str) -> Option<f64> {
     let (digits, factor) = match word.char_indices().last()? {
         (at, 'K') => (&word[..at], 1e3),
@@ -229,8 +227,8 @@ pub(super) fn printed_number(word: &str) -> Option<f64> {
     digits.parse::<f64>().ok().map(|number| number * factor)
 }
 
-/// Rates of services by their ports, as `ipvsadm -Ln --rate` prints them: connections, packets in
-/// and out, bytes in and out, a second.
+/// Parses the output of `ipvsadm -Ln --rate`: for each service's port, connections, packets in and
+/// out, and bytes in and out, per second.
 pub(super) fn printed_rates(listing: &str) -> Vec<(u16, [f64; 5])> {
     let line = |line: &str| {
         let mut words = line.split_ascii_whitespace();
@@ -342,7 +340,7 @@ fn nftables(services: &[Service]) -> Result<String> {
     Ok(text)
 }
 
-/// Whether a proxy chooses servers by round robin; otherwise it chooses by their connections.
+/// Whether a proxy chooses servers by round robin; otherwise by their connections.
 fn takes_turns(service: &Service) -> bool {
     matches!(service.scheduler, "rr" | "wrr")
 }

@@ -1,4 +1,4 @@
-//! Haddad and Pourzandi, "Linux on Carrier Grade Web Servers", 2001: requests and connections a
+//! Haddad and Pourzandi, "Linux on Carrier Grade Web Servers", 2001: requests and connections per
 //! second by the number of clients, and the response time of a single client.
 
 use anyhow::{Context, Result};
@@ -11,7 +11,7 @@ use crate::compare::bed::Bed;
 use crate::compare::tcp::requests;
 use crate::machine::Snapshot;
 
-/// The maximum rate of the clients' requests.
+/// The experiment that measures the maximum rate of the clients' requests.
 #[derive(Debug)]
 pub(super) struct Haddad;
 

@@ -17,7 +17,7 @@ use crate::stats::{Rounds, Spread};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     pub(super) colour: RGBColor,
-    /// Pixels of a dash, 0 for a line without gaps.
+    /// Length of a dash in pixels; 0 for a line without gaps.
     dash: i32,
     marker: Marker,
 }
@@ -30,9 +30,9 @@ enum Marker {
     Cross,
 }
 
-/// Okabe and Ito's colours, which colour-blind readers can distinguish, with the matching grey; a
-/// peer has the same colour in all plots. Variants of one peer (`lvs-nat lc`) differ in lightness,
-/// dashes and markers.
+/// The colour of a peer, which is the same in all plots: from Okabe and Ito's palette, which
+/// colour-blind readers can distinguish, with a matching grey. Variants of a peer (`lvs-nat lc`)
+/// differ in lightness, dashes and markers.
 pub(super) fn look(peer: &str) -> Look {
     let (of, variant) = peer.split_once(' ').unwrap_or((peer, ""));
     let colour = match of {
@@ -44,7 +44,7 @@ pub(super) fn look(peer: &str) -> Look {
         "lvs-nat-fast-path" => RGBColor(86, 180, 233),
         "nftables" => RGBColor(230, 159, 0),
         "haproxy" => RGBColor(213, 94, 0),
-        // No distinct colour is left in the palette: this brown differs from each of them equally.
+        // The palette has no colour left: this brown differs about equally from all of them.
         "ip_vs" => RGBColor(102, 51, 17),
         _ => RGBColor(204, 121, 167),
     };
@@ -67,7 +67,7 @@ pub(super) fn look(peer: &str) -> Look {
     }
 }
 
-/// Changes the lightness of a colour: darker below 1, lighter above, white at 2.
+/// Changes the lightness of a colour: below 1 darker, above 1 lighter, at 2 white.
 fn shade(colour: RGBColor, light: f64) -> RGBColor {
     let one = |part: u8| {
         let part = f64::from(part);
@@ -124,7 +124,7 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
         return Ok(None);
     }
     let mut svg = String::new();
-    // Above bars there is room for a legend.
+    // Room for a legend above the bars.
     let above = if bars.is_empty() { 1.25 } else { 1.6 };
     let (x, y) = ((left, right * 1.1), (low * 0.8, high * above));
     let (linear_x, linear_y) = (0.0..x.1, 0.0..y.1);
@@ -151,8 +151,8 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
     )))
 }
 
-/// The range of a logarithmic axis. If it covers less than two powers of ten, it is extended to
-/// powers of ten, because otherwise it might contain no labelled number.
+/// Returns the range of a logarithmic axis. A range below two powers of ten is extended to whole
+/// powers of ten: it might contain no labelled number.
 fn powers((low, high): (f64, f64)) -> std::ops::Range<f64> {
     if high >= low * 100.0 {
         return low..high;
@@ -200,7 +200,7 @@ where
     mesh.draw()?;
     let mut named: Vec<&str> = Vec::new();
     for one in series {
-        // Bars have their own names below: the legend names their peers.
+        // Bars have their own names below, so the legend names their peers.
         let of = one.peer.split(' ').next().unwrap_or_default();
         let peer = if bars.is_empty() { &one.peer } else { of };
         let Look {
@@ -208,7 +208,7 @@ where
             dash,
             marker,
         } = look(peer);
-        // A single point makes no line.
+        // A single point makes no line, so it needs a marker.
         let marker = match (one.points.len(), marker) {
             (1, Marker::None) => Marker::Circle,
             _ => marker,
@@ -307,7 +307,7 @@ where
     Ok(())
 }
 
-/// Position of a bar among the bars at the same x, and half of its width.
+/// The position of a bar among the bars at the same x, and half of its width.
 fn stands(series: &[Series], of: &Series, x: f64) -> (f64, f64) {
     let has = |one: &&Series| one.points.iter().any(|(own, _)| own.total_cmp(&x).is_eq());
     let all = series.iter().filter(has).count().max(1);
@@ -317,7 +317,7 @@ fn stands(series: &[Series], of: &Series, x: f64) -> (f64, f64) {
     (x + half * (2.0 * place + 1.0 - at(all)), half)
 }
 
-/// Position of the bar with number `place`.
+/// The position of the bar with number `place`.
 fn at(place: usize) -> f64 {
     u32::try_from(place).map_or(f64::MAX, f64::from)
 }
@@ -329,7 +329,7 @@ fn axis(axis: &super::Axis) -> String {
 /// Shortens a number: `4096` becomes `4.1k`.
 fn short(value: f64) -> String {
     if (0.0..1.0).contains(&value) {
-        // Print no more digits than the value has.
+        // No more digits than the value has.
         return format!("{:.3}", value)
             .trim_end_matches('0')
             .trim_end_matches('.')
@@ -461,7 +461,7 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     list(page, &not_measured(document, experiment, &not_drawn))
 }
 
-/// Series without figures in an experiment, and the reasons.
+/// The series without figures in an experiment, and the reasons.
 fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]) -> Vec<String> {
     let name = experiment.name();
     let missing = document.missing.iter();
@@ -500,7 +500,7 @@ fn list(page: &mut String, items: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Writes the notes for the plots, and the number of rounds with each note.
+/// Writes the notes for the plots, each with its number of rounds.
 fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()> {
     let mut sentences: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let runs = document.runs.iter();
@@ -586,7 +586,7 @@ mod tests {
         assert!(near(powers((64.0, 70.4)), 10.0, 100.0));
         assert!(near(powers((1.0, 70.4)), 1.0, 100.0));
         assert!(near(powers((0.3, 5000.0)), 0.3, 5000.0));
-        // The result is never empty.
+        // The range is never empty.
         assert!(near(powers((10.0, 10.0 * 1.1)), 10.0, 100.0));
         assert!(near(powers((80.0, 100.0)), 10.0, 100.0));
     }

@@ -101,24 +101,22 @@ impl Turn<'_> {
     }
 }
 
-/// Measured values, CPU time, and the reason why they are unreliable, if any.
+/// Measured values, CPU time, and why they are unreliable, if they are.
 type Measured = (Vec<Value>, CpuSeconds, Option<String>);
 
-/// A published experiment.
 trait Experiment: Sync {
     fn name(&self) -> &'static str;
     fn title(&self) -> &'static str;
     /// A description of the method.
     fn what(&self) -> &'static str;
-    /// Programs that the experiment needs in addition to this project's and those of its peers.
-    /// Peers are not measured if one of their programs is missing.
+    /// Programs that the experiment needs in addition to those of this project and of the peers. A
+    /// peer is not measured if one of its programs is missing.
     fn programs(&self) -> &'static [&'static str] {
         &[]
     }
     fn plots(&self) -> &'static [Plot];
-    /// Approximate duration of one run of a peer.
+    /// Approximate duration of one run of a peer in seconds.
     fn seconds(&self, quick: bool) -> f64;
-    /// The peers of the experiment.
     fn peers(&self) -> &'static [Peer] {
         peers::USUAL
     }
@@ -127,8 +125,8 @@ trait Experiment: Sync {
         let _ = peer;
         true
     }
-    /// Number of peers that are measured at the same time: more than one only if the servers'
-    /// capacity limits all of them, and the machine does not.
+    /// Number of peers that are measured at the same time. More than one only if the capacity of
+    /// the servers limits all of them, and the machine does not.
     fn at_once(&self) -> usize {
         1
     }
@@ -136,7 +134,6 @@ trait Experiment: Sync {
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
         usual_bed(peer, yardsticks)
     }
-    /// Measures a peer once.
     fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured>;
     /// The lines or bars of a plot: the medians of the rounds, or values derived from other plots.
     fn series(&self, document: &Document, plot: &Plot) -> Vec<Series> {
@@ -176,7 +173,6 @@ const EXPERIMENTS: [&dyn Experiment; 11] = [
     &testlvs::Testlvs,
 ];
 
-/// A plot of an experiment.
 #[derive(Debug)]
 struct Plot {
     name: &'static str,
@@ -189,8 +185,8 @@ struct Plot {
 struct Axis {
     name: &'static str,
     unit: &'static str,
-    /// Logarithmic axis, for positive values over several powers of ten. Otherwise the axis begins
-    /// at 0.
+    /// Whether the axis is logarithmic, for positive values over several powers of ten. Otherwise
+    /// it begins at 0.
     log: bool,
 }
 
@@ -314,7 +310,7 @@ impl Options {
         Ok(asked)
     }
 
-    /// An empty report, or the report that is continued.
+    /// Returns an empty report, or the report that is continued.
     fn begin(&self) -> Result<Document> {
         let rounds = if self.quick { QUICK_ROUNDS } else { ROUNDS };
         let rounds = self.rounds.map_or(rounds, usize::from);
@@ -353,7 +349,7 @@ impl Options {
         peers.filter(is_asked).filter(is_left).collect()
     }
 
-    /// Approximate seconds of the measurements that an experiment lacks.
+    /// Approximate seconds of an experiment's missing measurements.
     fn left(&self, experiment: &dyn Experiment, document: &Document) -> f64 {
         let mut peers = self.peers_left(experiment, document);
         peers.retain(|peer| bed::lacks(peer.who).is_none());
@@ -404,7 +400,7 @@ impl Options {
         let one = experiment.seconds(self.quick);
         let groups = |peers: usize| number(peers.div_ceil(experiment.at_once()));
         for round in 1..=rounds {
-            // A peer that failed needs no time.
+            // A peer that has failed needs no time.
             progress.add(one * (groups(peers.len()) - groups(beds.len())));
             let mut failed = Vec::new();
             for group in beds.chunks_mut(experiment.at_once()) {

@@ -1,5 +1,5 @@
-//! O'Rourke and Keefe, "Performance Evaluation of Linux Virtual Server", LISA 2001: one request a
-//! connection, offered at rates that grow.
+//! O'Rourke and Keefe, "Performance Evaluation of Linux Virtual Server", LISA 2001: one request for
+//! each connection, offered at increasing rates.
 
 mod ask;
 
@@ -14,7 +14,7 @@ use crate::compare::contender::Contender;
 use crate::stats::Spread;
 use crate::yardsticks::Yardsticks;
 
-/// Reply rate over offered rate.
+/// The experiment that measures the reply rate at increasing offered rates.
 #[derive(Debug)]
 pub(super) struct Orourke;
 
@@ -31,14 +31,15 @@ const COST: &str = "cost";
 const SHARING: &str = "sharing";
 const SHARING_WAIT: &str = "sharing-wait";
 
-/// Number of servers, suffix of their plots' names, and the rates; the last rate is 1.3 times the
-/// servers' capacity.
+/// Number of servers, suffix of their plots' names, the rates, and the rates of `--quick`. The last
+/// rate is 1.3 times the servers' capacity.
 const RATES: [(usize, &str, &[u32], &[u32]); 3] = [
     (4, "", &[500, 1000, 1500, 2000, 2200, 2600], &[1500, 2600]),
     (2, "-2", &[900, 1300], &[]),
     (1, "-1", &[450, 650], &[650]),
 ];
-/// Rates for servers of unlimited capacity; the highest successful one is searched for.
+/// Rates for servers of unlimited capacity; the experiment searches for the highest one that
+/// succeeds.
 const FREE_RATES: &[u32] = &[
     1000, 2000, 4000, 6000, 8000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000,
     28_000, 32_000,
@@ -48,13 +49,13 @@ const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
 const COST_RATE: u32 = 1000;
 /// The smallest plotted percentage: a logarithmic axis has no zero.
 const LEAST_PERCENT: f64 = 0.01;
-/// Minimum share of the requested rate that the clients must send, so that the result counts.
+/// Minimum share of the requested rate that the clients must send for a result that counts.
 const REACHED: f64 = 0.97;
 
-/// A bar for each peer, in their order.
+/// The labels of bars, one for each peer.
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
-/// Peers for which the dataplane shares its core with the receiving kernel thread, and those for
-/// which it does not.
+/// Labels of the peers whose dataplane shares its core with the receiving kernel thread, and of
+/// those whose dataplane does not.
 const PLACES: [&str; 6] = [
     "lvs-nat shared",
     "lvs-nat apart",
@@ -283,7 +284,6 @@ impl Experiment for Orourke {
     }
 }
 
-/// Values of a run.
 #[derive(Debug, Default)]
 struct Values {
     all: Vec<Value>,
@@ -321,8 +321,8 @@ impl Values {
     }
 }
 
-/// The highest of some rates at which the result is successful, and that result. If a rate is too
-/// high, all higher rates are too high as well.
+/// Returns the highest of `rates` at which the result is successful, and that result. If a rate is
+/// too high, all higher ones are.
 fn highest<T>(
     rates: &[u32],
     mut offer: impl FnMut(u32) -> Result<Option<T>>,
@@ -371,7 +371,7 @@ impl Orourke {
         let errors = self.all(document, ERRORS);
         for series in self.all(document, REPLIES) {
             let of_peer = errors.iter().find(|errors| errors.peer == series.peer);
-            // Use the rates up to the first one with errors.
+            // The rates below the first one with errors.
             let good = series.points.iter().take_while(|(rate, _)| {
                 let errors = of_peer.and_then(|errors| at(errors, *rate));
                 errors.is_some_and(|errors| errors.max <= LEAST_PERCENT)
@@ -496,7 +496,7 @@ impl Orourke {
 mod tests {
     use super::*;
 
-    /// The last rate of each number of servers exceeds the servers' capacity.
+    /// The last rate for each number of servers exceeds the servers' capacity.
     #[test]
     fn offered_rates_exceed_capacity_of_servers() {
         for (servers, _, rates, quick) in RATES {

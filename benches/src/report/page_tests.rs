@@ -1,5 +1,5 @@
-//! The page in a browser, and the JSON against its schema, with made-up figures of everything that
-//! is plotted.
+//! Tests of the page in a browser, and of the JSON against its schema, with made-up figures for all
+//! plots.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -21,8 +21,7 @@ struct Seen {
     texts: Vec<String>,
     /// Elements that are not completely within the plot.
     outside: Vec<String>,
-    /// Colours of the drawn marks, and the extent of the marks of each colour, as a share of the
-    /// plot's width and height.
+    /// For each colour of drawn marks: their extent as a share of the plot's width and height.
     drawn: Vec<(String, f64, f64)>,
 }
 
@@ -168,7 +167,7 @@ fn check(seen: &Seen, experiment: &dyn Experiment, document: &Document, plot: &s
         let drawn = seen.drawn.iter().find(|(own, ..)| *own == colour);
         let (_, width, height) =
             drawn.unwrap_or_else(|| panic!("{id}: nothing of {peer} in {colour}"));
-        // The width must be more than that of the legend's key.
+        // The marks must be wider than the legend's key.
         assert!(
             *height > 0.05 && (*width > 0.5 || !bars.is_empty()),
             "{id}: {peer} is {width} by {height}"
@@ -215,7 +214,7 @@ fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
     assert_eq!(
         browser.run(alone).expect("a number"),
         0,
-        "the page needs no other file"
+        "the page loads another file"
     );
 }
 
@@ -236,7 +235,7 @@ fn page_names_missing_peers_and_plots() {
     ] {
         assert!(page.contains(words), "{words}: {page}");
     }
-    // A missing value has no bar either.
+    // A missing value has no bar.
     let plots = orourke.plots().iter();
     let bars = plots.filter(|plot| plot.name == "cost");
     let all = sample();
@@ -257,8 +256,8 @@ fn page_names_missing_peers_and_plots() {
 #[test]
 #[ignore = "needs jsonschema"]
 fn benchmark_report_matches_its_schema() {
-    // Use the program of Debian: another program with this name may not work, or may not exist for
-    // this user.
+    // The program of Debian: another one with this name may not work, or may not exist for this
+    // user.
     const JSONSCHEMA: &str = "/usr/bin/jsonschema";
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/report.schema.json");
     let directory = tempfile::tempdir().expect("a directory");
@@ -283,7 +282,7 @@ fn benchmark_report_matches_its_schema() {
     assert!(!is_valid(&bad).0);
     let mut bad = good.clone();
     bad["runs"][0]["extra"] = 1.into();
-    assert!(!is_valid(&bad).0, "an unknown field is invalid");
+    assert!(!is_valid(&bad).0, "an unknown field is accepted");
     let mut bad = good;
     bad["missing"][0]
         .as_object_mut()
@@ -292,7 +291,7 @@ fn benchmark_report_matches_its_schema() {
     assert!(!is_valid(&bad).0);
 }
 
-/// Each peer has a different colour of the palette.
+/// Each peer has its own colour of the palette.
 #[test]
 fn peers_have_colours_of_the_palette() {
     let palette = [

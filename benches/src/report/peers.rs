@@ -33,11 +33,11 @@ pub(super) const PEERS: [Peer; 12] = [
     peer("ip_vs dr", Contender::Ipvs(Method::Dr)),
     peer("ip_vs tunnel", Contender::Ipvs(Method::Tunnel)),
 ];
-/// Peers of most experiments, without the other methods of the kernel's IPVS, which would take time
+/// Peers of most experiments: without the other methods of the kernel's IPVS, which would take time
 /// and show little.
 pub(super) const USUAL: &[Peer] = PEERS.split_at(10).0;
 
-/// Peers with these names. The word after a space names a variant of the peer: `lvs-nat lc`.
+/// The peers with these names. The word after a space names a variant of the peer: `lvs-nat lc`.
 pub(super) const fn named<const COUNT: usize>(names: [&'static str; COUNT]) -> [Peer; COUNT] {
     let mut all = [PEERS[0]; COUNT];
     let mut place = 0;
@@ -52,8 +52,7 @@ pub(super) const fn named<const COUNT: usize>(names: [&'static str; COUNT]) -> [
     all
 }
 
-/// Whether a series name belongs to a peer: the series name is the peer's name, or begins with that
-/// name and a space.
+/// Whether a series belongs to a peer: its name is the peer's name, or continues it after a space.
 const fn begins(name: &str, peer: &str) -> bool {
     let (name, peer) = (name.as_bytes(), peer.as_bytes());
     let mut at = 0;
@@ -66,7 +65,6 @@ const fn begins(name: &str, peer: &str) -> bool {
     name.len() == at || name[at] == b' '
 }
 
-/// Names of the peers.
 pub(super) const fn names<const COUNT: usize>(peers: &[Peer; COUNT]) -> [&'static str; COUNT] {
     let mut names = [""; COUNT];
     let mut place = 0;
@@ -88,7 +86,7 @@ pub(super) fn director_devices(bed: &Bed) -> [&str; 2] {
     [&bed.devices[1], &bed.devices[2]]
 }
 
-/// CPU time of the nodes since `first`, and the reason why it is unreliable, if any.
+/// CPU time of the nodes since `first`, and why it is unreliable, if it is.
 pub(super) fn used_since(bed: &mut Bed, first: &Snapshot) -> Result<(CpuSeconds, Option<String>)> {
     let used: Used = Snapshot::take().since(first, bed.pid(), &director_devices(bed));
     bed.check_alive()?;

@@ -1,5 +1,5 @@
-//! testlvs: SYNs from source addresses that no host has; the cost of these SYNs, and the effect of
-//! each defence.
+//! testlvs: the cost of SYNs from source addresses that no host has, and the effect of each
+//! defence.
 
 use std::fs;
 use std::thread;
@@ -21,7 +21,7 @@ use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::stats::Spread;
 
-/// A flood of SYNs, at a set rate and at the maximum rate.
+/// The experiment with a flood of SYNs, at a set rate and at the maximum rate.
 #[derive(Debug)]
 pub(super) struct Testlvs;
 
@@ -50,20 +50,22 @@ const PASSED: &str = "passed";
 const REFUSED: &str = "refused";
 const LOST: &str = "lost";
 
-/// SYNs a second of the paced flood.
+/// SYNs per second of the paced flood.
 const RATE: &str = "40000";
-/// First source address of the SYNs, and number of pairs of address and port.
+/// First source address of the SYNs.
 const SOURCES: &str = "10.129.0.0";
+/// Number of pairs of source address and port.
 const FLOWS: &str = "1048576";
-/// Connection limit of a table that is large enough, and of one that is too small.
+/// Connection limit of a table that is large enough.
 const LARGE: &str = "1048576";
+/// Connection limit of a table that is too small.
 const SMALL: &str = "65536";
 const SMALL_QUICK: &str = "16384";
 /// Seconds before the start of the flood.
 const BEFORE: f64 = 1.0;
 /// Seconds between two samples of the table.
 const LOOK: f64 = 0.25;
-/// Number of entries below which their memory cannot be distinguished from other growth.
+/// With fewer entries, their memory cannot be distinguished from other growth.
 const FEW: f64 = 50_000.0;
 
 impl Experiment for Testlvs {
@@ -294,7 +296,7 @@ fn times(quick: bool) -> (f64, f64) {
     if quick { (1.0, 0.5) } else { (3.0, 1.0) }
 }
 
-/// Restarts the dataplane, with a defence.
+/// Restarts the dataplane with a defence.
 fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
     let dataplane = programs::find("lvs-dataplane")?.display().to_string();
     let lvsadm = programs::find("lvsadm")?;
@@ -390,16 +392,17 @@ fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result
         "-v", target, "-t", &seconds, "-f", FLOWS, "-b", "16", "-c", "0",
     ]);
     words.extend(extra);
-    bed::ready(bed.client.spawn(turn.yardsticks.path("gen"), &words)?).context("the generator")
+    bed::ready(bed.client.spawn(turn.yardsticks.path("gen"), &words)?)
+        .context("the generator did not start")
 }
 
-/// Result of an unlimited flood, in packets a second.
+/// Result of an unlimited flood, in packets per second.
 #[derive(Debug)]
 struct Unlimited {
     /// Packets per second that arrived at the servers' host.
     passed: f64,
-    /// Per second: SYNs that the dataplane's defences dropped, and packets that its full rings
-    /// lost.
+    /// Per second: SYNs that the dataplane's defences dropped, and packets that were lost because
+    /// its rings were full.
     dataplane: Option<(f64, f64)>,
 }
 
@@ -423,8 +426,8 @@ fn unlimited(bed: &Bed, turn: &Turn<'_>, seconds: f64) -> Result<Unlimited> {
     })
 }
 
-/// Numbers of SYNs that the dataplane's defences have dropped, and of packets that its full rings
-/// have lost.
+/// Number of SYNs that the dataplane's defences have dropped, and of packets that were lost because
+/// its rings were full.
 fn dropped(bed: &Bed) -> Result<Option<(u64, u64)>> {
     #[derive(Deserialize)]
     struct Reason {
@@ -481,7 +484,7 @@ fn entries(bed: &Bed) -> Result<Option<f64>> {
     }
 }
 
-/// Connections, active and inactive, as `ipvsadm -Ln` lists them.
+/// Number of connections, active and inactive, in the output of `ipvsadm -Ln`.
 fn listed(listing: &str) -> f64 {
     let servers = listing.lines().map(str::split_ascii_whitespace);
     let servers = servers.filter_map(|mut words| (words.next()? == "->").then_some(words));
@@ -503,8 +506,8 @@ fn resident(bed: &Bed) -> Result<Option<f64>> {
     Ok(bytes)
 }
 
-/// Percentage of honest requests that were served after the start of the flood, and their mean
-/// time.
+/// Percentage of honest requests that were served after the start of the flood, and their mean time
+/// in milliseconds.
 fn fares(asked: &Asked) -> (f64, Option<f64>) {
     let during = |bins: &[u64]| -> f64 {
         let bins = bins.iter().zip(0_u32..);

@@ -17,7 +17,7 @@ use crate::machine::Snapshot;
 use crate::stats::Spread;
 use crate::yardsticks::Yardsticks;
 
-/// Rates by the number of servers, and over time.
+/// The experiment that measures rates by the number of servers, and over time.
 #[derive(Debug)]
 pub(super) struct Thesis;
 
@@ -34,13 +34,13 @@ const PEERS: [Peer; 6] = peers::named([
 const SERVERS: [usize; 4] = [2, 4, 6, 8];
 /// Number of servers in the curves over time.
 const SHOWN: usize = 4;
-/// The sets of files, and the maximum rate of one server in bytes a second.
+/// The sets of files, and the maximum rate of one server in bytes per second.
 ///
 /// Three peers at the same time can reach this rate on one core that all endpoints share.
 const SETS: [(Set, u64); 3] = [(SMALL, 1_000_000), (MIXED, 1_500_000), (LARGE, 3_000_000)];
 /// Seconds between two samples, as in the kernel's estimator.
 const PERIOD: f64 = 2.0;
-/// Seconds at the start that are not counted, because all connections are new.
+/// Seconds at the start that do not count, because all connections are new.
 const WARM: f64 = 1.0;
 /// Fraction of a run after which the estimator is close to the present rate.
 const SETTLED: f64 = 0.6;
@@ -303,7 +303,7 @@ impl Experiment for Thesis {
                 let (Some(rr), Some(lc)) = (at("lvs-nat rr"), at("lvs-nat lc")) else {
                     continue;
                 };
-                // With --quick, this peer is not measured.
+                // With `--quick`, this peer is not measured.
                 let wrr = at("lvs-nat wrr").map(|wrr| format!("wrr {}, ", spread(&wrr)));
                 let Some(times) = self.beside(document, &plot, servers) else {
                     continue;
@@ -357,7 +357,6 @@ pub(super) fn number(count: usize) -> f64 {
     u32::try_from(count).map_or(0.0, f64::from)
 }
 
-/// The port of a service.
 fn port(set: u16, servers: usize) -> u16 {
     8000 + set * 10 + u16::try_from(servers).unwrap_or(0)
 }
@@ -378,19 +377,23 @@ pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
     let bins = asked.bytes.iter().zip(0_u32..);
     let counted = bins.filter(|(_, bin)| f64::from(*bin) * BIN >= WARM);
     let bytes: f64 = counted.map(|(bytes, _)| counts(bytes)).sum();
-    anyhow::ensure!(bytes > 0.0, "nothing came: {:?}", asked.error);
+    anyhow::ensure!(
+        bytes > 0.0,
+        "the clients received nothing: {:?}",
+        asked.error
+    );
     Ok(bytes / (time - WARM) / 1e6)
 }
 
 /// The printed rates, and the time at which they were printed.
 type Sample = (f64, Vec<(u16, [f64; 5])>);
 
-/// Reads rates like an operator, for `time` seconds.
+/// Reads rates for `time` seconds, as an operator would.
 fn sample(director: &Host, time: f64) -> Result<Vec<Sample>> {
     let directory = tempfile::tempdir()?;
     let ipvsadm = directory.path().join("ipvsadm");
     std::os::unix::fs::symlink(programs::find("lvsadm")?, &ipvsadm)
-        .context("a link named ipvsadm")?;
+        .context("cannot make a link with the name ipvsadm")?;
     let start = Instant::now();
     let mut samples = Vec::new();
     let mut next = PERIOD;
@@ -404,7 +407,7 @@ fn sample(director: &Host, time: f64) -> Result<Vec<Sample>> {
     Ok(samples)
 }
 
-/// Points of the plots that are sampled.
+/// The points of the plots over time.
 fn curves(samples: &[Sample], time: f64) -> Vec<Value> {
     let mut values = Vec::new();
     for (number_of_set, (set, _)) in (0..).zip(SETS) {

@@ -16,11 +16,11 @@ use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// All schedulers, with four unequal servers.
+/// The experiment that compares all schedulers on four unequal servers.
 #[derive(Debug)]
 pub(super) struct Unequal;
 
-/// The names of the bars: this project's schedulers, followed by those of the other peers.
+/// Labels of the bars: this project's schedulers, followed by those of the other peers.
 const BARS: [&str; 20] = [
     "rr",
     "wrr",
@@ -44,7 +44,7 @@ const BARS: [&str; 20] = [
     "least_conn",
 ];
 const OURS: usize = 15;
-/// Bytes a second for each unit of weight.
+/// Bytes per second for each unit of weight.
 const UNIT: u64 = 1_000_000;
 const WEIGHTS: [u32; 4] = [1, 2, 3, 4];
 const CLIENTS: u32 = 12;
@@ -199,7 +199,7 @@ impl Experiment for Unequal {
             .clone()
             .map(|(_, served, _)| served.median)
             .fold(0.0, f64::max);
-        // Compare only those that use the full capacity.
+        // Only those that use the full capacity are compared.
         let best = waits.filter(|(_, served, _)| served.max >= 0.95 * most);
         let mut best: Vec<_> = best.collect();
         best.sort_by(|a, b| a.2.median.total_cmp(&b.2.median));
@@ -228,7 +228,7 @@ fn time(quick: bool) -> f64 {
     if quick { 2.5 } else { 14.0 }
 }
 
-/// Percentage of the servers' capacity that clients received.
+/// Percentage of the servers' capacity that clients have received.
 fn share(asked: &Asked, seconds: f64) -> f64 {
     let bins = asked.bytes.iter().zip(0_u32..);
     let counted = bins.filter(|(_, bin)| f64::from(*bin) * BIN >= WARM);

@@ -9,9 +9,9 @@ use lvs_testbed::{Host, Proc};
 /// Length of the page in bytes, as in O'Rourke and Keefe's measurements.
 const PAGE: usize = 628;
 
-/// Starts the web server of a host. With `capacity`, each of its addresses answers that number of
-/// requests a second for `/page`, and delays some that arrive too early; it refuses all others
-/// (503). `/free/page` has no such limit.
+/// Starts the web server of a host. With `capacity`, each of its addresses answers that many
+/// requests per second for `/page`, delays some that arrive too early, and refuses all others
+/// (503). `/free/page` has no limit.
 pub(super) fn serve(host: &Host, directory: &Path, capacity: Option<u32>) -> Result<Proc> {
     let page = "x".repeat(PAGE);
     fs::create_dir_all(directory.join("free"))?;
@@ -37,7 +37,7 @@ pub(super) fn serve(host: &Host, directory: &Path, capacity: Option<u32>) -> Res
     );
     let file = directory.join(format!("{name}.conf"));
     fs::write(&file, text)?;
-    let file = file.to_str().context("a path that is not UTF-8")?;
+    let file = file.to_str().context("the path is not UTF-8")?;
     let server = host.spawn("nginx", &["-c", file])?;
     host.wait_for_port("tcp", 80)
         .with_context(|| server.log())?;

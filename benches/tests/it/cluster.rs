@@ -1,4 +1,4 @@
-//! `lvs-bench cluster`, end to end: all hosts send requests and failed ones are named; no speeds
+//! `lvs-bench cluster`, end to end: all hosts send requests, and failed ones are named. No speeds
 //! are checked.
 
 use std::fs;
@@ -30,7 +30,7 @@ fn fake(directory: &Path, script: &str) -> String {
     file.display().to_string()
 }
 
-/// httperf's output for 500 connections, 10 of which failed.
+/// httperf's output for 500 connections, 10 of which have failed.
 fn printed() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cluster/httperf.txt")
 }
@@ -130,14 +130,14 @@ fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
     assert_eq!(result["schema"], 1);
     assert_eq!(result["complete"], true);
     let steps = result["steps"].as_array().expect("steps");
-    assert_eq!(steps.len(), 1, "4 % of errors stop the run");
+    assert_eq!(steps.len(), 1, "the run did not stop after 4 % of errors");
     assert_eq!(steps[0]["connections"], 1000);
     assert_eq!(steps[0]["rate"], 480.0);
     assert_eq!(steps[0]["error_percent"], 4.0);
     assert_eq!(steps[0]["errors"]["timeout"], 14);
     assert_eq!(steps[0]["lifetime"]["p99_ms"], 6);
     assert_eq!(steps[0]["hosts"].as_array().map(Vec::len), Some(2));
-    // Each host sends half of the rate, to a separate server.
+    // Each host sends half of the rate, to its own server.
     let seen = fs::read_to_string(seen).expect("the commands that the hosts received");
     for server in ["192.0.2.1", "192.0.2.2"] {
         let words = format!(
@@ -161,8 +161,8 @@ fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
     assert!(line.contains("more hosts are needed"), "{line}");
 }
 
-/// One of two hosts hangs or fails: the report names it, and contains the results of the other
-/// host.
+/// If one of two hosts hangs or fails, the report names it, and contains the results of the other
+/// one.
 #[test]
 fn failed_host_is_named() {
     for (fails, why) in [
@@ -212,7 +212,9 @@ fn failed_host_is_named() {
         );
         let result = json(&output);
         assert_eq!(result["complete"], false);
-        let failed = result["failed"].as_array().expect("who failed");
+        let failed = result["failed"]
+            .as_array()
+            .expect("the list of failed hosts exists");
         assert_eq!(failed.len(), 1);
         assert!(
             failed[0]["why"]
@@ -294,7 +296,7 @@ fn hosts_in_namespaces_send_requests_together() {
     assert_eq!(result["steps"].as_array().map(Vec::len), Some(2));
 }
 
-/// A real sshd, with a key and a configuration of its own, in a namespace.
+/// A real sshd, with its own key and configuration, in a namespace.
 #[test]
 #[ignore = "needs httperf, ssh and sshd"]
 fn hosts_reached_by_ssh_send_requests() {
@@ -302,7 +304,7 @@ fn hosts_reached_by_ssh_send_requests() {
     let [host] = testbed.hosts(["machine"]).expect("a host");
     let directory = testbed.dir().to_owned();
     let at = |name: &str| directory.join(name).display().to_string();
-    // Create the directory that sshd needs for privilege separation, on this host only.
+    // sshd needs this directory for privilege separation; it exists on this host only.
     host.sh("ip link set lo up\nmount -t tmpfs none /run\nmkdir -m 755 /run/sshd")
         .expect("prepared");
     for key in ["host", "client"] {

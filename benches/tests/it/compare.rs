@@ -43,7 +43,7 @@ fn compare_measures_row_in_memory() {
     measured(&["new-rr"]);
 }
 
-/// Needs the programs built next to the test, as `make e2e` builds them.
+/// Needs the programs in the directory of the test, where `make e2e` builds them.
 #[test]
 fn compare_measures_floods() {
     let report = measured(&["routing-1k", "tun-1k"]);

@@ -63,7 +63,7 @@ fn report_refuses_unknown_names() {
     );
 }
 
-/// `--resume` measures the rounds that an interrupted run has not reached, and no others.
+/// `--resume` measures the rounds that an interrupted run lacks, and no others.
 #[test]
 #[ignore = "needs NetPIPE"]
 fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
@@ -77,7 +77,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert_eq!(runs(directory).len(), 2);
-    // The report looks as if the run had been interrupted after the first peer.
+    // As if the run had been interrupted after the first peer.
     let file = directory.join("report.json");
     let mut document: Value =
         serde_json::from_slice(&fs::read(&file).expect("a report")).expect("JSON");
@@ -101,7 +101,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
     let page = fs::read_to_string(directory.join("report.html")).expect("a page");
     assert!(
         !page.contains("<script") && !page.contains("src="),
-        "the page needs no other file"
+        "the page loads another file"
     );
     let plots: Vec<&str> = page.split("<svg").skip(1).collect();
     assert_eq!(plots.len(), 3);
@@ -112,7 +112,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
         for words in ["message size (bytes)", unit, "direct", "routing"] {
             assert!(plot.contains(words), "{words}: {plot}");
         }
-        // A line for each peer, in its own colour, of many points.
+        // Each peer has a line of many points in its own colour.
         for colour in ["#000000", "#999999"] {
             let is_line = |element: &&str| {
                 element.starts_with("polyline")

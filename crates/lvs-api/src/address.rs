@@ -23,8 +23,7 @@ pub const SOCKET_VARIABLE: &str = "LVS_SOCKET";
 /// The directory of the default sockets.
 pub const DIRECTORY: &str = "/run/lvs";
 
-/// Longest time for which a connection attempt waits for a listener that does not accept
-/// connections.
+/// Longest wait of a connection attempt for a listener that does not accept connections.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause before the next connection attempt.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -34,10 +33,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub enum Address {
     /// The default for a dataplane of this network namespace: this path in `/run/lvs`. A dataplane
     /// that may not listen there, or whose version is before 0.2, uses the abstract name
-    /// `@lvs-dataplane`; clients try this name, too.
+    /// `@lvs-dataplane`; clients also try this name.
     Usual(PathBuf),
-    /// A name in the abstract namespace, without the leading NUL. Every network namespace has
-    /// separate names, and any user can bind an unused one.
+    /// A name in the abstract namespace, without the leading NUL. Each network namespace has its
+    /// own names, and any user can bind an unused one.
     Abstract(Vec<u8>),
     /// A path.
     Path(PathBuf),
@@ -74,10 +73,9 @@ impl Address {
         Self::Abstract(lvs_core::api::DEFAULT_SOCKET.as_bytes().to_vec())
     }
 
-    /// The address in the form of the system calls.
+    /// Converts the address for system calls.
     ///
-    /// # Errors
-    /// If the name or the path is too long for a socket address.
+    /// # Errors The name or the path is too long for a socket address.
     pub fn socket_addr(&self) -> io::Result<SocketAddr> {
         match self {
             Self::Abstract(name) => SocketAddr::from_abstract_name(name),
@@ -92,8 +90,8 @@ impl Address {
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
             Self::Usual(path) | Self::Path(path) => SocketAddrUnix::new(path.as_path())?,
         };
-        // A blocking connect could wait without a limit: any local user may listen on an abstract
-        // name, and never accept.
+        // A blocking connect could wait forever: any local user may listen on an abstract name, and
+        // accept no connection.
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let deadline = Instant::now() + PATIENCE;
@@ -135,8 +133,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Returns the user of the process that listens on `stream`, and the reason, if the process is not
-/// trusted.
+/// Returns the user of the process that listens on `stream`, and the reason why the process is not
+/// trusted; `None` if it is trusted.
 ///
 /// A listener of root whose capabilities are not visible is trusted: a request to it is less
 /// dangerous than a request from it.

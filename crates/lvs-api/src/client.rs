@@ -16,9 +16,8 @@ use super::address::impostor;
 /// Maximum length of a line of an answer in bytes: a service with all its servers is one line.
 const LINE_MAX: u64 = 256 << 20;
 
-/// Time without an answer after which a dataplane counts as stopped. It is longer than the time
-/// after which the dataplane declares a packet worker stopped, and than a start on a busy host,
-/// during which the dataplane does not answer.
+/// Time without an answer after which a dataplane counts as stopped. The dataplane itself needs
+/// less time to declare a packet worker stopped, or to start on a busy host.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// The error of a request to a dataplane: no answer, or a refusal.
@@ -112,10 +111,10 @@ pub enum Error {
         /// The first error in the answer.
         message: String,
     },
-    /// The caller's function stopped the list before its end.
+    /// The caller has stopped the list before its end.
     #[error("the caller stopped reading the list before its end")]
     Stopped,
-    /// The dataplane refused.
+    /// The dataplane has refused the call.
     #[error("{}", .0.message)]
     Refused(Failure),
 }
@@ -134,7 +133,7 @@ fn of_pid(pid: Option<u32>) -> String {
     pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
 }
 
-/// The reason why no process listens at `address`.
+/// Returns the error for `address`, at which no process listens.
 fn refused(address: Address) -> Error {
     match address.path().map(std::fs::symlink_metadata) {
         None => Error::Absent { address },
@@ -155,8 +154,8 @@ fn open(address: &Address) -> Result<UnixStream, Error> {
             _ => Error::Connect { address, source },
         }
     })?;
-    // A path that the user has specified is trusted: only users with write access to its directory
-    // can listen there.
+    // A path from the user is trusted: only users with write access to its directory can listen
+    // there.
     if !matches!(address, Address::Path(_))
         && let Some((uid, _)) = impostor(&stream)
     {
@@ -178,7 +177,6 @@ fn open_usual(address: &Address) -> Result<UnixStream, Error> {
     }
 }
 
-/// A line of an answer.
 #[derive(Deserialize)]
 struct Line<I, R> {
     id: u64,
@@ -196,11 +194,10 @@ impl Client {
         Self::connect_patiently(address, SILENCE)
     }
 
-    /// Like [`connect`](Self::connect), to a dataplane that counts as stopped ([`Error::Silent`])
-    /// after this time without an answer.
+    /// As [`connect`](Self::connect). A dataplane that does not answer for `patience` counts as
+    /// stopped ([`Error::Silent`]).
     ///
-    /// # Errors
-    /// See [`Error`].
+    /// # Errors See [`Error`].
     pub fn connect_patiently(address: &Address, patience: Duration) -> Result<Self, Error> {
         let stream = match address {
             Address::Usual(_) => open_usual(address)?,
@@ -264,7 +261,7 @@ impl Client {
         &self.address
     }
 
-    /// Makes a call whose answer is one value; use [`IgnoredAny`] to ignore the value.
+    /// Makes a call whose answer is one value; [`IgnoredAny`] ignores the value.
     ///
     /// # Errors
     /// [`Error::Refused`], or an error after which the connection cannot be used any more.
@@ -272,8 +269,8 @@ impl Client {
         self.exchange(call, |_: IgnoredAny| true)
     }
 
-    /// Makes a call whose answer is a list, and passes on each item as it arrives, so that memory
-    /// use does not depend on the length.
+    /// Makes a call whose answer is a list. Passes each item to `each` as it arrives, so that
+    /// memory use does not depend on the length.
     ///
     /// # Errors
     /// [`Error::Refused`], or an error after which the connection cannot be used any more.
@@ -324,7 +321,8 @@ impl Client {
         self.answer(each)
     }
 
-    /// Reads the answer to the request that was sent last.
+    /// Reads the answer to the last request. Passes the items of a list to `each`, until it returns
+    /// `false`.
     fn answer<I: DeserializeOwned, R: DeserializeOwned>(
         &mut self,
         mut each: impl FnMut(I) -> bool,
@@ -334,8 +332,8 @@ impl Client {
         loop {
             let line: Line<I, R> = self.receive()?;
             if let Some(failure) = line.error {
-                // A dataplane that has no slot for another connection answers before the first
-                // request, with the number 0.
+                // A dataplane without a free slot for the connection sends this answer before the
+                // first request, with the number 0.
                 return Err(Error::Refused(failure));
             }
             if line.id != id {
@@ -363,8 +361,7 @@ impl Client {
         line.push(b'\n');
         match self.stream.get_mut().write_all(&line) {
             Ok(()) => Ok(()),
-            // The dataplane may have sent the reason before it closed the connection: read the
-            // reason next.
+            // The dataplane may have sent the reason before it closed the connection: read it next.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             Err(error) => Err(self.failed(&error)),
         }
@@ -388,7 +385,6 @@ impl Client {
         serde_json::from_slice(&self.line).map_err(|e| self.garbled(e.to_string()))
     }
 
-    /// The error of a failed read or write.
     fn failed(&self, error: &io::Error) -> Error {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Silent {

@@ -1,4 +1,4 @@
-//! The control socket of `lvsd`: requests to the daemon that configures a dataplane from a file.
+//! The control socket of `lvsd`, the daemon that configures a dataplane from a file.
 //!
 //! The socket has the name of the dataplane's socket with `.lvsd` appended, and its protocol is
 //! HTTP: `GET /v1/status` is answered by [`Status`], `POST /v1/admin`, `/v1/maintenance` and
@@ -26,7 +26,7 @@ pub use client::Client;
 /// Maximum length of a reason and of an operator's name, in characters.
 pub const WORDS_MAX: usize = 200;
 
-/// The address at which the daemon of the dataplane at `dataplane` listens.
+/// The address of lvsd's control socket, for the dataplane at `dataplane`.
 pub fn socket(dataplane: &Address) -> Address {
     match dataplane {
         Address::Abstract(name) => Address::Abstract([name, &b".lvsd"[..]].concat()),
@@ -39,10 +39,9 @@ pub fn socket(dataplane: &Address) -> Address {
 }
 
 /// Checks that the client of `socket` may make changes. `pid` is its process id in the namespace of
-/// this process. The daemon trusts the same clients as a dataplane.
+/// this process. The daemon trusts the same clients as a dataplane does.
 ///
-/// # Errors
-/// The reason for the refusal.
+/// # Errors The reason for the refusal.
 pub fn may_change(
     socket: &impl AsFd,
     (uid, gid): (u32, u32),
@@ -101,7 +100,7 @@ pub struct DirectorStatus {
     /// Virtual addresses that are announced by routes; `None` without any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announce: Option<AnnounceStatus>,
-    /// Peers in lvsd's file that the running dataplane was started without.
+    /// Peers in lvsd's file for which the running dataplane was not started.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing_peers: Vec<SocketAddr>,
     /// Warnings about this director, as text.
@@ -158,7 +157,8 @@ pub struct AnnounceStatus {
     pub trouble: String,
 }
 
-/// The administrative state of a server, which precedes the file and its health.
+/// The administrative state of a server, which takes precedence over the file and the server's
+/// health.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AdminState {
@@ -669,7 +669,8 @@ mod tests {
         let has = |host: u8, port| spec.target.has(service, ([10, 0, 0, host], port).into());
         assert!(has(1, 80) && !has(1, 81) && !has(2, 80));
         assert_eq!(serde_json::to_string(&spec).expect("JSON"), text);
-        serde_json::from_str::<MaintenanceSpec>(r#"{"why":"disk"}"#).expect_err("on or off");
+        serde_json::from_str::<MaintenanceSpec>(r#"{"why":"disk"}"#)
+            .expect_err("the field `on` is missing");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The addresses of peers in options and files, and the key that all peers have.
+//! The addresses of peers in options and files, and the key that all peers share.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -14,11 +14,10 @@ const KEY_MIN: usize = 32;
 const KEY_MAX: usize = 4096;
 
 /// Parses the address of a director: `192.0.2.2`, `192.0.2.2:8848`, `2001:db8::2` or
-/// `[2001:db8::2]:8848`. Port 0 in the result means that the text has no port:
-/// [`with_port`] sets the usual one.
+/// `[2001:db8::2]:8848`. The port of the result is 0 if the text has none; [`with_port`] then sets
+/// the usual one.
 ///
-/// # Errors
-/// A message: the text is not an address, or no peer can connect to the address.
+/// # Errors A message: the text is not an address, or no peer can connect to the address.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     let bare = text
         .strip_prefix('[')
@@ -57,10 +56,9 @@ pub fn with_port(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// The address of a peer: an [`address`] that a host can have.
+/// Parses the address of a peer: an [`address`] that a host can have.
 ///
-/// # Errors
-/// A message with the reason.
+/// # Errors A message with the reason.
 pub fn peer(text: &str) -> Result<SocketAddr, String> {
     match address(text)? {
         address if address.ip().is_unspecified() => {
@@ -70,11 +68,10 @@ pub fn peer(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Reads a key from a file of root or of this user, which its group may not write and other users
-/// may not read. Whitespace at both ends is ignored.
+/// Reads a key from a file that root or this user owns, that its group may not write, and that
+/// other users may not read. Ignores whitespace at both ends.
 ///
-/// # Errors
-/// The problem of the file, and the fix.
+/// # Errors The fault of the file, and the fix.
 pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let name = path.display();
     let failed = |error: io::Error| format!("cannot read the key {name}: {error}");

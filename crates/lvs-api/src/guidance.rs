@@ -9,10 +9,10 @@ use lvs_core::api::{ReasonCount, ServiceInfo};
 /// The owner of the services of `lvsd`, as recorded in the dataplane.
 pub const OWNER: &str = "lvsd";
 
-/// The restart of a dataplane. A dataplane that lvsd has started is no service of systemd.
+/// How to restart a dataplane that systemd or lvsd has started.
 pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or kill its process if lvsd has started it (lvsd then starts another one), which ends all connections";
 
-/// Options of `lvs-dataplane` that fixes contain, and that `[dataplane]` has as keys.
+/// Options of `lvs-dataplane` in fixes that are also keys of `[dataplane]`.
 const OPTIONS: [&str; 11] = [
     "--clamp-mss",
     "--echo",
@@ -27,7 +27,7 @@ const OPTIONS: [&str; 11] = [
     "--workers",
 ];
 
-/// The beginning of the sentence that names keys.
+/// Beginning of the sentence that names the keys.
 const WITH_LVSD: &str = "With lvsd:";
 
 /// Whether `lvsd` manages one of these services.
@@ -40,7 +40,7 @@ pub fn is_managed(service: &ServiceInfo) -> bool {
     service.owner.as_deref() == Some(OWNER)
 }
 
-/// The fix for a server that does not answer clients. `vip` is the address to which they send, if
+/// The fix for a server that does not answer clients. `vip`: the address to which clients send, if
 /// the service has one.
 pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<IpAddr>) -> String {
     let (ip, port) = (server.ip(), server.port());
@@ -122,7 +122,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
     })
 }
 
-/// A fix that names options of `lvs-dataplane`, with the keys that correspond to them.
+/// Appends to a fix the keys of lvsd's file for the options of `lvs-dataplane` that it names.
 pub fn with_keys(fix: &str) -> String {
     if fix.starts_with("Nothing:") {
         return fix.to_owned();

@@ -1,8 +1,7 @@
-//! The control protocol of `lvs-dataplane`, and that of `lvsd`: messages, addresses of sockets,
-//! clients.
+//! The control protocols of `lvs-dataplane` and `lvsd`: messages, addresses of sockets, clients.
 //!
-//! [`Client`] asks a dataplane; the messages are the types of [`lvs_core::api`]. [`daemon`] has the
-//! messages and the client of `lvsd`.
+//! [`Client`] sends requests to a dataplane; the messages are the types of [`lvs_core::api`].
+//! [`daemon`] has the messages and the client of `lvsd`.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -1,5 +1,5 @@
-//! Finds whether a process runs, is exiting or has exited. The kernel frees the resources of a
-//! killed process after its memory, which takes seconds for a large process.
+//! Finds out whether a process is running, exiting or has exited. The kernel frees the resources of
+//! a killed process after its memory, which takes seconds for a large process.
 
 use std::fs;
 use std::str::SplitAsciiWhitespace;
@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 /// Longest wait for a process that is ending.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time limits of the wait for the exit of a process: of one that still seems to run, and of one in
+/// Time limits of a wait for the exit of a process that still seems to run, and of a process in
 /// another PID namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -29,7 +29,7 @@ impl Limits {
         running: PAUSE,
         unseen: Duration::from_millis(100),
     };
-    /// Limits of a sweep: a locked file stays.
+    /// Limits of a caller that does not wait.
     pub const NONE: Self = Self {
         running: Duration::ZERO,
         unseen: Duration::ZERO,
@@ -42,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// The process runs.
+    /// The process is running.
     Running,
     /// The process was killed or is exiting; its files, locks and sockets may still be open.
     Ending,
@@ -50,9 +50,9 @@ pub enum Life {
     Gone,
 }
 
-/// The name of a process in the text of `/proc/PID/stat` (`proc_pid_stat(5)`), and the fields after
-/// the name; the first of them is the state (field 3). The name is in parentheses, and may contain
-/// whitespace and parentheses.
+/// Returns the name of a process from the text of `/proc/PID/stat` (`proc_pid_stat(5)`), and the
+/// fields after it; the first of them is the state (field 3). The name is in parentheses, and may
+/// contain whitespace and parentheses.
 pub fn name_and_fields(stat: &str) -> Option<(&str, SplitAsciiWhitespace<'_>)> {
     let (front, fields) = stat.rsplit_once(')')?;
     let (_, name) = front.split_once('(')?;
@@ -69,13 +69,11 @@ impl Life {
         }
     }
 
-    /// Parses `/proc/PID/stat` and `/proc/PID/status`.
     fn read(stat: &str, status: &str) -> Self {
         /// `PF_EXITING` and `PF_SIGNALED` of `linux/sched.h`.
         const ENDING: u32 = 0x4 | 0x400;
         const SIGKILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
-        // After the name in parentheses follow the state (3rd field), the flags (9th) and the
-        // threads (20th).
+        // After the name follow the state (3rd field), the flags (9th) and the threads (20th).
         let Some((_, mut fields)) = name_and_fields(stat) else {
             return Self::Gone;
         };
@@ -128,8 +126,8 @@ impl Patience {
         }
     }
 
-    /// Returns whether another attempt is useful, after a pause: the owner is ending, has just
-    /// ended, or may just have received the request to end.
+    /// Whether another attempt is useful, after a pause: the owner is ending, has just ended, or
+    /// may just have received the request to end.
     pub fn waits_for(&self, owner: impl Into<Owner>) -> bool {
         let Owner { pid, leaves } = owner.into();
         let limit = match pid.map_or(Life::Gone, Life::of) {

@@ -1,9 +1,9 @@
-//! Determines whether a process that is connected to a control socket is trusted.
+//! Decides whether a process that is connected to a control socket is trusted.
 //!
 //! The kernel lets a process configure IPVS if it has `CAP_NET_ADMIN` in the user namespace of its
-//! network; the user id 0 is not sufficient. A container's root on the host's network has user id 0
-//! without the capability (CVE-2020-15257 was a daemon that did not check it). So user 0 must have
-//! the capability, as far as `/proc` shows it. Other users must be the dataplane's own, or in its
+//! network; the user id 0 is not sufficient. Root of a container on the host's network has user id
+//! 0 without the capability (CVE-2020-15257: a daemon did not check it). So user 0 must have the
+//! capability, as far as `/proc` shows it. Other users must be the dataplane's own, or in its
 //! group.
 
 use std::fs;
@@ -12,8 +12,7 @@ use std::os::unix::fs::MetadataExt;
 
 /// `CAP_NET_ADMIN` of capability.h, as a bit.
 const NET_ADMIN: u64 = 1 << 12;
-/// Inode of the user namespace that exists since the start of the kernel (`USER_NS_INIT_INO` of
-/// nsfs.h).
+/// Inode of the initial user namespace (`USER_NS_INIT_INO` of nsfs.h).
 const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// A process of user 0, as `/proc` shows it.
@@ -42,7 +41,8 @@ pub struct Own {
     pub initial: bool,
 }
 
-/// Reasons why a process may not make changes. The text follows the name of the request.
+/// Reasons why a process may not make changes. The text continues a sentence that begins with the
+/// name of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The client is neither root nor the dataplane's own user.
@@ -104,8 +104,8 @@ impl Own {
     }
 }
 
-/// The rights of process `pid` according to `/proc`. The result counts only if `still_there`
-/// confirms afterwards that the process has not ended, so that another process cannot have the id.
+/// Returns the rights of process `pid` by `/proc`. They count only if `still_there` confirms
+/// afterwards that the process exists, so that no other process had its id.
 pub fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
     let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
         return Root::Unseen;
@@ -129,9 +129,9 @@ fn effective(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Whether process `pid` is in the user namespace of this process. If this process cannot see that
-/// (because the other has more capabilities), it compares the user id maps, which every process may
-/// read: two namespaces have equal maps only if a user with rights over all ids wrote them.
+/// Whether process `pid` is in the user namespace of this process. If this process may not see
+/// that, because the other has more capabilities, it compares the user id maps, which every process
+/// may read: two namespaces have equal maps only if a user with rights over all ids wrote them.
 fn same_user_namespace(pid: u32) -> io::Result<bool> {
     let name = |of: &str| fs::metadata(format!("/proc/{of}/ns/user")).map(|m| (m.dev(), m.ino()));
     match name(&pid.to_string()) {
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(
             root(pid, || false),
             Root::Unseen,
-            "the process may have exited, and its number may be reused"
+            "a process that may have exited was trusted"
         );
         assert_eq!(root(0, || true), Root::Unseen);
         assert_eq!(root(u32::MAX, || true), Root::Unseen);

@@ -8,10 +8,9 @@
 //!   netns-4026531840.sock.lvsd.lock  locked while an lvsd manages it
 //! ```
 //!
-//! Network namespaces share `/run`, so the name contains the namespace: the inode of
-//! `/proc/self/ns/net`, which needs no privilege to read. Another namespace may have the inode
-//! after a reboot, or when the namespace is gone. A lock shows whether a process of this project
-//! runs there; state that outlives processes has the namespace's cookie in its name
+//! Network namespaces share `/run`, so the name contains the inode of `/proc/self/ns/net`, which
+//! every process may read. Another namespace may have this inode later. A lock shows whether a
+//! dataplane is running there; state that outlives processes has the namespace's cookie in its name
 //! ([`Address::state_file`]).
 
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -41,7 +40,7 @@ const ATTEMPTS: usize = 100;
 /// This process may not create it, or users other than root and this one may write to it.
 pub fn prepare(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o755).create(directory) {
-        // Sets the permissions that the umask of this process removed.
+        // Restore the permissions that the umask has removed.
         Ok(()) => fs::set_permissions(directory, Permissions::from_mode(0o755))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
@@ -127,7 +126,8 @@ pub struct Steering(
     #[expect(dead_code, reason = "the value is stored only to keep its lock")] Option<UnixListener>,
 );
 
-/// A file that is locked while this value exists. The lock ends with the process in any case.
+/// A file that is locked while this value exists. The kernel releases the lock when the process
+/// ends.
 #[derive(Debug)]
 pub struct Lock(File);
 
@@ -146,8 +146,7 @@ impl Lock {
     /// Locks the file with the name of `socket` and `suffix`. Waits if the owner of the lock is
     /// ending.
     ///
-    /// # Errors
-    /// See [`LockError`].
+    /// # Errors See [`LockError`].
     pub fn beside(socket: &Path, suffix: &str, limits: Limits) -> Result<Self, LockError> {
         let mut file = Self::locked(&lock_path(socket, suffix), OFlags::CREATE, limits)?;
         // The content is for processes that find the file locked.
@@ -175,8 +174,8 @@ impl Lock {
         }
     }
 
-    /// Locks the file at this path. A removed file does not count as locked, because another
-    /// process can create a new file at the path and lock it.
+    /// Locks the file at this path. A removed file does not count as locked: another process could
+    /// create a new file at the path and lock it.
     fn locked(path: &Path, create: OFlags, limits: Limits) -> Result<File, LockError> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
         let patience = Patience::new(limits);
@@ -208,7 +207,7 @@ impl Lock {
     }
 }
 
-/// The mark of a stopping process, after its process id.
+/// Follows the process id in the lock file of a stopping process.
 const LEAVES: &str = "ending";
 
 /// The process that has locked `file`, or locked it last.
@@ -263,7 +262,7 @@ mod tests {
         );
         fs::set_permissions(&path, Permissions::from_mode(0o1777))
             .expect("this test owns the file");
-        let open = prepare(&path).expect_err("everybody's");
+        let open = prepare(&path).expect_err("every user can write to the directory");
         assert!(
             open.to_string().contains("users other than its owner"),
             "{open}"
@@ -272,7 +271,7 @@ mod tests {
         let link = directory("link");
         let _ = fs::remove_file(&link);
         std::os::unix::fs::symlink(&path, &link).expect("a link");
-        prepare(&link).expect_err("a link");
+        prepare(&link).expect_err("the path is a link");
         fs::remove_file(&link).expect("this test owns the file");
         fs::remove_dir_all(&path).expect("this test owns the file");
         prepare(&path.join("below")).expect_err("the directory is missing");

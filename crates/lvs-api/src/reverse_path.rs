@@ -1,4 +1,4 @@
-//! The reverse path filter of a host (`rp_filter`, IPv4), which drops packets without informing any
+//! The reverse-path filter of a host (`rp_filter`, IPv4), which drops packets without informing any
 //! program.
 
 use std::fs;
@@ -18,7 +18,7 @@ pub fn strict_interfaces() -> Vec<String> {
 }
 
 /// Whether the filter of `interface` is strict. The greater of the values for all interfaces and
-/// for this one applies; 1 is strict, and 2 is loose.
+/// for this one applies: 1 is strict, 2 is loose.
 fn is_strict_in(settings: &Path, interface: &str) -> bool {
     let value = |name: &str| -> u8 {
         let text = fs::read_to_string(settings.join(name).join("rp_filter"));
@@ -63,7 +63,10 @@ mod tests {
         assert_eq!(strict_in(dir.path()), ["eth0"]);
         set("all", "1\n");
         assert_eq!(strict_in(dir.path()), ["eth0", "eth2"]);
-        assert!(!is_strict_in(dir.path(), "eth1"), "the setting is loose");
+        assert!(
+            !is_strict_in(dir.path(), "eth1"),
+            "a loose filter counts as strict"
+        );
         set("all", "2");
         assert!(strict_in(dir.path()).is_empty());
     }

@@ -1,4 +1,4 @@
-//! Finds programs that have just been started and do not answer yet, so that the command line
+//! Finds programs that were just started and do not answer yet, so that the command line
 //! `lvs-dataplane & lvsadm -A ...` works.
 //!
 //! A client without a socket to connect to waits only while such a process exists. Otherwise it
@@ -23,7 +23,7 @@ const EXEC_LIMIT: Duration = Duration::from_secs(1);
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The programs that become or start a dataplane: `lvsd` starts one itself.
+/// The programs that become or start a dataplane. (`lvsd` starts one.)
 const DATAPLANE: [&str; 2] = ["lvs-dataplane", "lvsd"];
 
 /// Connects to the dataplane at `address`, and waits for one that is starting.
@@ -53,7 +53,7 @@ pub fn connect_daemon(dataplane: &Address) -> Result<Option<daemon::Client>, Str
     )
 }
 
-/// Repeats `attempt` while it `failed` and a start is `promised`.
+/// Repeats `attempt` while its result has `failed` and a starting program is `promised`.
 fn retry<T>(
     mut attempt: impl FnMut() -> T,
     failed: impl Fn(&T) -> bool,
@@ -61,7 +61,7 @@ fn retry<T>(
 ) -> T {
     let begin = Instant::now();
     loop {
-        // Read the time first: a program that starts to answer and then exits has answered.
+        // Read the time before the attempt: a slow attempt must not end the wait.
         let waited = begin.elapsed();
         let result = attempt();
         if !failed(&result) {
@@ -75,16 +75,14 @@ fn retry<T>(
     }
 }
 
-/// The processes that a `/proc` directory lists.
+/// The processes in a `/proc` directory.
 struct Processes<'a> {
     root: &'a Path,
-    /// Process id of this process.
     own: u32,
-    /// Number of clock ticks in a second: the unit of times in `/proc/PID/stat`.
+    /// Number of clock ticks in a second, the unit of times in `/proc/PID/stat`.
     ticks_per_second: u64,
 }
 
-/// The relevant properties of a process.
 struct Process {
     parent: u32,
     /// Start time of the process, in ticks after boot.
@@ -104,9 +102,9 @@ impl Processes<'static> {
 
 impl Processes<'_> {
     /// Whether one of `programs` was started at most [`START_LIMIT`] before this process, or a
-    /// sibling process is about to execute one. With `own_namespace`, only processes in this
-    /// network namespace count, and those whose namespace cannot be read. `waited` is the time that
-    /// this process has waited.
+    /// sibling process is about to execute one. `own_namespace`: only processes in this network
+    /// namespace count, and those whose namespace cannot be read. `waited`: how long this process
+    /// has waited.
     ///
     /// Younger processes do not count, so that two clients (`lvsd status`) do not wait for each
     /// other.
@@ -131,8 +129,8 @@ impl Processes<'_> {
                     return false;
                 }
                 let age = self.seconds(own.start - process.start);
-                // Before its exec, a child of a shell has the command line of the shell. During the
-                // exec, it has none.
+                // Before its exec, a shell's child has the command line of the shell, and during
+                // the exec none.
                 let before_exec = waited <= EXEC_LIMIT
                     && age <= EXEC_LIMIT
                     && process.parent == own.parent
@@ -179,7 +177,7 @@ impl Processes<'_> {
 }
 
 impl Process {
-    /// Whether the process runs one of `programs`, and is not a program that starts one.
+    /// Whether the process runs one of `programs`, and not a program that starts one.
     fn is_program(&self, programs: &[&str]) -> bool {
         let word = self.command_line.split(|byte| *byte == 0).next();
         let name = word.and_then(|word| Path::new(std::ffi::OsStr::from_bytes(word)).file_name());
@@ -202,7 +200,8 @@ impl Process {
 mod tests {
     use super::*;
 
-    /// A fake `/proc` with this process (20) and its shell (5), both 1,000 seconds after boot.
+    /// A fake `/proc` with this process (20) and its shell (5), both started 1,000 seconds after
+    /// boot.
     struct Proc(tempfile::TempDir);
 
     impl Proc {
@@ -301,17 +300,26 @@ mod tests {
     fn client_waits_for_launched_dataplane_before_it_enters_the_namespace() {
         let command_line = "nsenter\0--net=/run/netns/lb\0lvs-dataplane\0";
         assert!(waits_for(5, 100_000, command_line, Some(8)));
-        assert!(!waits_for(5, 99_800, command_line, Some(8)), "too old");
+        assert!(
+            !waits_for(5, 99_800, command_line, Some(8)),
+            "the client waits for an old process"
+        );
     }
 
     #[test]
     fn client_waits_one_second_for_sibling_before_exec() {
         for command_line in ["bash\0setup.sh\0", ""] {
             assert!(waits_for(5, 100_000, command_line, Some(7)));
-            // The process becomes `ip netns exec`.
+            // The process will become `ip netns exec`.
             assert!(waits_for(5, 100_000, command_line, Some(8)));
-            assert!(!waits_for(4, 100_000, command_line, Some(7)), "no sibling");
-            assert!(!waits_for(5, 99_800, command_line, Some(7)), "too old");
+            assert!(
+                !waits_for(4, 100_000, command_line, Some(7)),
+                "the client waits for a process that is no sibling"
+            );
+            assert!(
+                !waits_for(5, 99_800, command_line, Some(7)),
+                "the client waits for an old process"
+            );
         }
         let proc = Proc::new();
         proc.add(11, 5, 100_000, "bash\0setup.sh\0", Some(7));
@@ -345,7 +353,11 @@ mod tests {
         );
         // Three attempts failed, and one more was made after the last check.
         assert_eq!(result, 4);
-        let result = retry(|| 1, |_| false, |_| panic!("the retry succeeds"));
+        let result = retry(
+            || 1,
+            |_| false,
+            |_| panic!("a check was made after a successful attempt"),
+        );
         assert_eq!(result, 1);
     }
 

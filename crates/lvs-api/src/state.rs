@@ -1,8 +1,8 @@
 //! State files next to a control socket, and the removal of files of removed network namespaces.
 //!
-//! The default socket is named by the inode of the network namespace, which the kernel reuses after
-//! the namespace was removed. So the names of state files next to it contain the namespace's
-//! cookie, too, which is never used again: a new namespace does not use old files.
+//! The inode of the network namespace, which the kernel reuses, names the default socket. The names
+//! of state files therefore also contain the namespace's cookie, which is never reused: a new
+//! namespace does not use old files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
@@ -21,14 +21,14 @@ use lvs_sys::netns;
 const FILES_MOST: usize = 4096;
 /// Maximum number of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
-/// The age from which files of a namespace without visible processes are removed, if not all
-/// processes are visible (without `CAP_SYS_PTRACE`, or in a PID namespace).
+/// Minimum age of files that are removed although some processes are not visible (without
+/// `CAP_SYS_PTRACE`, or in a PID namespace), if no visible process is in their namespace.
 const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Address {
-    /// The file with this suffix in which a daemon stores state next to its dataplane's socket;
-    /// `None` if the socket has no path. Another network namespace never uses the same file, unless
-    /// the operator has named the socket, or the kernel is older than 5.14.
+    /// Returns the file with this suffix for the state of a daemon, next to its dataplane's socket;
+    /// `None` if the socket has no path. Other network namespaces do not use this file, unless the
+    /// operator has named the socket, or the kernel is older than 5.14.
     pub fn state_file(&self, suffix: &str) -> Option<PathBuf> {
         let mut name = self.path()?.as_os_str().to_owned();
         if let (Self::Usual(_), Some(cookie)) = (self, netns::cookie()) {
@@ -40,7 +40,7 @@ impl Address {
 }
 
 /// Removes the files in `/run/lvs` of network namespaces that no longer exist. Files of running
-/// processes, and of existing namespaces without processes, stay.
+/// processes, and of namespaces without processes, stay.
 pub fn sweep() {
     if let Some(own) = address::usual() {
         sweep_in(Path::new(place::DIRECTORY), &own, netns::cookie(), live);
@@ -48,7 +48,7 @@ pub fn sweep() {
 }
 
 /// Removes the files next to the socket at `address` after its dataplane and its lvsd were stopped,
-/// except files that end in `but`. Files of running processes stay.
+/// except those that end in `but`. Files of running processes stay.
 pub fn tidy(address: &Address, but: &str) {
     let Some(path) = address.path() else { return };
     let Some(directory) = path.parent() else {
@@ -67,7 +67,7 @@ pub fn tidy(address: &Address, but: &str) {
     remove(path, &files);
 }
 
-/// Whether this project uses file names with this rest after the socket's name.
+/// Whether this project uses files whose names continue the socket's name with `rest`.
 fn is_state(rest: &str) -> bool {
     let numbered = rest.strip_prefix('.').and_then(|rest| {
         let (number, _) = rest.split_once('.')?;
@@ -86,8 +86,8 @@ fn names(directory: &Path) -> Vec<OsString> {
     names.take(FILES_MOST).collect()
 }
 
-/// Removes files of the socket at `socket`, unless a dataplane or a daemon runs there. Lock files
-/// are removed last.
+/// Removes files next to `socket`, unless a dataplane or an lvsd is running there. Removes lock
+/// files last.
 fn remove(socket: &Path, files: &[PathBuf]) {
     let locks = [LOCK, STEERED].map(|suffix| Lock::existing(socket, suffix));
     let [Ok(_dataplane), Ok(_daemon)] = &locks else {
@@ -105,8 +105,8 @@ fn remove(socket: &Path, files: &[PathBuf]) {
     }
 }
 
-/// Sweeps a directory as [`sweep`]. `own` is the default socket in this directory, `cookie` is the
-/// cookie of this namespace, and `live` returns the inodes of visible namespaces.
+/// As [`sweep`], for any directory. `own` is the default socket in it, `cookie` that of this
+/// namespace, and `live` returns the inodes of visible namespaces.
 fn sweep_in(
     directory: &Path,
     own: &Path,
@@ -146,7 +146,7 @@ fn sweep_in(
     }
 }
 
-/// The inode in the name of a file next to a default socket, and the rest of the name.
+/// Splits the name of a file next to a default socket into the namespace's inode and the rest.
 fn inode(name: &str) -> Option<(u64, &str)> {
     let (inode, rest) = name.strip_prefix("netns-")?.split_once(".sock")?;
     let inode = inode.parse().ok()?;
@@ -171,8 +171,7 @@ fn live() -> (HashSet<u64>, bool) {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let ids: Vec<u32> = ids.take(PROCESSES_MOST).collect();
-    // A namespace can also be identified by the inode of a file that each namespace has, and that
-    // every process can read.
+    // Each namespace has its own inode of this file, which every process can read.
     let file = |id: u32| fs::metadata(format!("/proc/{id}/net/dev")).map(|meta| meta.ino());
     let (mut files, mut others) = (HashSet::new(), HashSet::new());
     let mut sees_all = is_first_of_processes() && ids.len() < PROCESSES_MOST;
@@ -194,7 +193,7 @@ fn live() -> (HashSet<u64>, bool) {
             },
         }
     }
-    // Not all processes are visible if the administrator hides them (`hidepid`), or if `/proc` is
+    // Some processes are invisible if the administrator hides them (`hidepid`), or if `/proc` is
     // not mounted.
     sees_all &= Path::new("/proc/1").exists() && others.is_subset(&files);
     inodes.extend(mounted);
@@ -206,7 +205,7 @@ fn of_link(text: &str) -> Option<u64> {
     text.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Whether this process is in the initial PID namespace, and sees the processes of all others.
+/// Whether this process is in the initial PID namespace, which contains all processes.
 fn is_first_of_processes() -> bool {
     /// The link of the initial PID namespace (`PROC_PID_INIT_INO`).
     const FIRST: &str = "pid:[4026531836]";
@@ -273,13 +272,13 @@ mod tests {
         files(root.path(), &of);
         let own = root.path().join(OWN);
         sweep_in(root.path(), &own, Some(7), || {
-            panic!("no files of other dataplanes")
+            panic!("processes were searched, although no other files exist")
         });
         assert_eq!(left(root.path()), of[1..]);
         // Without a cookie, other namespaces cannot be identified.
         files(root.path(), &of);
         sweep_in(root.path(), &own, None, || {
-            panic!("no files of other dataplanes")
+            panic!("processes were searched, although no other files exist")
         });
         assert_eq!(left(root.path()), of);
     }
@@ -340,7 +339,11 @@ mod tests {
         let address = Address::Path(socket.clone());
         let lock = Lock::beside(&socket, LOCK, Limits::LOOK).expect("the lock is free");
         tidy(&address, ".lvsd.json");
-        assert_eq!(left(root.path()), names, "a dataplane runs");
+        assert_eq!(
+            left(root.path()),
+            names,
+            "files of a running dataplane were removed"
+        );
         drop(lock);
         tidy(&address, ".lvsd.json");
         let kept = [

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-/// The word of `known` that `word` was probably meant to be. Up to a third of the letters, but
-/// always at least one, may be wrong, missing, additional or swapped.
+/// The word of `known` that `word` was probably meant to be. Up to a third of its letters, but at
+/// least one, may be wrong, missing, additional or swapped.
 pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let letters = word.chars().count();
     let limit = (letters / 3).max(1);
     known
         .into_iter()
-        // The difference of the lengths is a lower bound of the distance, and is fast to compute.
+        // The difference of the lengths is a lower bound of the distance, and quick to compute.
         .filter(|one| one.chars().count().abs_diff(letters) <= limit)
         .map(|one| (strsim::osa_distance(word, one), one))
         .filter(|(distance, _)| *distance <= limit)
@@ -19,8 +19,7 @@ pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option
 
 /// Reads a duration: whole numbers, each with one of `ms`, `s`, `m`, `h`, `d`; at most a year.
 ///
-/// # Errors
-/// The reason as text, with examples.
+/// # Errors The reason as text, with examples.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || {
         format!(
@@ -68,7 +67,7 @@ pub fn lasted(seconds: u64) -> String {
     }
 }
 
-/// The rate and the times of repeated packets: their number in the last minute, and the ages of the
+/// Formats how often packets were repeated: their number in the last minute, and the ages of the
 /// first and the last one in seconds.
 pub fn times(last_minute: Option<u64>, since: Option<u64>, ago: Option<u64>) -> String {
     let parts = [
@@ -79,7 +78,7 @@ pub fn times(last_minute: Option<u64>, since: Option<u64>, ago: Option<u64>) -> 
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// A text in brackets after a space; empty if the text is empty.
+/// Puts a text in brackets after a space; empty if the text is empty.
 pub fn in_brackets(text: &str) -> String {
     match text {
         "" => String::new(),
@@ -87,7 +86,7 @@ pub fn in_brackets(text: &str) -> String {
     }
 }
 
-/// A number of things: `1 error`, `2 errors`, `0 addresses`.
+/// Formats a number of things: `1 error`, `2 errors`, `0 addresses`.
 pub fn counted(n: usize, thing: &str) -> String {
     let end = match thing {
         _ if n == 1 => "",

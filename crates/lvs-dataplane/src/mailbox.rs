@@ -14,13 +14,12 @@ pub(crate) type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 /// Jobs for one thread, in the order in which they were posted. The thread polls
 /// [`wake`](Self::wake) with its other descriptors.
 pub(crate) struct Mailbox<T> {
-    /// The posted jobs; `None` after the thread has ended.
+    /// `None` after the thread has ended.
     jobs: Mutex<Option<Vec<Job<T>>>>,
     wake: EventFd,
 }
 
 impl<T> Mailbox<T> {
-    /// Creates an empty mailbox.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             jobs: Mutex::new(Some(Vec::new())),
@@ -28,8 +27,8 @@ impl<T> Mailbox<T> {
         })
     }
 
-    /// Queues `job` and wakes the thread. If the thread has ended, the job is dropped, together
-    /// with any channel that it owns.
+    /// Queues `job` and wakes the thread. After the thread has ended, drops the job, and with it
+    /// any channel that the job owns.
     pub(crate) fn post(&self, job: impl FnOnce(&mut T) + Send + 'static) {
         let first = match &mut *lock(&self.jobs) {
             Some(jobs) => {
@@ -53,11 +52,10 @@ impl<T> Mailbox<T> {
         &self.wake
     }
 
-    /// Drops all jobs, both the queued ones and those that are posted later, because the thread
-    /// stops.
+    /// Drops the queued jobs and all later ones, because the thread is ending.
     pub(crate) fn close(&self) {
         let jobs = lock(&self.jobs).take();
-        // Drop the jobs without the lock: a job may own a sender of this mailbox.
+        // A job may own a sender of this mailbox: drop the jobs after unlocking.
         drop(jobs);
     }
 }
@@ -68,7 +66,7 @@ impl<T> fmt::Debug for Mailbox<T> {
     }
 }
 
-/// Closes a mailbox when its thread exits for any reason.
+/// Closes the mailbox when its thread exits for any reason.
 #[derive(Debug)]
 pub(crate) struct Closing<'a, T>(pub(crate) &'a Mailbox<T>);
 
@@ -98,7 +96,7 @@ mod tests {
         assert_eq!(all, [1, 2]);
         let (reply, answer) = mpsc::channel::<()>();
         mailbox.close();
-        mailbox.post(move |_| reply.send(()).expect("somebody listens"));
+        mailbox.post(move |_| reply.send(()).expect("the receiver exists"));
         assert!(answer.recv().is_err());
         assert!(mailbox.take().is_empty());
     }

@@ -115,7 +115,7 @@ struct Connections {
 
     /// Maximum number of the connections whose client or server has an IPv6 address, if the kernel
     /// fast path allocates the memory for all connections at the start. Default: all of up to
-    /// 1,048,576 connections, and a quarter of more.
+    /// 1,048,576 connections; of more connections a quarter, but at least 1,048,576.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_ipv6: Option<u32>,
 
@@ -275,7 +275,6 @@ enum WarmRestart {
     On,
 }
 
-/// Number of packet workers.
 #[derive(Clone, Copy, Debug)]
 enum Workers {
     Auto,
@@ -283,7 +282,7 @@ enum Workers {
 }
 
 impl Workers {
-    /// The number of workers; by default one for each processor, up to a limit on large machines.
+    /// The number of workers. `auto`: one for each processor, but not more than eight.
     fn count(self) -> NonZeroUsize {
         const AUTO_MAX: NonZeroUsize = NonZeroUsize::new(8).expect("the number is not 0");
         match self {
@@ -335,7 +334,6 @@ enum WhenFull {
     Evict,
 }
 
-/// The ports of a helper.
 #[derive(Clone, Debug)]
 struct Helper(Vec<u16>);
 
@@ -347,8 +345,8 @@ impl FromStr for Helper {
     }
 }
 
-/// Whether a line of the file of rules sets a mark; otherwise it is a command of ipvsadm. Short
-/// options such as `-d` have another meaning there, but no command has the action of a rule.
+/// Whether a line of the file of rules sets a mark; otherwise it is a command of ipvsadm. Commands
+/// have options such as `-d`, too, but never the action of a rule.
 fn is_mark_rule(line: &str) -> bool {
     let first = line.split_whitespace().next().unwrap_or_default();
     let options = [
@@ -367,7 +365,7 @@ fn name_and_value(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// The number of a group.
+/// Parses the name or number of a group.
 fn group(text: &str) -> Result<u32, String> {
     if let Ok(number) = text.parse() {
         return Ok(number);
@@ -379,8 +377,7 @@ fn group(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Signals to the dataplane: those that stop it in an orderly way, and those that it ignores and
-/// logs.
+/// Signals that stop the dataplane in an orderly way.
 const ENDING: [c_int; 3] = [SIGINT, SIGQUIT, SIGTERM];
 const IGNORED: [(c_int, &str); 4] = [
     (SIGHUP, "SIGHUP"),
@@ -390,12 +387,11 @@ const IGNORED: [(c_int, &str); 4] = [
 ];
 
 fn main() -> ExitCode {
-    // Ignore signals first: a terminal may be closed at any time. The state keeper inherits this
-    // setting.
+    // First, because the terminal may be closed at any time. The state keeper inherits this.
     ignore_signals();
     let args = Args::parse();
     if let Some(name) = &args.restart.hold {
-        // A log of the state keeper would have no reader.
+        // No process would read a log of the state keeper.
         return match warm_restart::hold(name) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
@@ -412,11 +408,11 @@ fn main() -> ExitCode {
         log::say(Level::ERROR, format_args!("lvs-dataplane: {error}"));
         return ExitCode::FAILURE;
     }
-    // The sandboxed dataplane may not inspect other processes.
+    // Before the sandbox, which forbids inspecting other processes.
     if !args.restart.cleanup {
         sweep();
     }
-    // The sandboxed process may not start programs.
+    // Before the sandbox, which forbids starting programs.
     let state_keeper = state_keeper(&args);
     // Enter the sandbox before any thread exists: Landlock restricts only threads that start later.
     let confinement = confine(&args);
@@ -424,8 +420,7 @@ fn main() -> ExitCode {
         .with_env_var("LVS_LOG")
         .with_default_directive(Level::INFO.into())
         .from_env_lossy();
-    // lvsd, which has started this dataplane, writes to the same standard error: mark the lines of
-    // the dataplane.
+    // lvsd has started this dataplane and writes to the same standard error.
     let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
     // Without a log, the dataplane still forwards packets.
     let _log = log::start(filter, mark, format, "lvs-dataplane").inspect_err(|error| {
@@ -449,7 +444,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error and its causes, without the causes that its text already contains.
+/// An error with its causes, except those that its text contains already.
 fn stated(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -460,13 +455,12 @@ fn stated(error: &anyhow::Error) -> String {
     text
 }
 
-/// The address on which the dataplane of these arguments listens.
 fn address(args: &Args) -> Address {
     let socket = args.access.socket.as_ref().filter(|text| !text.is_empty());
     socket.map_or_else(Address::default, Address::new)
 }
 
-/// Connects to the state keeper for a warm restart; `None` if the arguments disable warm restarts.
+/// Connects to the state keeper; `None` if the arguments disable warm restarts.
 fn state_keeper(args: &Args) -> Option<io::Result<StateKeeper>> {
     let wanted = !matches!(args.restart.warm_restart, WarmRestart::Off) && !args.restart.cleanup;
     wanted.then(|| StateKeeper::of(&address(args).to_string()))
@@ -478,13 +472,12 @@ fn confine(args: &Args) -> Confinement {
         return Confinement::default();
     }
     if !matches!(args.kernel_path.fast_path, Some(UseKernel::Off)) {
-        // The sandboxed process may not mount file systems. The first use of the file system
-        // reports a failure.
+        // The sandboxed process may not mount file systems. A failure is reported at the first use.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
     }
     confine::dataplane(&confine::Places {
         socket: address(args).path().map(Path::to_owned),
-        // Files of rules may contain host names, which need DNS queries over TCP.
+        // Files of rules may contain host names, and DNS may use TCP.
         tcp: args.replication.sync_key.is_some() || args.services.rules.is_some(),
     })
 }
@@ -501,7 +494,7 @@ fn clean_up() -> anyhow::Result<()> {
     if held {
         println!("removed the connections of a killed dataplane");
     }
-    // If BPF is not permitted, no dataplane can have left programs.
+    // Without permission for BPF, no dataplane can have left programs.
     let left = match KernelFastPath::clean_up() {
         Err(_) if held => return Ok(()),
         left => left.context(look)?,
@@ -532,8 +525,7 @@ fn run(
             None
         }
     };
-    // Install the handlers before the threads of the dataplane exist, so that a signal during the
-    // start is not lost.
+    // Before any thread of the dataplane, so that a signal during the start is not lost.
     let ignored = IGNORED.map(|(signal, _)| signal);
     let mut signals =
         Signals::new(ENDING.into_iter().chain(ignored)).context("cannot handle signals")?;
@@ -567,7 +559,7 @@ fn run(
     Ok(())
 }
 
-/// The configuration of the dataplane from the arguments; reads the files that they name.
+/// Builds the configuration from the arguments. Reads the files that they name.
 fn config(args: Args) -> anyhow::Result<Config> {
     let (auto, xdp): (Vec<_>, _) = args
         .kernel_path
@@ -582,7 +574,7 @@ fn config(args: Args) -> anyhow::Result<Config> {
     if let Some(path) = &args.services.rules {
         let name = path.display().to_string();
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-        // An empty line in place of each line of the other kind keeps the numbers of the lines.
+        // Empty lines in place of the other kind's lines keep the line numbers.
         let only = |of_marks| -> String {
             let lines = text
                 .lines()

@@ -1,6 +1,6 @@
 //! `lvsadm -R --atomic`: applies all lines or none.
 //!
-//! The lines become one call, `apply`, which the dataplane checks as a whole before it changes its
+//! The lines become one call, `apply`. The dataplane checks all of it before it changes its
 //! configuration.
 
 use std::io;
@@ -12,7 +12,7 @@ use lvs_core::ipvsadm::{Command, failure_text, rules};
 use crate::invocation::Invocation;
 use crate::session::warn;
 
-/// Returns the words without `--atomic`, if the command is `-R` and has the option.
+/// Returns the words without `--atomic` if the command is `-R --atomic`.
 pub(crate) fn restore_words(words: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
     let rest: Vec<Vec<u8>> = words
         .iter()
@@ -58,7 +58,7 @@ pub(crate) fn restore(run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result
                 refusal_text(line, &failure),
             )
         }
-        // Without an answer, the result is unknown.
+        // Without an answer, the changes may have been made or not.
         Err(error) => {
             writeln!(
                 run.errors,
@@ -70,14 +70,14 @@ pub(crate) fn restore(run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result
     }
 }
 
-/// A line of the input, and the change that it requests.
+/// A line of the input, and the call for it.
 struct Line {
     number: usize,
     command: Command,
     call: Call,
 }
 
-/// A line that `-R --atomic` does not permit, or that is invalid.
+/// A line that is invalid, or that `-R --atomic` does not permit.
 struct WrongLine {
     number: usize,
     text: String,
@@ -102,8 +102,8 @@ fn read(run: &Invocation<'_>, text: &[u8]) -> Result<Vec<Line>, WrongLine> {
     Ok(lines)
 }
 
-/// Returns ipvsadm's message if the dataplane refuses this line, and the dataplane's message if it
-/// refuses all lines.
+/// Returns ipvsadm's message for a refused line, or the dataplane's message if no single line is at
+/// fault.
 fn refusal_text<'a>(line: Option<&(usize, Command)>, failure: &'a Failure) -> &'a str {
     line.map_or(&failure.message, |(_, command)| {
         failure_text(command, failure)

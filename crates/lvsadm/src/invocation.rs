@@ -51,23 +51,21 @@ pub(crate) struct Invocation<'a> {
 }
 
 impl Invocation<'_> {
-    /// Whether the program must behave exactly as ipvsadm, including its unclear messages.
+    /// Whether the output must be exactly that of ipvsadm, including its unclear messages.
     pub(crate) fn is_ipvsadm(&self) -> bool {
         self.program != Program::Lvsadm
     }
 
-    /// Parses a command line with the options of ipvsadm, or, as lvsadm, with more options.
+    /// Parses a command line with the options of ipvsadm, and, as lvsadm, with more options.
     pub(crate) fn parse<W: AsRef<[u8]>>(&self, words: &[W]) -> Result<Command, Refusal> {
         let parse = if self.is_ipvsadm() { parse } else { parse_own };
         parse(&self.argv0, words, &self.names)
     }
 
-    /// The address of the dataplane.
     pub(crate) const fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Connects to the dataplane.
     pub(crate) fn client(&mut self) -> Result<Client, String> {
         (self.connect)(&self.address)
     }
@@ -78,7 +76,7 @@ impl Invocation<'_> {
     }
 }
 
-/// The names of hosts and of ports, which are read from their files at the first look-up.
+/// The names of hosts and ports, read from their files at the first look-up.
 pub(crate) struct LazyNames<'a> {
     pub(crate) load: &'a dyn Fn() -> Names,
     pub(crate) names: OnceCell<Names>,

@@ -1,7 +1,7 @@
 //! Administers a Linux Virtual Server in userspace, with the command line of ipvsadm.
 //!
 //! Called as `ipvsadm`, `ipvsadm-save` or `ipvsadm-restore`, the program behaves as these, byte for
-//! byte. Called by any other name it accepts the same command lines, more options, and additional
+//! byte. Called by another name, it accepts the same command lines, more options, and additional
 //! commands.
 #![forbid(unsafe_code)]
 

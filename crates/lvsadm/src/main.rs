@@ -29,19 +29,20 @@ fn main() -> ExitCode {
     ExitCode::from(status)
 }
 
-/// Longest time that a reader of errors may leave its pipe full, in milliseconds.
+/// Longest time in milliseconds that the reader of standard error may leave its pipe full.
 const PATIENCE: u16 = 1000;
 
 /// Standard error, best effort: output that no process reads is lost, and changes neither the
 /// command's effect nor its exit status.
 struct Errors {
     stream: StderrLock<'static>,
-    /// Whether output was lost because no process read it.
+    /// Whether output was lost.
     lost: bool,
 }
 
 impl Errors {
-    /// Number of bytes that a pipe that is reported as writable accepts at least (`pipe(7)`).
+    /// Number of bytes for which a pipe has room at least, if it is reported as writable
+    /// (`pipe(7)`).
     const PIECE: usize = 4096;
 
     fn new() -> Self {
@@ -51,7 +52,7 @@ impl Errors {
         }
     }
 
-    /// Whether the pipe has room, or the reader makes room in time.
+    /// Whether the pipe has room, or gets room in time.
     fn room(&self) -> bool {
         let mut place = [PollFd::new(self.stream.as_fd(), PollFlags::POLLOUT)];
         loop {

@@ -1,8 +1,8 @@
 //! Features of `lvsadm` that ipvsadm does not have, except the commands: options, environment, exit
 //! status.
 //!
-//! Help, completions and manual page are built from these tables, ipvsadm's own
-//! ([`lvs_core::ipvsadm::table`]) and that of the commands ([`crate::operator::OPERATORS`]).
+//! Help, completions and manual page are built from these tables, those of ipvsadm
+//! ([`lvs_core::ipvsadm::table`]) and those of the commands ([`crate::operator::OPERATORS`]).
 
 use lvs_core::sched::BUILT_IN;
 
@@ -13,7 +13,6 @@ pub(crate) const VERSION: &str = concat!(
     " (command line of ipvsadm 1.31)\n"
 );
 
-/// An option of `lvsadm` itself.
 pub(crate) struct OwnOption {
     pub(crate) name: &'static str,
     /// The name of the option's argument; empty for an option without an argument.
@@ -23,7 +22,6 @@ pub(crate) struct OwnOption {
     pub(crate) help: &'static str,
 }
 
-/// Position of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The option precedes the command.
@@ -32,8 +30,8 @@ pub(crate) enum Place {
     Restore,
 }
 
-/// The options of `lvsadm` itself, in addition to those of ipvsadm's commands
-/// ([`lvs_core::ipvsadm::table::OWN_OPTIONS`]).
+/// The options of `lvsadm` itself. [`lvs_core::ipvsadm::table::OWN_OPTIONS`] has those that it adds
+/// to ipvsadm's commands.
 pub(crate) const OPTIONS: [OwnOption; 3] = [
     OwnOption {
         name: "--socket",
@@ -55,7 +53,6 @@ pub(crate) const OPTIONS: [OwnOption; 3] = [
     },
 ];
 
-/// Environment variables.
 pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     (
         "LVS_SOCKET",
@@ -64,7 +61,6 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     ("LVS_AUTOSTART=1", "start lvs-dataplane if none answers"),
 ];
 
-/// Meaning of the exit status.
 pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
     ("0", "success"),
     (
@@ -76,7 +72,6 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
     ("255", "the dataplane refused a change, as with ipvsadm"),
 ];
 
-/// The names of all schedulers.
 pub(crate) fn schedulers() -> impl Iterator<Item = &'static str> {
     BUILT_IN.iter().map(|about| about.name)
 }

@@ -1,4 +1,4 @@
-//! The program, with the behaviour that its name selects.
+//! Runs the program, with the behaviour that its name selects.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use crate::invocation::{Connect, Invocation, LazyNames, Program};
 use crate::session::Session;
 use crate::{atomic, operator, own};
 
-/// The exit status that a shell reports for a program whose output pipe was closed.
+/// The exit status that a shell reports for a program that wrote to a closed pipe.
 const BROKEN_PIPE: u8 = 141;
 
 /// The standard streams.
@@ -227,15 +227,15 @@ impl Invocation<'_> {
     }
 }
 
-/// Whether the script's `grep` would report a binary file instead of printing its lines: the file
+/// Whether the `grep` in the script ipvsadm-restore would take the input for a binary file: it
 /// contains a NUL, and not only comments.
 fn is_binary(text: &[u8]) -> bool {
     let mut lines = text.split_inclusive(|&b| b == b'\n' || b == 0);
     text.contains(&0) && lines.any(|line| !line.starts_with(b"#"))
 }
 
-/// The rules that the script passes on: without lines that begin with `#`, and with exactly one
-/// line break at the end; nothing for a binary file.
+/// Returns the rules that the script ipvsadm-restore passes to ipvsadm: without lines that begin
+/// with `#`, and with exactly one line break at the end; nothing for a binary file.
 fn restore_input(text: &[u8]) -> Vec<u8> {
     let mut rules = Vec::with_capacity(text.len() + 1);
     if !text.contains(&0) {
@@ -247,7 +247,7 @@ fn restore_input(text: &[u8]) -> Vec<u8> {
     while rules.last() == Some(&b'\n') {
         rules.pop();
     }
-    // The echo of the shell interprets these words as its own options.
+    // The `echo` in the script ipvsadm-restore would read these words as its own options.
     if rules.len() > 1
         && rules[0] == b'-'
         && rules[1..].iter().all(|b| matches!(b, b'n' | b'e' | b'E'))

@@ -21,7 +21,6 @@ pub(crate) struct Session {
     restoring: bool,
 }
 
-/// The result of a command line.
 struct Outcome {
     status: u8,
     /// Whether `-R` stops after this line.
@@ -252,7 +251,7 @@ impl Session {
         Ok(Outcome::last(1))
     }
 
-    /// Writes connections as they arrive, because there may be millions.
+    /// Prints connections as they arrive, because there may be millions.
     fn connections(
         &mut self,
         run: &mut Invocation<'_>,
@@ -264,7 +263,7 @@ impl Session {
         if !run.json {
             render::conn_titles(&mut text, options.persistent_conn);
             run.output.write_all(text.as_bytes())?;
-            // The first part of the listing appears at once.
+            // Print the first part of the listing at once.
             run.output.flush()?;
         }
         let (output, names, as_json) = (&mut *run.output, &run.names, run.json);
@@ -311,7 +310,7 @@ impl Session {
     }
 }
 
-/// The line with the reason why a command was not carried out.
+/// Returns the line that explains why a command was not carried out.
 fn explain(command: &Command, problem: &Error) -> String {
     match problem {
         Error::Refused(failure) => failure_text(command, failure).to_owned(),
@@ -323,8 +322,8 @@ fn line(run: &mut Invocation<'_>, text: &str) -> io::Result<()> {
     error(run, format!("{text}\n").as_bytes())
 }
 
-/// Prints warnings about parts of a change that the dataplane does not apply yet. ipvsadm prints no
-/// such message, so as ipvsadm this prints nothing.
+/// Prints warnings about parts of a change that are not in effect yet. Prints nothing as ipvsadm,
+/// which has no such messages.
 pub(crate) fn warn(run: &mut Invocation<'_>, done: &Done) -> io::Result<()> {
     if run.is_ipvsadm() {
         return Ok(());
@@ -335,7 +334,7 @@ pub(crate) fn warn(run: &mut Invocation<'_>, done: &Done) -> io::Result<()> {
         .try_for_each(|warning| line(run, &format!("{argv0}: warning: {warning}")))
 }
 
-/// Writes an error after flushing standard output, because both may be one file.
+/// Prints an error after flushing standard output, because both may be the same file.
 fn error(run: &mut Invocation<'_>, text: &[u8]) -> io::Result<()> {
     run.output.flush()?;
     run.errors.write_all(text)

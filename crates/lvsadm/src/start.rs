@@ -1,5 +1,4 @@
-//! Connecting to a dataplane, and starting one if none answers and the user has set
-//! `LVS_AUTOSTART=1`.
+//! Connects to a dataplane, and starts one if none answers and the user has set `LVS_AUTOSTART=1`.
 
 use std::env;
 use std::fs::OpenOptions;
@@ -16,14 +15,13 @@ pub const VARIABLE: &str = "LVS_AUTOSTART";
 
 const DATAPLANE: &str = "lvs-dataplane";
 const LOG: &str = "/run/lvs-dataplane.log";
-/// Longest time that a dataplane may take to answer.
+/// Longest wait for a started dataplane to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connects to the dataplane at `address`, and waits for a dataplane that is starting. With
-/// `LVS_AUTOSTART=1`, it starts a dataplane if none answers.
+/// Connects to the dataplane at `address`, and waits for one that is starting. With
+/// `LVS_AUTOSTART=1`, starts a dataplane if none answers.
 ///
-/// # Errors
-/// One line with the error and a fix.
+/// # Errors One line with the error and a fix.
 pub fn connect(address: &Address) -> Result<Client, String> {
     match starting::connect(address) {
         Err(Error::Absent { .. } | Error::Stale { .. })
@@ -79,7 +77,8 @@ fn start(address: &Address) -> Result<Client, String> {
     }
 }
 
-/// The dataplane's program in the directory of this program, or else in `PATH`.
+/// Returns the path of `lvs-dataplane` in the directory of this program, or else its name for a
+/// search in `PATH`.
 fn program() -> PathBuf {
     env::current_exe()
         .ok()

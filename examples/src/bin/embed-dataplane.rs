@@ -5,9 +5,9 @@
 //! embed-dataplane 192.0.2.10:80 --block 203.0.113.9 10.0.0.11:80 10.0.0.12:80
 //! ```
 //!
-//! balances TCP connections to the first address over the servers by NAT, and drops the packets of
-//! the blocked client. `lvsadm -Ln` shows its services. It needs the privileges of `lvs-dataplane`,
-//! and ends at the end of its standard input.
+//! This command balances TCP connections to the first address over the servers by NAT, and drops
+//! the packets of the blocked client. `lvsadm -Ln` shows its services. The program needs the
+//! privileges of `lvs-dataplane`, and ends at the end of its standard input.
 
 use std::env;
 use std::io::Read;

@@ -5,8 +5,8 @@
 //! embed 127.0.0.1:8080 wlc 127.0.0.1:9001 127.0.0.1:9002=3
 //! ```
 //!
-//! listens on the first address and relays each connection to the server that the scheduler picks;
-//! `=3` is a weight.
+//! This command listens on the first address, and relays each connection to the server that the
+//! scheduler `wlc` chooses; `=3` is a weight.
 
 use std::env;
 use std::net::SocketAddr;

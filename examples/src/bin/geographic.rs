@@ -1,4 +1,4 @@
-//! A custom scheduler: clients are sent to the servers of their region, as long as one of these is
+//! A custom scheduler: clients are sent to the servers of their region, if one of these is
 //! available.
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //!
 //! `Geographic` implements the public trait [`Scheduler`] and is registered under the name `geo`.
 //! Services then use it like any other scheduler, with weights, quiescing, thresholds, slow starts,
-//! persistence, listings and `explain`. This example shows it with a director that has no packets.
-//! A program that embeds the dataplane passes the same [`Registry`] to
+//! persistence, listings and `explain`. This example shows it with a director that receives no
+//! packets. A program that embeds the dataplane passes the same [`Registry`] to
 //! `lvs_dataplane::dataplane::Config::schedulers`; `lvsadm -A ... -s geo` then works.
 
 use std::net::{IpAddr, SocketAddr};
@@ -70,8 +70,8 @@ struct Region {
     servers: Vec<Prefix>,
 }
 
-/// Chooses the least loaded available server of the client's region. If the region has none, or the
-/// region of the client is unknown, it chooses the least loaded of all servers.
+/// Chooses the least loaded available server of the client's region; without such a server or
+/// region, the least loaded of all servers.
 #[derive(Clone, Debug)]
 struct Geographic {
     regions: Arc<[Region]>,
@@ -140,7 +140,7 @@ fn regions() -> Result<Arc<[Region]>> {
     Ok(Arc::from([
         region(&["203.0.113.0/24"], &["10.1.0.0/16"])?,
         region(&["198.51.100.0/24"], &["10.2.0.0/16"])?,
-        // A part of the first network that is nearer to the second region's servers.
+        // A part of the first region's network that is nearer to the second region's servers.
         region(&["203.0.113.128/25"], &["10.2.0.0/16"])?,
     ]))
 }

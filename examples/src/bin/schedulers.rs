@@ -1,5 +1,5 @@
-//! Prints the servers that each scheduler chooses for twelve connections of twelve clients. No
-//! packets are needed.
+//! Prints the server that each scheduler chooses for each of twelve connections from twelve
+//! clients, without packets.
 //!
 //! ```text
 //! cargo run -p lvs-examples --bin schedulers
@@ -11,8 +11,7 @@ use lvs_core::{
 };
 
 fn main() -> Result<(), lvs_core::Error> {
-    // The servers have the weights 3, 2 and 1. As in the kernel, the server that was added last is
-    // the first in the list.
+    // The weights are 3, 2 and 1. As in the kernel, the last added server is the first in the list.
     let servers = [
         ("a", "10.0.0.1:80", 3),
         ("b", "10.0.0.2:80", 2),
@@ -28,7 +27,7 @@ fn main() -> Result<(), lvs_core::Error> {
             let addr = addr.parse().expect("an address and a port");
             pool.insert(addr, &ServerConfig::new(weight, Forwarding::Nat))?;
         }
-        // The scheduler counts a connection for its server as long as this list contains it.
+        // The scheduler counts a connection for its server while this list contains it.
         let mut open: Vec<OpenConnection> = Vec::new();
         let mut picks = String::new();
         for client in 1..=12 {

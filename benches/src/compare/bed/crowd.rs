@@ -8,8 +8,8 @@
 //!                          the servers' answers
 //! ```
 //!
-//! The bridges are the hosts that were client and server. All neighbours are known in advance: no
-//! host sends ARP requests.
+//! The bridges are the hosts that were client and server. All neighbour entries are static, so that
+//! no host sends ARP requests.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -39,9 +39,8 @@ fn answer_mac(server: usize) -> String {
 }
 
 impl Bed {
-    /// Replaces the single client and the single server by several ones, which are then in
-    /// `clients` and `servers`. With direct routing and tunnels, each server sends replies over a
-    /// separate link.
+    /// Replaces the single client and the single server by several, in `clients` and `servers`.
+    /// With direct routing and tunnels, each server sends replies over a separate link.
     pub(crate) fn spread(&mut self, clients: usize, servers: usize) -> Result<()> {
         let names = |what: &str, count: usize| -> Vec<String> {
             (1..=count)
@@ -97,10 +96,9 @@ impl Bed {
         Ok(())
     }
 
-    /// Lets the receiving threads receive the packets of the veth devices, instead of the threads
-    /// that send them: this requires that the sending devices do not send super-packets. The
-    /// receiving threads have precedence, as interrupts have, because clients that poll without
-    /// pause would delay them.
+    /// Makes the receiving threads, not the sending ones, receive the packets of the veth devices;
+    /// for this, the sending devices must not send super-packets. The receiving threads have
+    /// precedence, as interrupts have, because clients that poll without pause would delay them.
     fn receive_by_threads(&self) -> Result<()> {
         let [c, d, e, s] = &self.devices;
         let mut ends = vec![(&self.client, c), (&self.server, s)];
@@ -187,8 +185,8 @@ impl Bed {
         Ok(script)
     }
 
-    /// Makes the host of the first server one of several servers. With `answers`, it has two
-    /// interfaces, because replies take another path.
+    /// Makes the host of the first server one of several servers. With `answers`, it has a second
+    /// interface for replies.
     fn back_script(&self, answers: bool) -> Result<String> {
         let s = &self.devices[3];
         let mut script = bridge("br0", s);
@@ -286,19 +284,19 @@ fn port(bridge: &str, device: &str, mac: &str) -> String {
     format!("ip link set {device} master {bridge}\nip link set {device} up\n") + &known(device, mac)
 }
 
-/// Adds a static entry for an address to a bridge, which never learns the address of a host that
+/// Adds a static entry for a MAC address to a bridge, which never learns the address of a host that
 /// sends no replies through it.
 fn known(device: &str, mac: &str) -> String {
     format!("bridge fdb replace {mac} dev {device} master static\n")
 }
 
-/// Runs a thread (`-p`), or all threads of a process (`-ap`), with real-time scheduling.
+/// Gives a thread (`-p`), or all threads of a process (`-ap`), real-time scheduling.
 fn first(of: &str, pid: u32) -> Result<()> {
     let words = ["-f", of, "50", &pid.to_string()];
     run_with_input(Command::new("chrt").args(words), "").map(drop)
 }
 
-/// Makes a server accept tunnel packets on an interface; returns the program that unpacks them,
+/// Makes a server accept tunnel packets on an interface. Returns the program that unpacks them,
 /// unless the kernel does.
 pub(super) fn unpack(host: &lvs_testbed::Host, device: &str) -> Result<Vec<lvs_testbed::Proc>> {
     let kernels = "ip link add ipip9 type ipip local any remote any 2>/dev/null\nip link set ipip9 up\n\

@@ -1,5 +1,5 @@
-//! Contenders that are configured with `ipvsadm` commands: the dataplane by our own `lvsadm`, and
-//! the kernel's IPVS by Debian's `ipvsadm`.
+//! Contenders that are configured with `ipvsadm` commands: the dataplane by this project's
+//! `lvsadm`, and the kernel's IPVS by Debian's `ipvsadm`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use lvs_testbed::programs;
 use super::{Bed, TIMEOUTS, has_program};
 use crate::compare::contender::{Contender, Method};
 
-/// File that exists in each network namespace when the kernel has IPVS.
+/// This file exists in each network namespace when the kernel has IPVS.
 const TABLE: &str = "/proc/net/ip_vs";
 
-/// The reason why a contender cannot run on this machine; `None` if it can. Makes the kernel load
-/// the contender's module.
+/// Why a contender cannot run on this machine; `None` if it can. Makes the kernel load the
+/// contender's module.
 pub(crate) fn lacks(who: Contender) -> Option<String> {
     let program = who.program().filter(|program| !has_program(program));
     if let Some(program) = program {
@@ -54,7 +54,7 @@ pub(crate) fn ipvs() -> Result<String, String> {
 }
 
 impl Bed {
-    /// The program that accepts `ipvsadm` commands for this contender.
+    /// The path of the program that accepts `ipvsadm` commands for this contender.
     pub(crate) fn ipvsadm(&self) -> Result<PathBuf> {
         match self.who {
             Contender::Ipvs(_) => Ok("ipvsadm".into()),
@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// A fake ipvsadm that records its input, and refuses lines with a certain word.
+    /// The fake ipvsadm records its input, and refuses lines with a certain word.
     #[test]
     fn rules_are_passed_to_ipvsadm_unchanged() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -14,7 +14,7 @@ use crate::machine::Snapshot;
 use crate::transfers::Took;
 use crate::yardsticks::Yardsticks;
 
-/// Downloads of one file after the other, of 1 byte to 64 MiB.
+/// The experiment that transfers files of 1 byte to 64 MiB, one after the other.
 #[derive(Debug)]
 pub(in super::super) struct Files;
 
@@ -123,7 +123,8 @@ impl Experiment for Files {
         let printed = bed.client.run("timeout", &words)?;
         let (cpu, disturbed) = peers::used_since(bed, &first)?;
         server.stop(Signal::SIGTERM)?;
-        let all: Vec<Took> = serde_json::from_str(&printed).context("a client of this project")?;
+        let all: Vec<Took> =
+            serde_json::from_str(&printed).context("cannot parse the output of the client")?;
         let value = |took: &Took| {
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             let x = took.bytes as f64;
@@ -146,7 +147,7 @@ impl Experiment for Files {
                 else {
                     continue;
                 };
-                // Bytes in a microsecond are MB in a second.
+                // Bytes per microsecond are MB per second.
                 sentences.push(format!(
                     "{}, {what}: a file of {least:.0} byte takes {:.0} µs ({:.0}-{:.0}), a file of {:.0} MiB arrives at {:.0} MB/s ({:.0}-{:.0}; {}).",
                     series.peer, time.median, time.min, time.max, most / 1_048_576.0,

@@ -1,4 +1,4 @@
-//! Small MTUs, and a director with one interface or two.
+//! Small MTUs, and a director with one or two interfaces.
 
 use anyhow::{Context, Result};
 
@@ -13,7 +13,8 @@ use crate::machine::Snapshot;
 use crate::stats::Spread;
 use crate::yardsticks::Yardsticks;
 
-/// NetPIPE over other links.
+/// The experiment that runs NetPIPE with small MTUs, and through a director with one or two
+/// interfaces.
 #[derive(Debug)]
 pub(in super::super) struct Links;
 
@@ -132,7 +133,7 @@ impl Experiment for Links {
         let first = Snapshot::take();
         if let Some((bar, _)) = bar {
             let small = netpipe(bed, 1, 1, times * 5)?;
-            let (_, _, time) = *small.first().context("no figure")?;
+            let (_, _, time) = *small.first().context("NPtcp printed no figure")?;
             add(TIME, bar.into(), time);
             add(RATE, bar.into(), large(bed, times)?);
         } else {
@@ -195,7 +196,7 @@ fn large(bed: &Bed, times: u32) -> Result<f64> {
     Ok(figures.iter().map(|(_, rate, _)| *rate).fold(0.0, f64::max))
 }
 
-/// Sets the MTU of all cables between client and server.
+/// Sets the MTU of all links between client and server.
 fn resize(bed: &Bed, mtu: u16) -> Result<()> {
     let all = format!(
         "for path in /sys/class/net/*; do\n\

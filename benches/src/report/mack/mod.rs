@@ -1,5 +1,5 @@
-//! Mack, "Building a LVS", 2000: NetPIPE through each method of forwarding; and files by HTTP,
-//! links and services.
+//! Mack, "Building a LVS", 2000: NetPIPE through each forwarding method; and files by HTTP, links
+//! and services.
 
 mod files;
 mod links;
@@ -26,7 +26,7 @@ pub(super) use self::links::Links;
 pub(super) use self::servers::Servers;
 pub(super) use self::services::Services;
 
-/// Round trips of messages of growing size.
+/// The experiment that measures round trips of messages of increasing size.
 #[derive(Debug)]
 pub(super) struct Mack;
 
@@ -215,7 +215,7 @@ impl Experiment for Mack {
     }
 }
 
-/// Microseconds that a peer adds to the time of the smallest message, compared with direct in the
+/// Microseconds that a peer adds to the time of the smallest message, compared with `direct` in the
 /// same rounds.
 fn added(document: &Document, peer: &str) -> Option<Spread> {
     let direct = times(document, DIRECT);
@@ -230,7 +230,7 @@ fn added(document: &Document, peer: &str) -> Option<Spread> {
     Spread::of(added)
 }
 
-/// The round, the message size and the time of the smallest message.
+/// For each round: its number, and the size and time of the smallest message.
 fn times(document: &Document, peer: &str) -> Vec<(usize, f64, f64)> {
     let counted = document.counted(Mack.name(), peer).into_iter();
     let smallest = counted.filter_map(|run| {
@@ -246,7 +246,7 @@ fn times(document: &Document, peer: &str) -> Vec<(usize, f64, f64)> {
 fn netpipe(bed: &Bed, least: u32, most: u32, times: u32) -> Result<Vec<(f64, f64, f64)>> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("np.out");
-    let file = file.to_str().context("a path that is not UTF-8")?;
+    let file = file.to_str().context("the path is not UTF-8")?;
     let numbers = [BULK_PORT.into(), times, least, most].map(|number| number.to_string());
     let [port, times, least, most] = numbers.each_ref().map(String::as_str);
     let both = [
@@ -264,8 +264,8 @@ fn netpipe(bed: &Bed, least: u32, most: u32, times: u32) -> Result<Vec<(f64, f64
     parse(&fs::read_to_string(file)?)
 }
 
-/// Parses the output of NPtcp, lines of `bytes Mbit/s seconds`. The times in the result are in
-/// microseconds. Omits lines with a 0: the clock did not advance during the measurement.
+/// Parses the output of NPtcp: lines of bytes, Mbit/s and seconds. The result has microseconds.
+/// Omits lines with a 0, for which the clock did not advance.
 fn parse(text: &str) -> Result<Vec<(f64, f64, f64)>> {
     let mut figures = Vec::new();
     for line in text.lines() {
@@ -300,7 +300,7 @@ mod tests {
         assert!(parse("bad 1 2\n").is_err());
     }
 
-    /// The machine is slower in the second round, for both.
+    /// The machine is slower in the second round, for both peers.
     #[test]
     fn added_time_is_compared_within_a_round() {
         let run = |peer: &str, round: usize, time: f64| Run {

@@ -1,4 +1,4 @@
-//! One server or two, with a serial client and with parallel clients.
+//! One or two servers, with a serial client and with parallel clients.
 
 use std::thread;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::compare::contender::Contender;
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// The benefit of a second server.
+/// The experiment that measures the benefit of a second server.
 #[derive(Debug)]
 pub(in super::super) struct Servers;
 
 /// Maximum rate of a server, in bytes per second.
 const CAPACITY: u64 = 3_000_000;
-/// Plots, and the number of clients of each.
+/// For each plot: its name, its number of clients, and its description.
 const PLOTS: [(&str, u32, &str); 2] = [
     ("serial", 1, "a client that waits for each file"),
     ("parallel", 8, "eight clients at once"),

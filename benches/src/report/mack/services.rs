@@ -1,5 +1,5 @@
 //! Services that are hard to balance, behind one virtual address with two servers: which of them
-//! work, and their rates.
+//! work, and at which rates.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,7 +21,8 @@ use crate::compare::programs::load_stream;
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// Services with persistence, several ports, connections from the server, and UDP.
+/// The experiment with services that need persistence, several ports, connections from the server,
+/// or UDP.
 #[derive(Debug)]
 pub(in super::super) struct Services;
 
@@ -50,7 +51,7 @@ const PEERS: [Peer; 7] = peers::named([
 /// Ports of the servers for passive FTP.
 const PASSIVE: &str = "30000-30099";
 const FILE: u64 = 16_384;
-/// curl's message about a server without an answer.
+/// curl's message about a server that does not answer.
 const TIMED_OUT: &str = "curl: (28) ";
 
 impl Experiment for Services {
@@ -141,7 +142,7 @@ impl Experiment for Services {
         ];
         let printed = bed.client.run("timeout", &words)?;
         let mut all: Vec<Fared> =
-            serde_json::from_str(&printed).context("a client of this project")?;
+            serde_json::from_str(&printed).context("cannot parse the output of the client")?;
         let files = if turn.quick { 5 } else { 40 };
         let ftp = format!("ftp://{target}/www/file");
         all.push(fetch(
@@ -202,7 +203,7 @@ impl Experiment for Services {
     }
 }
 
-/// Fetches a file `files` times with curl; only the time of each transfer counts, without curl's
+/// Fetches a file `files` times with curl. Only the time of each transfer counts, without curl's
 /// start.
 fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> Result<Fared> {
     let begin = [
@@ -248,8 +249,7 @@ fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> 
     })
 }
 
-/// The reason why curl has failed, from its output with `-v`: the server's refusal, or curl's own
-/// message.
+/// Why curl has failed, from its output with `-v`: the server's refusal, or curl's own message.
 fn reason(reported: &str) -> Option<String> {
     let refused = |line: &&str| line.starts_with("< 4") || line.starts_with("< 5");
     let own = |line: &&str| line.starts_with("curl: (");
@@ -258,7 +258,7 @@ fn reason(reported: &str) -> Option<String> {
     Some(line.trim_start_matches("< ").trim().to_owned())
 }
 
-/// Parses the seconds that each transfer took. Each file must have arrived completely.
+/// Parses the seconds of each transfer. Fails unless each file has arrived completely.
 fn timed(printed: &str) -> Result<Vec<f64>> {
     let one = |line: &str| {
         let (time, size) = line.split_once(' ')?;
@@ -394,7 +394,7 @@ fn haproxy() -> Result<String> {
         for bind in binds {
             writeln!(text, "  bind {bind}")?;
         }
-        // The server's port is the one that the client has connected to.
+        // The server's port is the one to which the client has connected.
         writeln!(text, "  server one {SERVER}\n  server two {SECOND}")?;
         Ok(())
     };

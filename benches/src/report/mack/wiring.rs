@@ -13,9 +13,8 @@ pub(super) const SECOND_VIP: &str = "10.73.0.2";
 pub(super) const SECOND: &str = "10.72.0.12";
 const SECOND_MAC: &str = "02:00:00:00:05:01";
 
-/// Inserts a switch between the director and both endpoints. With `one` interface, the director's
-/// interface towards the servers is removed, and client and server share one network; otherwise
-/// they are on two.
+/// Inserts a switch between the director and both endpoints. `one`: removes the director's
+/// interface towards the servers, and puts client and server on one network instead of two.
 pub(super) fn switch(bed: &mut Bed, one: bool) -> Result<()> {
     let switch = bed.add_host("switch")?;
     let bridge = if one { "b0" } else { "b1" };
@@ -92,8 +91,8 @@ fn plug(
     Ok(new)
 }
 
-/// Adds a second server with a separate link-layer address, on the network of the first. Both have
-/// the virtual addresses.
+/// Adds a second server with its own MAC address, on the network of the first. Both have the
+/// virtual addresses.
 pub(super) fn second_server(bed: &mut Bed) -> Result<Host> {
     let second = bed.add_host("second")?;
     let switch = bed.add_host("switch")?;

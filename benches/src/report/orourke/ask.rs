@@ -15,7 +15,7 @@ use crate::machine::Snapshot;
 pub(super) const CLIENTS: usize = 4;
 /// Number of hosts that answer requests.
 pub(super) const SERVERS: usize = 4;
-/// Requests a second that one server can answer.
+/// Requests per second that one server can answer.
 pub(super) const CAPACITY: u32 = 500;
 /// Seconds after which a request has failed.
 const TIMEOUT: u32 = 1;
@@ -26,21 +26,21 @@ pub(super) struct Asked<'a> {
     pub(super) bed: &'a mut Bed,
     cluster: Cluster,
     servers: Vec<Proc>,
-    /// Seconds that a rate is offered.
+    /// Seconds for which a rate is offered.
     seconds: f64,
     first: Snapshot,
     /// The directory with the servers' files.
     _directory: tempfile::TempDir,
 }
 
-/// Result of an offered rate.
+/// The result of an offered rate.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) figures: Figures,
-    /// CPU seconds a second of the director, including the kernel threads that receive packets for
-    /// it.
+    /// CPU seconds per second of the director, including the kernel threads that receive packets
+    /// for it.
     pub(super) director: f64,
-    /// CPU seconds a second of all servers, including the kernel threads that receive packets for
+    /// CPU seconds per second of all servers, including the kernel threads that receive packets for
     /// them.
     pub(super) servers: f64,
     /// CPU microseconds of the director for each connection.
@@ -68,7 +68,7 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// Directs the requests of all clients to this number of servers.
+    /// Sends the requests of all clients to this number of servers.
     pub(super) fn ask(&mut self, uri: &str, servers: usize, rate: u32) -> Result<Seen> {
         let by_address = matches!(self.bed.who, Contender::Direct | Contender::Route);
         let load = Load {
@@ -97,14 +97,15 @@ impl<'a> Asked<'a> {
         let connections = step.all.connections.max(1) as f64;
         Ok(Seen {
             figures: step.all,
-            // CPU time that is used after the end of the requests is also a cost of the requests.
+            // CPU time after the end of the requests is also caused by them.
             director: director / self.seconds,
             servers: servers / self.seconds,
             cost: director / connections * 1e6,
         })
     }
 
-    /// Stops the clients, and returns the CPU seconds that they used.
+    /// Stops clients and servers. Returns the CPU time of all nodes, and why it is unreliable, if
+    /// it is.
     pub(super) fn end(self) -> Result<(CpuSeconds, Option<String>)> {
         let used = used_since(self.bed, &self.first)?;
         for mut server in self.servers {
@@ -119,7 +120,7 @@ pub(super) fn has_fewer(who: Contender) -> bool {
     who.takes_rules() || matches!(who, Contender::Direct | Contender::Route)
 }
 
-/// Removes all but `count` servers from a director.
+/// Removes all servers except `count` from a director.
 pub(super) fn take_away(bed: &Bed, count: usize) -> Result<()> {
     change(bed, count, |server| {
         format!("-d -t {VIP}:80 -r {server}:80")

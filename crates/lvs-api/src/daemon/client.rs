@@ -18,18 +18,18 @@ use crate::address::impostor;
 const BODY_MAX: u64 = 256 << 20;
 /// Maximum length of the head of an answer in bytes.
 const HEAD_MAX: u64 = 64 << 10;
-/// Time without data from the daemon after which a request fails: as long as the daemon itself
-/// waits for an answer of the dataplane.
+/// Time without data from the daemon after which a request fails: the daemon itself waits as long
+/// for an answer of the dataplane.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Time without data from the daemon after which a reload fails: on a busy host, a file with tens
-/// of thousands of servers takes most of a minute. `contrib/lvsd.service` permits more time.
+/// Time without data from the daemon after which a reload fails. On a busy host, a file with tens
+/// of thousands of servers takes most of a minute; `contrib/lvsd.service` permits more time.
 const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
 
 /// A client of the control socket of `lvsd`.
 #[derive(Debug)]
 pub struct Client {
     address: Address,
-    /// The connection for the next request, if one is open.
+    /// The connection for the next request; `None` if it is not open yet.
     stream: Option<UnixStream>,
     /// Longest wait for the next part of an answer.
     silence: Duration,
@@ -40,7 +40,7 @@ struct Refusal {
     error: Failure,
 }
 
-/// The events that the daemon stores.
+/// The events that the daemon has stored.
 #[derive(Deserialize)]
 struct Past {
     events: Vec<Event>,
@@ -51,7 +51,6 @@ struct Failure {
     message: String,
 }
 
-/// The head of an answer.
 struct Head {
     code: u16,
     /// Length of the body in bytes; `None` if the body ends with the connection.
@@ -59,10 +58,9 @@ struct Head {
 }
 
 impl Client {
-    /// Connects to the daemon of the dataplane at `dataplane`; `None` if no daemon runs.
+    /// Connects to the daemon of the dataplane at `dataplane`; `None` if no daemon is running.
     ///
-    /// # Errors
-    /// A message: a process listens there, but a connection to it fails.
+    /// # Errors A message: a process listens there, but a connection to it fails.
     pub fn connect(dataplane: &Address) -> Result<Option<Self>, String> {
         let address = socket(dataplane);
         let stream = open(&address)?;
@@ -73,10 +71,9 @@ impl Client {
         }))
     }
 
-    /// The state of the daemon and of its services.
+    /// The state of the daemon and its services.
     ///
-    /// # Errors
-    /// The daemon's refusal, or that the daemon does not answer.
+    /// # Errors The daemon refuses the request or does not answer.
     pub fn status(&mut self) -> Result<Status, String> {
         self.ask("GET /v1/status HTTP/1.0\r\n\r\n")
     }
@@ -97,10 +94,9 @@ impl Client {
         self.post("maintenance", spec)
     }
 
-    /// Makes lvsd read the file again; with `force` regardless of the number of removed servers.
+    /// Makes lvsd read the file again. `force`: whatever the number of removed servers is.
     ///
-    /// # Errors
-    /// As [`status`](Self::status).
+    /// # Errors As [`status`](Self::status).
     pub fn reload(&mut self, force: bool) -> Result<Reloaded, String> {
         self.silence = SILENCE_OF_RELOAD;
         let reloaded = self.post("reload", &serde_json::json!({ "force": force }));
@@ -108,10 +104,9 @@ impl Client {
         reloaded
     }
 
-    /// Reads new events, until `each` returns false.
+    /// Passes new events to `each`, until it returns false.
     ///
-    /// # Errors
-    /// As [`status`](Self::status); also if the daemon has ended.
+    /// # Errors As [`status`](Self::status); also if the daemon has ended.
     pub fn events(&mut self, mut each: impl FnMut(Event) -> bool) -> Result<(), String> {
         let (head, mut stream) =
             self.send("GET /v1/events HTTP/1.0\r\naccept: text/event-stream\r\n\r\n")?;
@@ -122,7 +117,7 @@ impl Client {
         let _ = stream.get_ref().set_read_timeout(None);
         loop {
             let line = self.line(&mut stream, BODY_MAX)?;
-            // An empty line terminates an event; a comment shows that the daemon runs.
+            // An empty line ends an event; comments show that the daemon is running.
             if let Some(event) = line.strip_prefix(b"data:")
                 && !each(self.json(event)?)
             {
@@ -131,10 +126,9 @@ impl Client {
         }
     }
 
-    /// The last events of the daemon, 1,000 at most, in their order.
+    /// The last events of the daemon, at most 1,000, in order.
     ///
-    /// # Errors
-    /// As [`status`](Self::status).
+    /// # Errors As [`status`](Self::status).
     pub fn past_events(&mut self) -> Result<Vec<Event>, String> {
         let past: Past = self.ask("GET /v1/events HTTP/1.0\r\n\r\n")?;
         Ok(past.events)
@@ -240,7 +234,6 @@ impl Client {
         })
     }
 
-    /// The message of a refusal.
     fn refusal(&self, head: &Head, stream: impl Read) -> String {
         let refusal = self.body(head, stream).and_then(|body| self.json(&body));
         match refusal {
@@ -273,7 +266,7 @@ impl Client {
     }
 }
 
-/// A connection to `address`; `None` if no process listens there.
+/// Connects to `address`; `None` if no process listens there.
 fn open(address: &Address) -> Result<Option<UnixStream>, String> {
     let stream = match address.connect() {
         Ok(stream) => stream,
@@ -313,7 +306,7 @@ mod tests {
         assert!(limit > SILENCE_OF_RELOAD.as_secs(), "{limit}");
     }
 
-    /// The client's result for an answer to `status`, after which the connection ends.
+    /// The result of `status` for this answer, after which the daemon closes the connection.
     fn answered(text: &str) -> Result<u32, String> {
         let (own, mut other) = UnixStream::pair().expect("a pair");
         other
@@ -341,10 +334,14 @@ mod tests {
         assert_eq!(
             answered(&format!("HTTP/1.1 200\nx:\n\n{status}")),
             Ok(7),
-            "until the end of the connection"
+            "an answer without a length was not read to the end of the connection"
         );
         let cut = &text[..text.len() - 1];
-        assert!(answered(cut).expect_err("cut").contains("has exited"));
+        assert!(
+            answered(cut)
+                .expect_err("the answer is incomplete")
+                .contains("has exited")
+        );
     }
 
     #[test]
@@ -364,7 +361,7 @@ mod tests {
             ("HTTP/1.0 200 OK\r\n\r\n[]", "does it run another version?"),
             ("HTTP/1.0 502 Bad\r\n\r\n<html>", "is not this lvsd"),
         ] {
-            let error_text = answered(text).expect_err("an error");
+            let error_text = answered(text).expect_err("the answer is invalid");
             assert!(error_text.contains(words), "{text}: {error_text}");
         }
         let long = format!("HTTP/1.0 200 OK\r\n{}", "a: b\r\n".repeat(12_000));

@@ -1,5 +1,4 @@
-//! Names of hosts and ports: `/etc/hosts`, `/etc/services` and the domain name system, within a
-//! time limit.
+//! Names of hosts and ports from `/etc/hosts`, `/etc/services` and DNS, within a time limit.
 
 mod ptr;
 
@@ -14,8 +13,8 @@ use std::time::{Duration, Instant};
 use lvs_core::Protocol;
 use lvs_core::ipvsadm::Resolve;
 
-/// Time limit of all reverse look-ups of a listing together. An address that is not resolved by
-/// then is printed as a number.
+/// Time limit of all reverse look-ups of a listing together. Addresses that are not resolved by
+/// then are printed as numbers.
 const REVERSE_BUDGET: Duration = Duration::from_secs(2);
 /// Time limit for the look-up of one name.
 const FORWARD_BUDGET: Duration = Duration::from_secs(10);
@@ -52,7 +51,7 @@ impl Names {
         }
     }
 
-    /// The names in these texts only, in the formats of `/etc/hosts` and `/etc/services`.
+    /// Reads names only from these texts, in the formats of `/etc/hosts` and `/etc/services`.
     pub fn from_texts(hosts: &str, services: &str) -> Self {
         Self {
             hosts: Hosts::parse(hosts),
@@ -95,8 +94,7 @@ impl Resolve for Names {
         }
         let name = name.to_owned();
         let (tx, rx) = mpsc::channel();
-        // The thread continues after the time limit: a look-up in the C library cannot be
-        // interrupted.
+        // The thread may outlive the time limit: a look-up in the C library cannot be interrupted.
         thread::Builder::new()
             .name("resolve".into())
             .spawn(move || {
@@ -139,8 +137,8 @@ impl Resolve for Names {
     }
 }
 
-/// Whether the sources of host names in `/etc/nsswitch.conf` include DNS. Without a list of these
-/// sources, DNS is used.
+/// Whether the sources of host names in `/etc/nsswitch.conf` include DNS; true if it does not list
+/// sources.
 fn uses_dns(nsswitch: &str) -> bool {
     nsswitch
         .lines()
@@ -158,7 +156,7 @@ fn content(line: &str) -> &str {
     line.split_once('#').map_or(line, |(before, _)| before)
 }
 
-/// The IPv4 address in a line of `/etc/hosts`: the C library reads `::1` as 127.0.0.1 there.
+/// Reads an IPv4 address from `/etc/hosts` as the C library does: `::1` is 127.0.0.1 there.
 fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(v4) => Some(v4),
@@ -167,7 +165,7 @@ fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Whether the C library treats a name as an IPv6 address, valid or not, and does not resolve it.
+/// Whether the C library takes a name for an IPv6 address, valid or not, and does not resolve it.
 fn looks_like_ipv6(name: &str) -> bool {
     name.contains(':')
         && name
@@ -191,7 +189,7 @@ impl Hosts {
             };
             let v4 = as_v4(address);
             let names: Vec<&str> = words.collect();
-            // The first line with an address, and the first with a name, counts; an address alone
+            // The first line with an address, and the first with a name, counts. An address alone
             // has the empty name.
             let first = names.first().copied().unwrap_or_default();
             for address in [Some(address), v4.map(IpAddr::V4)].into_iter().flatten() {

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 const TYPE_PTR: u16 = 12;
 const CLASS_IN: u16 = 1;
-/// Maximum number of pointers to follow in a compressed name.
+/// Maximum number of pointers that are followed in a compressed name.
 const JUMPS_MAX: usize = 16;
 
-/// The first three name servers in a text like `/etc/resolv.conf`; if there are none, this host.
+/// The first three name servers in the text of `/etc/resolv.conf`; this host if there are none.
 pub(super) fn servers(text: &str) -> Vec<SocketAddr> {
     let mut servers: Vec<_> = text
         .lines()
         .filter_map(|line| {
             let mut words = line.split_whitespace();
             (words.next()? == "nameserver").then_some(())?;
-            // A scope (`fe80::1%eth0`) is not supported, and the server is skipped.
+            // A server with a scope (`fe80::1%eth0`) is skipped: scopes are not supported.
             Some(SocketAddr::new(words.next()?.parse().ok()?, 53))
         })
         .take(3)
@@ -89,8 +89,8 @@ fn question(id: u16, address: IpAddr) -> Vec<u8> {
     message
 }
 
-/// Parses an answer. `None`: the message is not an answer to the query `id`. `Some(None)`: the
-/// server failed. Otherwise the name, if one exists.
+/// Parses an answer. `None`: not an answer to the query `id`. `Some(None)`: the server has failed.
+/// Otherwise the name, if the address has one.
 #[expect(clippy::option_option, reason = "the three outcomes are handled above")]
 fn read_answer(message: &[u8], id: u16) -> Option<Option<Option<String>>> {
     if message.len() < 12 || word(message, 0)? != id || message[2] & 0x80 == 0 {
@@ -123,7 +123,7 @@ fn first_ptr(message: &[u8]) -> Option<String> {
     None
 }
 
-/// The name at `at`, and the offset of the rest of the message.
+/// Reads the name at `at`. Also returns the offset of the rest of the message.
 fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
     let mut text = String::new();
     let mut behind = None;
@@ -134,7 +134,7 @@ fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
             0 => return Some((text, behind.unwrap_or(at + 1))),
             1..=63 => {
                 let label = message.get(at + 1..at + 1 + usize::from(len))?;
-                // Only labels of valid host names are printed to a terminal.
+                // Only labels of valid host names may be printed to a terminal.
                 if !label
                     .iter()
                     .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'/'))

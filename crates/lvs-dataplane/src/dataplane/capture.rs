@@ -9,13 +9,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use lvs_core::api::{CaptureFilter, CapturedPacket};
 use lvs_core::{Forwarding, Tuple, Verdict};
 
-/// Maximum number of simultaneous captures. A worker copies each packet to one capture after the
-/// other.
+/// Maximum number of simultaneous captures.
 pub(super) const READERS_MAX: usize = 8;
-/// Maximum number of bytes of the packets that wait for a reader. They wait in hexadecimal, with
-/// two bytes for each byte of a frame. The reader loses packets above this limit.
+/// Maximum number of queued bytes for one reader, as hexadecimal text: two for each byte of a
+/// frame. Packets above this limit are lost.
 const BYTES_MAX: usize = 4 << 20;
-/// Maximum number of packets that wait for a reader. The reader loses packets above this limit.
+/// Maximum number of queued packets for one reader. Packets above this limit are lost.
 pub(super) const QUEUE: usize = 4096;
 
 /// The number of readers, limited to [`READERS_MAX`].
@@ -35,7 +34,6 @@ impl Readers {
     }
 }
 
-/// The slot of one reader.
 #[derive(Debug)]
 pub(super) struct ReaderPlace(Readers);
 
@@ -58,12 +56,12 @@ pub(super) struct Capture {
 /// filter.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// Number of bytes of the packets that wait for the reader, in hexadecimal.
+    /// Number of queued bytes for the reader, as hexadecimal text.
     waiting: AtomicUsize,
 }
 
 impl Reader {
-    /// Records that the reader has received a packet.
+    /// Subtracts the bytes of a packet that the reader has received.
     pub(super) fn took(&self, packet: &CapturedPacket) {
         self.waiting.fetch_sub(packet.frame.len(), Ordering::AcqRel);
     }
@@ -83,7 +81,7 @@ impl Capture {
         }
     }
 
-    /// Whether the capture includes forwarded packets with one of these addresses and ports.
+    /// Whether the filter accepts forwarded packets with one of these addresses and ports.
     pub(super) fn shows_forwarded(&self, tuples: &[Tuple]) -> bool {
         self.reader.strong_count() > 0
             && tuples
@@ -127,7 +125,6 @@ impl Capture {
     }
 }
 
-/// A packet for the readers.
 #[derive(Debug)]
 pub(super) struct Shown<'a> {
     pub(super) interface: &'a str,
@@ -304,7 +301,7 @@ mod tests {
         assert!(greedy.show(None, &packet));
         let next = packets.recv().expect("the queue has room again");
         assert_eq!(next.lost, 1000 - waiting.len() as u64);
-        // The maximum number of short packets.
+        // Short packets reach the limit of packets, not the limit of bytes.
         let short = Shown {
             frame: &[0; 60],
             ..packet
@@ -319,7 +316,7 @@ mod tests {
         let lost = next.lost + 5;
         assert!(greedy.show(None, &short));
         assert_eq!(packets.recv().expect("the queue has room again").lost, lost);
-        // One reader has received no match, and the channel of the other still has its receiver.
+        // Dropping the reader ends both captures, also the one that has queued no packet.
         drop(reader);
         let readers = Readers::default();
         let all: Vec<_> = std::iter::from_fn(|| readers.take()).collect();

@@ -33,10 +33,10 @@ pub struct PeersConfig {
     pub peers: Vec<SocketAddr>,
     /// The file with the key that all peers share.
     pub key_file: PathBuf,
-    /// Time after the start for which this director waits for peers that cannot be reached, before
-    /// it is ready without them; zero for no wait.
+    /// Time after the start for which this director waits for unreachable peers before it is ready;
+    /// zero for no wait.
     pub wait: Duration,
-    /// The longest time for which a peer's services may differ from this director's without an
+    /// Longest time for which a peer's services may differ from this director's services without an
     /// alarm.
     pub alarm: Duration,
 }
@@ -44,21 +44,19 @@ pub struct PeersConfig {
 /// The configuration of a dataplane.
 #[derive(Debug, Default)]
 pub struct Config {
-    /// The mechanism by which packets are received and sent: packet sockets or a TUN device.
+    /// How packets are received and sent: packet sockets or a TUN device.
     pub backend: Backend,
-    /// Whether the kernel forwards established connections.
+    /// Whether the kernel fast path is used.
     pub fast_path: UseKernel,
     /// Interfaces to which the XDP program of the kernel fast path is attached.
     pub xdp: Vec<String>,
-    /// Whether the dataplane, if it uses the kernel fast path, also attaches the XDP program to
-    /// each other interface whose driver has native XDP, unless the interface would lose an
-    /// offload.
+    /// With the kernel fast path: whether the XDP program is also attached to each other interface
+    /// whose driver has native XDP, unless the interface would lose an offload.
     pub xdp_auto: bool,
     /// Number of packets from the client after which a connection is offloaded; `None` for
     /// [16](crate::fast_path::OFFLOAD_AFTER).
     pub fast_path_after: Option<NonZeroU32>,
-    /// The state keeper, which stores connections for a warm restart if there is no kernel fast
-    /// path.
+    /// The state keeper, which keeps connections for a warm restart without the kernel fast path.
     pub warm_restart: Option<StateKeeper>,
     /// Number of packet workers, [`WORKERS_MAX`] at most; `None` for one. Several workers are
     /// pinned to one processor each, unless the process may use fewer processors than workers.
@@ -88,10 +86,9 @@ pub struct Config {
     pub settings: Settings,
     /// The maximum number of connections; `None` for 2^20.
     pub max_connections: Option<usize>,
-    /// The maximum number of connections whose client or server has an IPv6 address, if the [kernel
-    /// fast path](Self::fast_path) allocates the memory for all connections at the start; `None`
-    /// for all of up to 2^20 connections, and a quarter of more. Without the kernel fast path, it
-    /// has no effect: memory is allocated when such connections open.
+    /// Maximum number of connections whose client or server has an IPv6 address. Only the [kernel
+    /// fast path](Self::fast_path) uses it, to allocate memory at the start. `None`: all of up to
+    /// 2^20 connections; of more connections a quarter, but at least 2^20.
     pub max_ipv6: Option<usize>,
     /// Policy for a new connection if the table is full.
     pub when_full: WhenFull,
@@ -115,7 +112,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns the number of packet workers, if the rest of the configuration permits it.
+    /// Returns the number of packet workers, or the setting that excludes this number.
     pub(super) fn workers(&self) -> Result<NonZeroUsize, StartError> {
         let workers = self.workers.unwrap_or(NonZeroUsize::MIN);
         if workers.get() > WORKERS_MAX {
@@ -137,10 +134,10 @@ pub enum UseKernel {
     /// As `Auto`, but `lvsadm doctor` reports nothing if the kernel fast path is not available.
     #[value(skip)]
     Try,
-    /// If the kernel permits it and a quarter of the free memory is enough; otherwise the log
+    /// Yes, if the kernel permits it and a quarter of the free memory is enough; otherwise the log
     /// reports the reason
     Auto,
-    /// Yes, or do not start
+    /// Yes; the dataplane does not start without it
     On,
 }
 
@@ -151,7 +148,7 @@ pub enum StartError {
     /// The control socket cannot be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The keeper cannot attach to the host.
+    /// The keeper cannot configure the host.
     #[error(transparent)]
     Host(#[from] HostError),
     /// A sysctl is refused.
@@ -226,7 +223,7 @@ pub struct RulesError {
     pub message: String,
 }
 
-/// Refuses names that no interface can have, and IP addresses in place of names.
+/// Refuses names that cannot be names of interfaces, such as IP addresses.
 pub(super) fn check_interface_names(names: &[String]) -> Result<(), StartError> {
     for name in names {
         let error = if let Some((vlan, _)) = name.split_once('=') {

@@ -1,5 +1,5 @@
 //! The state that all threads of a dataplane share: the director's control half and its lock, the
-//! clock, the stop flag, the latest view and the kernel fast path.
+//! clock, the stop flag, the latest snapshot and the kernel fast path.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,28 +17,25 @@ use lvs_sys::lock;
 /// itself.
 const PATIENCE: usize = 1000;
 
-/// The kernel fast path, or the reason why the dataplane does not use it.
+/// The kernel fast path, or why the dataplane does not use it.
 pub(super) type KernelPath = Result<Arc<FastPath>, FastPathInfo>;
 
-/// The context of all threads of a dataplane.
 #[derive(Debug)]
 pub(super) struct Context {
     control: Mutex<Control>,
     /// Number of packet workers that wait for the lock of the control half.
     wanted: AtomicUsize,
-    /// Locked during a change, so that changes are applied to the host in the order in which they
-    /// are made.
+    /// Locked during a change, so that the host is configured in the order of the changes.
     changing: Mutex<()>,
     started: SystemInstant,
     stop: AtomicBool,
     published: Published,
-    /// [`View::ways`] of the latest view.
+    /// [`View::ways`] of the latest snapshot.
     ways: AtomicU64,
     kernel: KernelPath,
 }
 
 impl Context {
-    /// The context of a dataplane that starts now.
     pub(super) fn new(control: Control, kernel: KernelPath) -> Self {
         Self {
             control: Mutex::new(control),
@@ -52,15 +49,14 @@ impl Context {
         }
     }
 
-    /// The context of a dataplane without the kernel fast path.
+    /// Creates the context of a dataplane without the kernel fast path.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn without_kernel(control: Control) -> Arc<Self> {
         Arc::new(Self::new(control, Err(FastPathInfo::default())))
     }
 
-    /// Locks the director's control half. The lock is held for one short operation at a time, and
-    /// never while a thread waits. A packet worker that waits for the lock gets it before other
-    /// threads.
+    /// Locks the control half, for one short operation and never during a wait. Packet workers that
+    /// wait for the lock get it first.
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         let mut patience = PATIENCE;
         while patience > 0 && self.wanted.load(Ordering::Acquire) > 0 {
@@ -70,7 +66,7 @@ impl Context {
         lock(&self.control)
     }
 
-    /// Locks the control half for a packet, before all threads that call
+    /// Locks the control half for a packet worker, before all threads that wait in
     /// [`control`](Self::control).
     pub(super) fn control_for_packet(&self) -> MutexGuard<'_, Control> {
         match self.control.try_lock() {
@@ -84,12 +80,12 @@ impl Context {
         }
     }
 
-    /// Excludes other changes while the guard lives.
+    /// Blocks other changes until the guard is dropped.
     pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
         lock(&self.changing)
     }
 
-    /// Time since the dataplane started, on the core's clock.
+    /// Time since the dataplane started.
     pub(super) fn now(&self) -> Instant {
         Instant::ZERO + self.started.elapsed()
     }
@@ -98,7 +94,7 @@ impl Context {
         self.started.elapsed()
     }
 
-    /// Sets the stop flag. It wakes no thread.
+    /// Sets the stop flag, but wakes no thread.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
     }
@@ -107,7 +103,7 @@ impl Context {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Publishes a snapshot, without waking any thread.
+    /// Publishes a snapshot, but wakes no thread.
     pub(super) fn publish(&self, view: Arc<View>) {
         let ways = view.ways;
         self.published.publish(view);
@@ -118,23 +114,21 @@ impl Context {
         }
     }
 
-    /// The number of the latest view.
+    /// The number of the latest snapshot.
     #[inline]
     pub(super) fn generation(&self) -> u64 {
         self.published.generation()
     }
 
-    /// The latest view.
     pub(super) fn view(&self) -> Arc<View> {
         self.published.latest()
     }
 
-    /// The kernel fast path.
     pub(super) fn fast_path(&self) -> Option<&Arc<FastPath>> {
         self.kernel.as_ref().ok()
     }
 
-    /// The state of the kernel fast path, for the control socket.
+    /// The state of the kernel fast path, for `info` on the control socket.
     pub(super) fn fast_path_info(&self) -> FastPathInfo {
         match &self.kernel {
             Ok(fast_path) => fast_path.info(),

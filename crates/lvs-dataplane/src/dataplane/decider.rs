@@ -23,8 +23,8 @@ use lvs_packet::intercept::Intercept;
 use lvs_packet::pipeline::Decide;
 use lvs_sys::prefetch;
 
-/// Maximum number of connections that wait to be offloaded. A connection above this limit is
-/// considered again at its next packet.
+/// Maximum number of connections that wait to be offloaded. A connection above this limit is queued
+/// at a later packet.
 const OFFLOADS_MAX: usize = 4096;
 
 /// A packet about which a client of the control socket asks (`lvsadm explain`).
@@ -33,12 +33,11 @@ pub(super) struct Question {
     pub(super) tuple: Tuple,
     /// The packet's firewall mark; `None` if the rules for marks decide.
     pub(super) mark: Option<u32>,
-    /// The interface on which the packet arrives.
     pub(super) interface: Option<String>,
 }
 
-/// The part of the director that one packet worker uses: its own shard first, then the control half
-/// if the shard cannot decide.
+/// The tables by which one packet worker decides: its shard of the connections, and the control
+/// half for packets that the shard cannot decide.
 pub(super) struct Decider {
     context: Arc<Context>,
     pub(super) shard: Shard,
@@ -46,25 +45,25 @@ pub(super) struct Decider {
     marks: Arc<[MarkRule]>,
     /// Number of packets that each rule for marks has matched.
     pub(super) marked: Vec<u64>,
-    /// The intercepted traffic. A rule for marks without a destination uses it to find whether a
-    /// packet is sent to a service.
+    /// The intercepted traffic: a rule for marks without a destination applies only to packets of
+    /// services.
     intercept: Arc<Intercept>,
     /// Name of the interface on which the present batch arrived.
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
-    /// Whether the director ignores the packets of the present batch, because the host decapsulated
-    /// them and `ignore_tunneled` is set.
+    /// Whether packets of the present batch are ignored: the host decapsulated them, and
+    /// `ignore_tunneled` is set.
     pub(super) ignores: bool,
     /// Whether the last decision is kept for a capture.
     pub(super) keeps_decisions: bool,
     decision: Option<(Tuple, Verdict)>,
-    /// The epoch of the kernel fast path, read before the worker switched to its view; 0 if there
-    /// was none.
+    /// The epoch of the kernel fast path, read before the worker switched to its snapshot; 0
+    /// without the kernel fast path.
     pub(super) epoch: u16,
-    /// Number of packets from the client after which a connection can be offloaded.
+    /// Number of packets from the client after which a connection is offloaded.
     pub(super) offload_after: u32,
-    /// Connections that can be offloaded.
+    /// Connections that wait to be offloaded.
     pub(super) due: Vec<ConnId>,
 }
 
@@ -94,13 +93,12 @@ impl Decider {
         }
     }
 
-    /// Number of packets that were dropped because they would have opened a connection and the
-    /// table was full.
+    /// Number of packets dropped because they would have opened a connection in a full table.
     pub(super) const fn refused_for_room(&self) -> u64 {
         self.drops[DropReason::TableFull.index()]
     }
 
-    /// Applies the rules for marks if they have changed.
+    /// Replaces the rules for marks, if they have changed.
     pub(super) fn take_marks(&mut self, marks: &Arc<[MarkRule]>) {
         if !Arc::ptr_eq(&self.marks, marks) {
             self.marks = marks.clone();
@@ -108,20 +106,18 @@ impl Decider {
         }
     }
 
-    /// Stores the specification of intercepted packets.
     pub(super) fn take_intercept(&mut self, intercept: &Arc<Intercept>) {
         if !Arc::ptr_eq(&self.intercept, intercept) {
             self.intercept = intercept.clone();
         }
     }
 
-    /// Applies changes of the shared settings to the shard, and removes the connections that these
-    /// changes end.
+    /// Applies changed settings to the shard, and removes the connections that these changes end.
     pub(super) fn sweep(&mut self) {
         self.context.control_for_packet().sweep(&mut self.shard);
     }
 
-    /// Takes over connections that another director has sent.
+    /// Takes over connections that the synchronisation backup has received.
     pub(super) fn take_over(&mut self, entries: Vec<Entry>, now: Instant) -> TakenOver {
         self.context
             .control_for_packet()
@@ -136,7 +132,7 @@ impl Decider {
         items: Vec<Item>,
     ) -> ItemResults {
         let now = self.context.now();
-        // The table lines of all connections are prefetched first, without the lock.
+        // Prefetch the table's cache lines of all connections before the control half is locked.
         let mut aheads: Vec<Ahead> = items
             .iter()
             .map(|item| {
@@ -152,8 +148,8 @@ impl Decider {
             .apply_items(&mut self.shard, peer, keeps_ties, items, now)
     }
 
-    /// Addresses and ports of a connection's packets as they arrive, from the client and from the
-    /// server.
+    /// Source and destination of a connection's packets as they arrive: first from the client, then
+    /// from the server.
     pub(super) fn directions(&self, conn: ConnId, offer: &Offer) -> [Tuple; 2] {
         let to = self.shard.local_address_of(conn).unwrap_or(offer.client);
         [
@@ -163,7 +159,8 @@ impl Decider {
     }
 
     /// Whether a rule for marks could drop packets of a connection or pass them to the host, in
-    /// either [direction](Self::directions). A mark affects only packets that open a connection.
+    /// either [direction](Self::directions). Rules that set a mark affect only the packets that
+    /// open connections.
     pub(super) fn may_be_taken(&self, directions: &[Tuple]) -> bool {
         directions.iter().any(|tuple| takes(&self.marks, tuple))
     }
@@ -182,8 +179,9 @@ impl Decider {
         Some(self.marks[taken].action)
     }
 
-    /// Returns the number of the shard, the connections in up to `budget` of its slots, and the
-    /// slot at which the next call continues. `starts` contains the first slot for each shard.
+    /// Lists the connections in up to `budget` slots of this worker's shard, from the slot in
+    /// `starts`, which has one item for each shard. Returns the number of the shard, the
+    /// connections, and the slot at which the next call continues.
     pub(super) fn connections(
         &self,
         starts: &[Option<usize>],
@@ -198,8 +196,8 @@ impl Decider {
         (number, piece, next)
     }
 
-    /// Explains the fate of a packet and changes nothing. `fast_path` returns whether a connection,
-    /// or a new one (`None`), is offloaded.
+    /// Explains the fate of a packet, without side effects. `fast_path` returns whether a
+    /// connection is offloaded, or would be for a new one (`None`).
     pub(super) fn explain(
         &self,
         question: &Question,
@@ -295,7 +293,7 @@ impl Decider {
 }
 
 impl Decider {
-    /// Queues a connection that can be offloaded.
+    /// Queues a connection for offloading after enough packets.
     fn note_if_offload_is_due(&mut self, conn: ConnId) {
         let (after, epoch) = (self.offload_after, self.epoch);
         if epoch != 0
@@ -336,7 +334,7 @@ impl Decide for Decider {
 
     #[inline]
     fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
-        // Hooks, rules for marks and captures see packets on the slow path.
+        // The userspace fast path skips hooks, rules for marks and captures.
         if self.ignores || self.hook.is_some() || !self.marks.is_empty() || self.keeps_decisions {
             return None;
         }
@@ -423,7 +421,7 @@ fn takes(rules: &[MarkRule], tuple: &Tuple) -> bool {
         }
         match rule.action {
             MarkAction::Drop | MarkAction::Host => return true,
-            // A packet that matches this rule has a mark, so that no later rule applies to it.
+            // A marked packet matches no later rule.
             MarkAction::Mark(_) if rule.interface.is_none() => return false,
             MarkAction::Mark(_) => {}
         }
@@ -431,9 +429,9 @@ fn takes(rules: &[MarkRule], tuple: &Tuple) -> bool {
     false
 }
 
-/// Returns the action of the first rule for marks that matches a packet, and a text that names the
-/// rule. If `interface` is `None`, rules that require an interface do not match; the text names
-/// those of them that would match on their interface.
+/// Returns the action of the first matching rule for marks, and a text that names the rule. Without
+/// `interface`, rules for an interface do not match; the text names those that would match on their
+/// interface.
 fn marked_by(
     rules: &[MarkRule],
     tuple: &Tuple,
@@ -482,7 +480,7 @@ mod tests {
             (vec![others], false),
             (vec![marks, drops], false),
             (vec![drops, marks], true),
-            // The packets of this connection can arrive on any interface.
+            // Packets of this connection can arrive on any interface.
             (vec![elsewhere], true),
             (vec![elsewhere, marks], true),
             (vec![marks_elsewhere], false),

@@ -5,7 +5,7 @@ use lvs_core::{AcceptReason, DropReason};
 use crate::host::view::Tables;
 use lvs_packet::drop::FrameDrop;
 
-/// The fix for malformed packets: the director works correctly, and the sender possibly does not.
+/// The fix for malformed packets: their senders or the network are the cause, not the director.
 const MALFORMED: &str = "A few are normal on every network. If there are many: lvsadm capture dropped -w FILE shows their senders; check that host, \
                          its driver and the offloads of the network cards in between (ethtool -K IF tx off).";
 const ORDINARY: &str = "Nothing: this is the expected behaviour.";
@@ -199,7 +199,7 @@ pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
     if !no_link_layer && reason != FrameDrop::UnusedInterface.name() {
         return None;
     }
-    // As many names as fit on a line.
+    // As many names as fit on one line.
     const SHOWN: usize = 8;
     let devices = tables.unused_devices(!no_link_layer);
     let names = devices.iter().take(SHOWN).copied().collect::<Vec<_>>();
@@ -218,7 +218,7 @@ pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
     })
 }
 
-/// Counters of frames that were not sent; each has a name, a meaning and a fix.
+/// Name, meaning and fix of the counter of frames that were not sent.
 pub(super) const NOT_SENT: [&str; 3] = [
     "not_sent",
     "The interface refused the frame: its queue is full, it is down, or the frame is too long for it.",
@@ -498,7 +498,7 @@ mod tests {
             assert!(meaning.len() > 10, "{name}");
             assert!(fix.len() > 20 && fix.ends_with('.'), "{name}");
         }
-        // A new reason of lvs-core arrives here until it has its own fix.
+        // A new reason of lvs-core has this default until it gets its own fix.
         let malformed = [
             DropReason::ShortHeader,
             DropReason::IcmpChecksum,

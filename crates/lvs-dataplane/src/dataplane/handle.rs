@@ -1,5 +1,6 @@
-//! The dataplane's interface for its control socket, its keeper and an embedding program: the
-//! [context](super::context), the [threads](super::threads), and state that neither of them uses.
+//! A handle to the running dataplane for its control socket, its keeper and an embedding program.
+//! It combines the [context](super::context), the [threads](super::threads), and other shared
+//! state.
 
 use std::iter;
 use std::net::IpAddr;
@@ -30,19 +31,17 @@ use lvs_process::server::Leaving;
 pub struct Handle {
     pub(super) context: Arc<Context>,
     pub(super) threads: Arc<Threads<Worker>>,
-    /// Stores the state that a successor takes over.
     pub(super) keeping: Keeping,
     pub(super) captures: Readers,
     /// The peers, once replication has started.
     peers: OnceLock<Arc<Peers>>,
-    /// The lock of the control socket, once the socket is open. When this process stops, it marks
-    /// the lock, so that a starting dataplane waits for its end.
+    /// The lock of the control socket, once the socket is open. A stopping dataplane marks it, so
+    /// that a starting dataplane waits.
     lock: OnceLock<Leaving>,
     /// The sandbox of the program, once the program has entered it.
     confinement: OnceLock<Confinement>,
-    /// Numbers of packets in the last five minutes, by reason.
     pub(super) recent: Mutex<Recent>,
-    /// Dropping the sender stops the thread that samples the counters; empty before that thread is
+    /// Dropping the sender stops the thread that samples the counters. Empty before the thread is
     /// started.
     sampler: OnceLock<Sender<()>>,
 }
@@ -92,13 +91,12 @@ impl Handle {
         self.context.is_stopping()
     }
 
-    /// Sets the lock that the dataplane marks when it stops.
+    /// Stores the lock that is marked when this dataplane stops.
     pub(super) fn use_lock(&self, lock: Leaving) {
         let _ = self.lock.set(lock);
     }
 
-    /// Stores the sender of the thread that samples the counters. The thread ends when the sender
-    /// is dropped together with this handle.
+    /// Stores the sender whose drop ends the thread that samples the counters.
     pub(super) fn use_sampler(&self, sampler: Sender<()>) {
         let _ = self.sampler.set(sampler);
     }
@@ -108,17 +106,14 @@ impl Handle {
         let _ = self.confinement.set(confinement);
     }
 
-    /// The sandbox of the program.
     pub(super) fn confinement(&self) -> Confinement {
         self.confinement.get().cloned().unwrap_or_default()
     }
 
-    /// Sets the peers that connections are replicated with.
     pub(super) fn use_peers(&self, peers: Arc<Peers>) {
         let _ = self.peers.set(peers);
     }
 
-    /// The peers that connections are replicated with; `None` without replication.
     pub(super) fn peers(&self) -> Option<&Arc<Peers>> {
         self.peers.get()
     }
@@ -206,8 +201,7 @@ impl DataplaneSide for Handle {
     }
 
     fn local_addresses(&self) -> Option<Vec<IpAddr>> {
-        // Before the workers run, none of them can answer: the keeper then knows only the
-        // configured addresses.
+        // Until the workers run, the keeper knows only the configured addresses.
         if !self.threads.have_worked() {
             return Some(Vec::new());
         }

@@ -9,16 +9,14 @@ use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
 
 use lvs_sys::lock;
 
-/// Maximum number of bytes that may wait for one peer. If they exceed it, the peer receives a full
-/// sync.
+/// Maximum number of queued bytes for one peer. A peer whose queue is full gets a full sync.
 const WAITING_MAX: usize = 16 << 20;
-/// Number of bytes after which a session sends before it reads more messages from its queue. The
-/// last message may exceed it.
+/// Number of bytes after which a session sends before it reads more of its queue. The last message
+/// may exceed it.
 const PORTION: usize = 256 << 10;
-/// Maximum number of ranges of connections that a peer may request again.
+/// Maximum number of ranges of connections that a peer can request again.
 const WANTED_MAX: usize = lvs_core::sync::bulk::RANGES;
 
-/// The queues of all connected peers.
 #[derive(Debug, Default)]
 pub(super) struct Hub(Mutex<Vec<Arc<Outgoing>>>);
 
@@ -27,29 +25,28 @@ impl Hub {
         lock(&self.0)
     }
 
-    /// Adds the queue of a peer; `true` if it is the first.
+    /// Adds the queue of a peer. Returns true if it is the first queue.
     pub(super) fn add(&self, outgoing: Arc<Outgoing>) -> bool {
         let mut all = self.all();
         all.push(outgoing);
         all.len() == 1
     }
 
-    /// Removes the queue of a peer; `true` if it was the last.
+    /// Removes the queue of a peer. Returns true if it was the last queue.
     pub(super) fn remove(&self, outgoing: &Arc<Outgoing>) -> bool {
         let mut all = self.all();
         all.retain(|other| !Arc::ptr_eq(other, outgoing));
         all.is_empty()
     }
 
-    /// Ends all sessions.
     pub(super) fn close(&self) {
         for outgoing in self.all().iter() {
             outgoing.close();
         }
     }
 
-    /// Queues changed connections of a packet worker for all peers. If some changes are lost, each
-    /// peer receives a full sync.
+    /// Queues changed connections of a packet worker for all peers. If changes are lost, each peer
+    /// gets a full sync.
     pub(super) fn tell(&self, worker: usize, items: &Arc<[u8]>, lost: bool) {
         for outgoing in self.all().iter() {
             outgoing.push_items(worker, items.clone());
@@ -60,7 +57,6 @@ impl Hub {
     }
 }
 
-/// A message for a peer.
 #[derive(Clone, Debug)]
 pub(super) enum Message {
     Items(Arc<[u8]>),
@@ -78,19 +74,17 @@ impl Message {
     }
 }
 
-/// A digest to which some packet workers have not added their connections yet. The digest must
-/// describe the same connections as the items before it in the queue, and no worker waits for
-/// another worker. New items of workers that have already added their connections are therefore
-/// queued after the digest.
+/// A digest that still lacks the connections of some packet workers. A digest must describe exactly
+/// the items that are queued before it, and no worker waits for another. New items of workers whose
+/// connections are already in the digest therefore wait in `behind`.
 #[derive(Debug)]
 struct Gathering {
     digest: Digest,
-    /// For each packet worker, whether the digest contains its connections.
+    /// For each packet worker, whether its connections are in the digest.
     added: Vec<bool>,
     behind: Vec<Message>,
 }
 
-/// The outgoing queue of one peer, and the ranges that the peer has requested again.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     queue: Mutex<Queue>,
@@ -101,7 +95,7 @@ pub(super) struct Outgoing {
 struct Queue {
     messages: VecDeque<Message>,
     gathering: Option<Gathering>,
-    /// Number of bytes of all messages, including those that wait for an incomplete digest.
+    /// Number of bytes of all messages, including those in `gathering`.
     bytes: usize,
     lost: bool,
     closed: bool,
@@ -109,7 +103,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Accounts for a message; `false` if the queue has no room for it.
+    /// Adds the length of a message to `bytes`; `false` if the queue has no room for it.
     fn has_room(&mut self, message: &Message) -> bool {
         let bytes = self.bytes + message.len();
         if bytes > WAITING_MAX {
@@ -121,7 +115,6 @@ impl Queue {
     }
 }
 
-/// The next messages and requests for a session to handle.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) messages: VecDeque<Message>,
@@ -152,7 +145,6 @@ impl Outgoing {
         }
     }
 
-    /// Queues connections of a packet worker.
     pub(super) fn push_items(&self, worker: usize, items: Arc<[u8]>) {
         let (message, mut queue) = (Message::Items(items), self.queue());
         let has_added = |going: &Gathering| going.added.get(worker).is_some_and(|&added| added);
@@ -165,8 +157,9 @@ impl Outgoing {
         }
     }
 
-    /// Begins a digest, to which each of `workers` packet workers [adds its
-    /// connections](Self::add_to_digest); `false` while an earlier digest is incomplete.
+    /// Begins a digest of the connections of `workers` packet workers, which each worker completes
+    /// by [`add_to_digest`](Self::add_to_digest). Returns false while an earlier digest is
+    /// incomplete.
     pub(super) fn begin_digest(&self, workers: usize) -> bool {
         let mut queue = self.queue();
         if queue.closed || queue.gathering.is_some() {
@@ -180,8 +173,8 @@ impl Outgoing {
         true
     }
 
-    /// Adds the connections of a packet worker, all of whose items until now are queued, to the
-    /// digest that was begun. After the last worker, the digest is queued.
+    /// Adds the connections of a packet worker to the present digest, and queues the digest after
+    /// the last worker. All earlier items of the worker must be queued.
     pub(super) fn add_to_digest(&self, worker: usize, digest: &Digest) {
         let mut queue = self.queue();
         let Some(gathering) = &mut queue.gathering else {
@@ -205,13 +198,13 @@ impl Outgoing {
         self.changed.notify_one();
     }
 
-    /// Records that messages are lost, so that the peer receives a full sync.
+    /// Records that messages were lost, so that the peer gets a full sync.
     fn lose(&self) {
         self.queue().lost = true;
         self.changed.notify_one();
     }
 
-    /// Records that the peer requests the connections in these ranges again.
+    /// Records that the peer requests these ranges of connections again.
     pub(super) fn want(&self, ranges: impl IntoIterator<Item = u16>) {
         let mut queue = self.queue();
         for range in ranges {
@@ -222,7 +215,7 @@ impl Outgoing {
         self.changed.notify_one();
     }
 
-    /// Ends the session. An incomplete digest is not sent.
+    /// Ends the session without sending an incomplete digest.
     pub(super) fn close(&self) {
         let mut queue = self.queue();
         queue.closed = true;
@@ -233,13 +226,12 @@ impl Outgoing {
         self.changed.notify_one();
     }
 
-    /// Returns the number of bytes in the queue.
     pub(super) fn waiting(&self) -> usize {
         self.queue().bytes
     }
 
-    /// Takes the requests and a portion of the queued messages; waits for the first of them until
-    /// `until`.
+    /// Waits for a message or request until `until`. Returns all requests, and a portion of the
+    /// messages.
     pub(super) fn take(&self, until: Instant) -> Work {
         let mut queue = self.queue();
         loop {
@@ -268,12 +260,11 @@ impl Outgoing {
         }
     }
 
-    /// Waits for more messages, so that the session sends them together.
+    /// Waits for more messages, in order to send them together.
     pub(super) fn linger(&self, time: Duration) {
         let queue = self.queue();
         if !queue.closed {
-            // Sleep instead of waiting for a notification: the first new message would end the
-            // wait.
+            // The first new message would end a wait for a notification.
             drop(queue);
             std::thread::sleep(time);
         }
@@ -309,7 +300,8 @@ mod tests {
         assert!(hub.remove(&slow));
     }
 
-    /// A worker's digest of the connections `numbers`; the hash of each is its number.
+    /// A digest of connections that are described by numbers; the hash of each connection is its
+    /// number.
     fn digest_of(numbers: &[u8]) -> Digest {
         let mut bytes = vec![0; DIGEST_LEN];
         let sum = numbers.iter().fold(0, |sum, number| sum ^ number);
@@ -319,8 +311,8 @@ mod tests {
         Digest::parse(&bytes).expect("the items are in order")
     }
 
-    /// Three workers add their connections to a digest in each order, with changes in between. The
-    /// digest describes the items that were queued before it.
+    /// The digest describes the items that are queued before it, in whatever order the three
+    /// workers add their connections.
     #[test]
     fn digest_of_several_workers_describes_items_before_it() {
         const ORDERS: [[usize; 3]; 6] = [
@@ -344,7 +336,10 @@ mod tests {
             for _ in 0..2 {
                 all_open(&mut owned);
                 assert!(outgoing.begin_digest(3));
-                assert!(!outgoing.begin_digest(3), "one digest at a time");
+                assert!(
+                    !outgoing.begin_digest(3),
+                    "a second digest has begun while one is incomplete"
+                );
                 for worker in order {
                     all_open(&mut owned);
                     outgoing.add_to_digest(worker, &digest_of(&owned[worker]));

@@ -1,9 +1,9 @@
-//! The queues by which a packet worker passes a packet to the worker that owns its connection:
+//! The queues of packets that one packet worker passes to another, which owns the connection:
 //! frames as received, and datagrams that were reassembled from fragments.
 //!
-//! Each worker has one bounded queue for every other worker. A flood from one worker therefore does
-//! not displace the packets of the others. A sender never waits: if the queue is full, the worker
-//! that received the packet drops and counts it. A queue keeps the order of arrival.
+//! Each worker has a bounded queue for every other worker, so a flood from one worker does not
+//! displace the packets of others. A sender never waits: if the queue is full, it drops and counts
+//! the packet. A queue keeps the order of arrival.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -14,15 +14,14 @@ use lvs_packet::net::PortId;
 use lvs_packet::pipeline::Whole;
 use lvs_sys::lock;
 
-/// Maximum number of frames that wait for one worker, from all other workers together.
+/// Maximum number of queued packets for one worker, from all other workers together.
 pub(crate) const PARCELS_MAX: usize = 4096;
-/// Maximum number of bytes that wait for one worker, from all other workers together.
+/// Maximum number of queued bytes for one worker, from all other workers together.
 pub(crate) const BYTES_MAX: usize = 16 << 20;
 
-/// A packet for another worker, with the port that received it.
+/// A packet for another worker, and the port that received it.
 #[derive(Debug)]
 pub(super) enum Parcel {
-    /// An unprocessed frame.
     Frame(PortId, Frame),
     /// A datagram that was reassembled from fragments.
     Whole(PortId, Box<Whole>),
@@ -37,12 +36,11 @@ impl Parcel {
     }
 }
 
-/// The queues of one worker.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    /// One queue for each sending worker. The queue at the worker's own index stays empty.
+    /// One queue for each sending worker, by its number. The worker's own queue stays empty.
     from: Vec<Queue>,
-    /// Whether a queue may contain a packet.
+    /// True if a queue may contain a packet.
     waits: AtomicBool,
 }
 
@@ -57,7 +55,7 @@ struct Waiting {
 }
 
 impl Inbox {
-    /// Creates the queues of one worker; `workers` is the number of all workers.
+    /// Creates the queues of one of `workers` workers.
     pub(super) fn new(workers: usize) -> Self {
         Self {
             from: (0..workers).map(|_| Queue::default()).collect(),
@@ -65,7 +63,7 @@ impl Inbox {
         }
     }
 
-    /// Queues parcels in order, drops those for which the queue has no room, and empties `parcels`.
+    /// Queues parcels in order, and empties `parcels`: those without room in the queue are dropped.
     /// Returns the number of queued parcels, and whether the caller must wake the worker.
     pub(super) fn put(&self, from: usize, parcels: &mut Vec<Parcel>) -> (usize, bool) {
         let others = self.from.len().saturating_sub(1).max(1);
@@ -87,8 +85,8 @@ impl Inbox {
         (taken, taken > 0 && !self.waits.swap(true, Ordering::AcqRel))
     }
 
-    /// Moves up to about `most` waiting parcels into the empty `parcels`, in equal parts from all
-    /// other workers. Returns true if more parcels wait.
+    /// Moves up to about `most` queued parcels into the empty `parcels`, equal numbers from each
+    /// worker. Returns true if more are queued.
     pub(super) fn take(&self, parcels: &mut Vec<Parcel>, most: usize) -> bool {
         if !self.waits.load(Ordering::Relaxed) || !self.waits.swap(false, Ordering::AcqRel) {
             return false;
@@ -127,11 +125,15 @@ mod tests {
         let mut many = parcels(share + 5, 60);
         assert_eq!(inbox.put(1, &mut many), (share, true));
         assert!(many.is_empty());
-        assert_eq!(inbox.put(1, &mut parcels(1, 60)), (0, false), "full");
+        assert_eq!(
+            inbox.put(1, &mut parcels(1, 60)),
+            (0, false),
+            "a full queue accepted a packet"
+        );
         assert_eq!(
             inbox.put(2, &mut parcels(7, 60)),
             (7, false),
-            "another worker's share is unaffected"
+            "a full queue has reduced the room for another worker's packets"
         );
         let mut taken = Vec::new();
         assert!(!inbox.take(&mut taken, usize::MAX));
@@ -143,7 +145,7 @@ mod tests {
         assert_eq!(
             inbox.put(2, &mut parcels(long + 3, 65_536)),
             (long, true),
-            "bytes are limited, too"
+            "the queue accepted more bytes than its limit"
         );
     }
 
@@ -164,9 +166,13 @@ mod tests {
         assert_eq!(
             rounds,
             [105, 100, 100],
-            "no worker waits because of another one's flood"
+            "a flood from one worker has delayed the packets of others"
         );
-        assert_eq!(inbox.put(1, &mut parcels(1, 60)), (1, true), "woken again");
+        assert_eq!(
+            inbox.put(1, &mut parcels(1, 60)),
+            (1, true),
+            "the worker was not woken again"
+        );
         inbox.take(&mut Vec::new(), 200);
         let share = BYTES_MAX / 2 / 65_536;
         assert_eq!(inbox.put(1, &mut parcels(share + 1, 65_536)).0, share);

@@ -1,4 +1,4 @@
-//! The decision whether a dataplane uses the kernel fast path.
+//! Decides whether a dataplane uses the kernel fast path.
 
 use std::io;
 use std::sync::Arc;
@@ -21,14 +21,13 @@ use lvs_packet::ways::NoWay;
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) wanted: UseKernel,
-    /// The maximum number of connections in wide slots, that is, of those whose client or server
-    /// has an IPv6 address.
+    /// Maximum number of connections whose client or server has an IPv6 address (wide slots).
     pub(super) wide: usize,
-    /// The state keeper, for a dataplane without the kernel fast path.
+    /// The state keeper for warm restart, used if the kernel fast path is not.
     pub(super) warm_restart: Option<StateKeeper>,
 }
 
-/// The kernel fast path, and the memory of each worker's connection table.
+/// The kernel fast path, and the memory for each worker's connection table.
 type Opened = (Arc<FastPath>, Vec<Memory>);
 
 impl Wanted {
@@ -64,8 +63,7 @@ impl Wanted {
             Err(error) if self.wanted == UseKernel::On => Err(StartError::FastPath(error)),
             Err(error) => {
                 let cause = match (&error, self.wanted) {
-                    // The operator has chosen that setting explicitly, and not the kernel fast
-                    // path.
+                    // The operator has chosen this setting, but not the kernel fast path.
                     (FastPathError::Setting { why, .. }, UseKernel::Try) => (*why).to_owned(),
                     _ => error.to_string(),
                 };
@@ -109,8 +107,8 @@ impl Wanted {
         Ok((Arc::new(fast_path), memories))
     }
 
-    /// Returns an obstacle if the state keeper has the connections of the predecessor and the
-    /// configuration is [`UseKernel::Try`].
+    /// Returns an obstacle if the configuration is [`UseKernel::Try`] and the state keeper has the
+    /// connections of the predecessor.
     fn held_elsewhere(&self) -> Option<Against> {
         let held = self.warm_restart.as_ref().is_some_and(StateKeeper::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
@@ -155,8 +153,8 @@ pub(super) enum WithDataplane {
     Way(#[from] NoWay),
 }
 
-/// Combines the options for the kernel fast path and for XDP. `xdp` is true if the operator has
-/// named interfaces for XDP; this requires the kernel fast path.
+/// Combines the options for the kernel fast path and for XDP. `xdp` means that the operator has
+/// named interfaces for XDP, which requires the kernel fast path.
 pub(super) fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     match wanted {
         UseKernel::Off if xdp => Err(StartError::XdpAlone),
@@ -165,8 +163,8 @@ pub(super) fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartE
     }
 }
 
-/// Removes the kernel fast path that a killed predecessor left: otherwise both the left programs
-/// and this dataplane would forward the same packets.
+/// Removes the kernel fast path of a killed predecessor: its programs would forward the same
+/// packets as this dataplane.
 fn end_what_is_left() {
     match FastPath::clean_up() {
         Ok(0) => {}
@@ -180,14 +178,14 @@ fn end_what_is_left() {
     }
 }
 
-/// An obstacle to the kernel fast path, and the fix.
+/// A setting that excludes the kernel fast path, and the fix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Against {
     why: &'static str,
     fix: &'static str,
 }
 
-/// The setting that prevents the kernel fast path; `None` if no setting does.
+/// Returns the first setting that excludes the kernel fast path.
 pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Option<Against> {
     let (why, fix) = if hooked {
         (
@@ -210,7 +208,7 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
     Some(Against { why, fix })
 }
 
-/// Returns the default number of wide slots in a table of `connections` connections.
+/// Returns the default number of wide slots (for IPv6) in a table of `connections` connections.
 pub(super) fn wide(connections: usize) -> usize {
     const ALL_OF: usize = 1 << 20;
     (connections / 4).max(connections.min(ALL_OF))
@@ -243,7 +241,7 @@ mod tests {
             assert!(with_xdp(wanted, false).is_ok_and(|same| same == wanted));
         }
         let error = with_xdp(Off, true)
-            .expect_err("contradicts itself")
+            .expect_err("the options contradict each other")
             .to_string();
         assert!(error.starts_with("--xdp"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Connections of the director's own host to services.
+//! Connections from the director's own host to services.
 //!
 //! The keeper hides the servers' answers to these connections from the host. The packet worker that
 //! owns such a connection reports its end to the keeper.
@@ -9,13 +9,13 @@ use lvs_core::Shard;
 
 use lvs_packet::intercept::LocalClient;
 
-/// Number of recorded connections that one call of [`LocalClients::take_ended`] examines.
+/// Number of connections that one call of [`LocalClients::take_ended`] examines.
 const PIECE: usize = 4096;
-/// Maximum number of connections that one worker records. Programs of the host can open and close
-/// connections faster than a worker finds the closed ones.
+/// Maximum number of recorded connections of one worker: programs can open and close connections
+/// faster than the worker finds the closed ones.
 const CLIENTS_MAX: usize = 1 << 16;
 
-/// The connections whose replies the keeper hides from the host on request of one worker.
+/// Connections of this host that one worker handles, and whose answers the keeper hides.
 #[derive(Debug, Default)]
 pub(super) struct LocalClients {
     known: HashSet<LocalClient>,
@@ -34,8 +34,8 @@ impl LocalClients {
         true
     }
 
-    /// Removes and returns the connections that `shard` no longer contains; examines a bounded
-    /// number.
+    /// Removes and returns connections that `shard` no longer contains. Each call examines only a
+    /// part.
     pub(super) fn take_ended(&mut self, shard: &Shard) -> Vec<LocalClient> {
         let mut ended = Vec::new();
         for _ in 0..self.order.len().min(PIECE) {

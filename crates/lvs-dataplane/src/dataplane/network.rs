@@ -1,5 +1,4 @@
-//! The network for a packet worker: the keeper's snapshot, and the worker's cache of results from
-//! it.
+//! A packet worker's view of the network: the keeper's snapshot, and a cache of routes from it.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -11,15 +10,14 @@ use lvs_packet::drop::FrameDrop;
 use lvs_packet::net::{About, Net, NextHop, PortId, PortInfo, Way};
 use lvs_packet::wire::Mac;
 
-/// The cache entry of one address.
 struct Place {
-    /// Generation in which the entry was written.
+    /// Value of [`Memo::generation`] when the entry was written.
     generation: Cell<u32>,
-    /// The kind of the address: [`LOCAL`], [`VIP`], [`OWN`].
+    /// A combination of [`LOCAL`], [`VIP`] and [`OWN`].
     is: Cell<u8>,
     addr: Cell<IpAddr>,
     hop: Cell<Option<NextHop>>,
-    /// MAC address of the next hop.
+    /// MAC address of the next hop; `None` if it is not resolved.
     mac: Cell<Option<Mac>>,
     way: Cell<Option<Way>>,
 }
@@ -41,30 +39,29 @@ impl Default for Place {
     }
 }
 
-/// The cache entry of a region, that is, of adjacent addresses with the same route.
+/// The cache entry of a region: adjacent addresses with the same route.
 #[derive(Clone, Copy)]
 struct Region {
     generation: u32,
     local: bool,
     hop: Option<NextHop>,
-    /// Whether the route has no gateway: each destination address is its own next hop.
+    /// Whether the route has no gateway, so that each destination address is its own next hop.
     on_link: bool,
     /// MAC address of the gateway; `None` if it is not resolved.
     mac: Option<Mac>,
-    /// The path through the gateway.
     way: Option<Way>,
 }
 
-/// A cache of routes by address, with one entry for all addresses with the same hash. An attacker
-/// can displace entries by choosing addresses. Each such packet then costs a search for its region,
-/// or without regions a search in the routing tables.
+/// A cache of routes, with one entry for all addresses of equal hash. An attacker can displace
+/// entries by choosing addresses; each such packet then costs a search for its region, or without
+/// regions a search in the routing tables.
 struct Memo {
     places: Box<[Place]>,
     regions: RefCell<Vec<Option<Region>>>,
-    /// Number of results that were read from the entry of a region, because the cache entry
-    /// belonged to another address.
+    /// Number of look-ups that used the entry of the region, because the cache entry belonged to
+    /// another address.
     passed: Cell<u8>,
-    /// The current generation; entries of an earlier one are ignored.
+    /// The present generation; older entries are ignored.
     generation: u32,
 }
 
@@ -85,7 +82,6 @@ impl Memo {
         &self.places[(bits.wrapping_mul(0x9e37_79b1) >> (32 - Self::BITS)) as usize]
     }
 
-    /// Whether the entry is valid for this address.
     #[inline]
     fn has(&self, place: &Place, addr: IpAddr) -> bool {
         place.generation.get() == self.generation && place.addr.get() == addr
@@ -109,7 +105,6 @@ impl fmt::Debug for Memo {
     }
 }
 
-/// The latest snapshot that a worker uses.
 #[derive(Debug, Default)]
 pub(super) struct TakenView {
     view: Arc<View>,
@@ -117,7 +112,7 @@ pub(super) struct TakenView {
 }
 
 impl TakenView {
-    /// Replaces the snapshot. The cache is emptied if its answers may differ.
+    /// Replaces the snapshot, and empties the cache if the new snapshot has other routes.
     pub(super) fn take(&mut self, view: Arc<View>) {
         if !Arc::ptr_eq(&self.view.tables, &view.tables) {
             // Generation 0 means "never".
@@ -133,7 +128,7 @@ impl TakenView {
         &self.view
     }
 
-    /// The cache entry of an address, which is filled if necessary.
+    /// The cache entry of an address, filled if necessary.
     #[inline]
     fn way(&self, addr: IpAddr) -> &Place {
         let place = self.ways.place(addr);
@@ -143,7 +138,7 @@ impl TakenView {
         place
     }
 
-    /// Looks up an address, and fills its cache entry.
+    /// Looks up the route of an address, and fills its cache entry.
     fn find(&self, addr: IpAddr, place: &Place) {
         let tables = &self.view.tables;
         let region = self.region(addr);
@@ -171,7 +166,6 @@ impl TakenView {
         place.way.set(way);
     }
 
-    /// The path to a next hop with this link-layer address.
     fn way_by(&self, hop: Option<NextHop>, mac: Option<Mac>) -> Option<Way> {
         let (hop, to) = hop.zip(mac)?;
         let port = self.view.tables.port(hop.port)?;
@@ -183,10 +177,9 @@ impl TakenView {
         })
     }
 
-    /// The route of an address behind a gateway, if the cache entry belongs to another address.
-    /// Most look-ups do not replace the entry: with many clients, a write for each costs more than
-    /// another look-up. One look-up in 64 replaces it, so that few clients soon have their own
-    /// entries.
+    /// Looks up an address behind a gateway whose cache entry belongs to another address. With many
+    /// clients, a write for each look-up costs more than another look-up. So only one look-up in 64
+    /// replaces the entry: few clients soon have their own entries.
     #[inline]
     fn pass(&self, addr: IpAddr) -> Option<About> {
         const ONE_IN: u8 = 64;
@@ -207,7 +200,7 @@ impl TakenView {
         })
     }
 
-    /// Returns the cache entry for the region of an address, which is filled if necessary.
+    /// The cache entry for the region of an address, filled if necessary.
     fn region(&self, addr: IpAddr) -> Region {
         let tables = &self.view.tables;
         let generation = self.ways.generation;
@@ -312,7 +305,7 @@ impl Net for TakenView {
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
         let way = self.way(addr);
         match way.hop.get() {
-            // The usual case: the neighbour is its own next hop.
+            // The common case: the neighbour is its own next hop.
             Some(hop) if hop.port == port && hop.addr == addr => way.mac.get(),
             _ => self.view.tables.neighbour(port, addr),
         }
@@ -332,7 +325,7 @@ mod tests {
         let state = NetState::of_link(7, on_link, (ip("10.71.0.9"), [9; 6]))
             .with_gateway(7, (ip("10.128.0.0"), 9), (ip("10.71.0.2"), [2; 6]))
             .with_gateway(7, (ip("10.129.7.0"), 25), (ip("10.71.0.3"), [3; 6]))
-            // A gateway inside the prefix that it routes.
+            // The gateway is inside the prefix that is routed through it.
             .with_gateway(7, (ip("192.0.2.0"), 24), (ip("192.0.2.1"), [4; 6]))
             .with_gateway(7, (ip("2001:db8::"), 32), (ip("fe80::1"), [5; 6]));
         let mut tables = Tables::new(state);
@@ -391,8 +384,8 @@ mod tests {
         let many = (0..40_000_u32).map(|n| IpAddr::from((0x0a7f_ff00 + n * 211).to_be_bytes()));
         let mut ways = 0;
         for addr in edges.chain(many) {
-            // The first result comes from the address region or, for some addresses, from a cache
-            // entry; the second certainly comes from the entry.
+            // The first result may come from the region or the cache entry, the second only from
+            // the cache entry.
             let about = network.about(addr);
             assert_eq!(about.way.is_some(), network.way(addr).way.get().is_some());
             assert_eq!(about, network.about(addr), "{addr}");

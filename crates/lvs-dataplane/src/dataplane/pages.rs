@@ -1,5 +1,5 @@
 //! Large pages for the connection table of a packet worker. They are requested when the table is so
-//! full that they need little additional memory.
+//! full that they take little additional memory.
 
 use std::thread;
 use std::time::Duration;
@@ -10,17 +10,16 @@ use tracing::debug;
 
 use lvs_sys::{TablePages, table_memory};
 
-/// Large pages are requested when more than 1/`PART` of the connection slots are used: by then
-/// nearly every small page contains a connection.
+/// Large pages are requested when more than 1/`PART` of the slots are used: nearly every small page
+/// then contains a connection.
 const PART: usize = 16;
-/// The pause after each large page, in which the kernel can handle other requests of this process.
+/// Pause after each large page, during which the kernel handles other requests of this process.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Creates shard `number` of a director, and returns it with the memory pages of its connection
-/// table. If the kernel provides no such pages, the table is on the heap.
+/// Creates shard `number` of a director. Also returns the pages of its connection table, unless the
+/// kernel provides none and the table is on the heap.
 ///
-/// # Errors
-/// If the heap has no memory either.
+/// # Errors The heap has no memory either.
 pub(super) fn shard(
     control: &Control,
     number: usize,
@@ -33,18 +32,17 @@ pub(super) fn shard(
     Ok(shard.map(|shard| (shard, pages)))
 }
 
-/// Whether a table should get large memory pages now.
 pub(super) fn is_time(shard: &Shard) -> bool {
     shard.len() > shard.capacity() / PART
 }
 
-/// Converts the pages of a table to large pages, one after the other.
+/// Converts the pages of a table to large pages, one after the other, in a thread.
 pub(super) fn enlarge(pages: TablePages) {
     let run = move || match pages.enlarge(|| thread::sleep(PAUSE)) {
         Ok(made) => debug!("{made} large pages for the connection table"),
         Err(error) => debug!("no large pages for the connection table: {error}"),
     };
-    // If no thread can be started, the pages stay small.
+    // Without the thread, the pages stay small.
     let _ = thread::Builder::new()
         .name("lvs-pages".to_owned())
         .spawn(run);

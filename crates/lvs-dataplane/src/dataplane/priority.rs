@@ -1,13 +1,11 @@
-//! The scheduling of packet workers by the kernel: the delay until a worker gets a processor, and
-//! its share.
+//! The scheduling of packet workers by the kernel.
 //!
-//! Packets must not wait for the computations of other programs, as they do not wait in the kernel.
-//! So a worker runs with real-time scheduling if the host permits it, but only while it uses less
-//! than half of a processor: a flooded worker must not stop the rest of the host. A worker that
-//! uses more is demoted. A demoted worker, and each worker without the permission, has a larger
-//! share of the processor than other programs, in shorter slices. The worker checks its use between
-//! any two batches and jobs, so the length of a round, which grows with the number of interfaces
-//! and waiting packets, does not delay the check.
+//! Packets must not wait for the computations of other programs. So a worker has real-time
+//! scheduling, if the host permits it, while it uses less than half of a processor. A worker that
+//! uses more is demoted, so that a flood does not stop the rest of the host. Demoted workers, and
+//! workers without the permission, have a larger share of the processor than other programs, and
+//! shorter slices. A worker checks its use of the processor between any two batches and jobs: a
+//! long round does not delay the check.
 
 use std::io;
 use std::time::{Duration, Instant as SystemInstant};
@@ -16,11 +14,10 @@ use tracing::debug;
 
 use lvs_sys::{run_in_real_time, run_in_slices, thread_time};
 
-/// The nice value of packet workers without real-time scheduling (sched_setattr(2)). It determines
-/// their share of a processor that other programs use too.
+/// The nice value of packet workers without real-time scheduling (sched_setattr(2)).
 pub(super) const NICE: i32 = -10;
-/// The time slice of a packet worker without real-time scheduling. Slices of other programs are
-/// longer; a worker that wakes up need not wait for the end of such a slice.
+/// Time slice of a packet worker without real-time scheduling. It is shorter than that of other
+/// programs, so that a worker that wakes up preempts them.
 const SLICE: Duration = Duration::from_micros(100);
 /// Interval between two decisions about real-time scheduling.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -29,16 +26,15 @@ const MOST: u32 = 2;
 /// A demoted worker that uses less than 1/`CALM` of a processor gets real-time scheduling again.
 const CALM: u32 = 4;
 
-/// The scheduling of the thread that created this value.
+/// The scheduling of one thread.
 pub(super) struct Priority {
     thread: Box<dyn Thread>,
     /// Whether the thread may use real-time scheduling.
     permitted: bool,
     real_time: bool,
-    /// The time of the last decision, and the processor time of the thread until then.
+    /// Time of the last decision, and the processor time that the thread had used by then.
     since: SystemInstant,
     computed: Duration,
-    /// Number of times that the thread was demoted.
     demoted: u64,
 }
 
@@ -47,11 +43,10 @@ pub(super) trait Thread: Send {
     /// The processor time that the thread has used.
     fn computed(&self) -> Duration;
 
-    /// Sets real-time scheduling, or a larger share with shorter slices.
+    /// Sets real-time scheduling, or else a larger share with shorter slices.
     fn run(&mut self, real_time: bool) -> io::Result<()>;
 }
 
-/// The calling thread.
 struct Calling;
 
 impl Thread for Calling {
@@ -77,7 +72,7 @@ impl Priority {
 
     /// Controls the scheduling of a thread from `now` on.
     pub(super) fn of(mut thread: Box<dyn Thread>, real_time: bool, now: SystemInstant) -> Self {
-        // If the kernel refuses, the thread keeps the ordinary scheduling.
+        // If the kernel refuses, the thread has ordinary scheduling.
         let _ = thread.run(false);
         let mut priority = Self {
             permitted: real_time,
@@ -105,7 +100,6 @@ impl Priority {
         self.set(goes_on);
     }
 
-    /// Number of times that the thread was demoted.
     pub(super) const fn demoted(&self) -> u64 {
         self.demoted
     }
@@ -124,14 +118,14 @@ impl Priority {
     }
 }
 
-/// Whether a worker keeps or regains real-time scheduling, after it used `took` of processor time
-/// during `passed`.
+/// Whether a worker may have real-time scheduling, after it used `took` of processor time during
+/// `passed`.
 fn goes_on(real_time: bool, took: Duration, passed: Duration) -> bool {
     took * if real_time { MOST } else { CALM } < passed
 }
 
-/// Raises the thread's share of processor time. If the process may not do this, the thread keeps
-/// the default share, with shorter time slices.
+/// Raises the calling thread's share of processor time and shortens its slices. If the process may
+/// not raise it, the share stays.
 fn run_before_others() {
     if let Err(error) = run_in_slices(NICE, SLICE) {
         debug!("packet workers have no priority over other processes (sched_setattr: {error})");
@@ -142,7 +136,7 @@ fn run_before_others() {
     }
 }
 
-/// A thread whose processor time is set by a test.
+/// A thread whose processor time the test sets.
 #[cfg(test)]
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pretended {
@@ -180,7 +174,7 @@ impl Thread for Pretended {
 mod tests {
     use super::*;
 
-    /// The result does not depend on when the flood begins within a period.
+    /// A flood may begin at any time of a period.
     #[test]
     fn cpu_hog_is_demoted_after_a_period_and_a_half() {
         const STEP: Duration = Duration::from_millis(1);
@@ -212,7 +206,7 @@ mod tests {
 
     #[test]
     fn systemd_unit_permits_priority_of_packet_workers() {
-        // The bounding set of the unit has no CAP_SYS_NICE.
+        // The bounding set of the unit lacks CAP_SYS_NICE, so its limits must permit the priority.
         let unit = include_str!("../../../../contrib/lvs-dataplane.service");
         for line in [&*format!("LimitNICE={NICE}"), "LimitRTPRIO=1"] {
             assert!(unit.lines().any(|other| other == line), "{line}");
@@ -224,7 +218,7 @@ mod tests {
     fn worker_above_half_of_a_processor_is_demoted() {
         let (part, all) = (Duration::from_millis, Duration::from_millis(20));
         assert!(goes_on(true, part(9), all) && !goes_on(true, part(10), all));
-        // The worker does not regain real-time scheduling at once.
+        // A demoted worker regains real-time scheduling only far below the limit.
         assert!(!goes_on(false, part(9), all) && goes_on(false, part(4), all));
         assert!(goes_on(true, Duration::ZERO, Duration::MAX / 8));
     }
@@ -252,8 +246,7 @@ mod tests {
             assert_eq!(policy(), "1");
             let computed = thread_time();
             while thread_time() < computed + PERIOD {}
-            // Simulates a period that contained only this computation, whatever else ran in the
-            // meantime.
+            // Pretend that the period contained only this computation.
             priority.since = SystemInstant::now();
             priority.look(SystemInstant::now() + PERIOD);
             assert_eq!(policy(), "0");

@@ -1,7 +1,7 @@
 //! Numbers of packets in the last five minutes by reason, and the times of the first and the last
 //! packet.
 //!
-//! A thread samples the counters every ten seconds. The memory for the samples depends only on the
+//! A thread samples the counters every ten seconds. The memory for samples depends only on the
 //! number of reasons.
 
 use std::collections::BTreeMap;
@@ -16,15 +16,13 @@ use lvs_core::recent::{RecentCount, RecentCounter};
 /// Interval between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Action and name of a reason.
 type Name = (String, String);
 
-/// The counters as of the last sample.
+/// The counters at the last sample.
 #[derive(Debug, Default)]
 pub(super) struct Recent(BTreeMap<Name, RecentCounter>);
 
 impl Recent {
-    /// Records a sample.
     pub(super) fn sample(&mut self, reasons: &[ReasonCount], now: Instant) {
         for reason in reasons.iter().filter(|reason| reason.packets.count > 0) {
             let counter = self.0.entry(name(reason)).or_default();
@@ -32,7 +30,7 @@ impl Recent {
         }
     }
 
-    /// Sets the recent counts of each reason. They include packets since the last sample.
+    /// Sets the recent counts of each reason, which include packets since the last sample.
     pub(super) fn apply(&self, reasons: &mut [ReasonCount], now: Instant) {
         for reason in reasons {
             let mut counter = self.0.get(&name(reason)).cloned().unwrap_or_default();

@@ -25,24 +25,22 @@ pub(super) struct Report {
     drops: [u64; DropReason::ALL.len()],
     accepts: [u64; AcceptReason::ALL.len()],
     evicted: Evictions,
-    /// Number of packets dropped because their neighbour did not answer.
+    /// Number of packets dropped because a neighbour did not answer.
     unresolved: u64,
     /// Number of frames that could not be sent.
     pub(super) unsent: u64,
-    /// Number of requests dropped because the queue of the keeper was full.
+    /// Number of requests to the keeper that were dropped because the queue was full.
     pub(super) unasked: u64,
     /// Number of synchronisation messages dropped because their queue was full.
     pub(super) unsynced: u64,
-    /// Each port, the name of its backend, and the number of received frames that were lost because
-    /// the worker was too slow.
+    /// For each port: the name of its backend, and the number of received frames that were lost
+    /// because the worker was too slow.
     pub(super) ports: Vec<(PortId, &'static str, u64)>,
-    /// The state of each worker.
     pub(super) workers: Vec<WorkerInfo>,
     pub(super) common: Arc<Common>,
 }
 
 impl Report {
-    /// The counters of a decider and a pipeline.
     pub(super) fn of(decider: &Decider, pipeline: &Pipeline) -> Self {
         let counters = &pipeline.counters;
         let worker = WorkerInfo {
@@ -104,7 +102,7 @@ impl Report {
         self
     }
 
-    /// The reasons of the director's own decisions; `templates` is the number of evicted
+    /// Counters of the director's decisions by reason; `templates` is the number of evicted
     /// persistence templates.
     pub(super) fn decisions(&self, templates: u64) -> impl Iterator<Item = ReasonCount> + '_ {
         let drops = DropReason::ALL.iter().zip(self.drops).map(|(drop, count)| {
@@ -127,11 +125,11 @@ impl Report {
         drops.chain(evicted).chain(accepts)
     }
 
-    /// All reasons. `templates`: as for [`decisions`](Self::decisions).
+    /// All counters by reason. `templates`: as for [`decisions`](Self::decisions).
     pub(super) fn reasons(&self, templates: u64) -> Vec<ReasonCount> {
         let frames = FrameDrop::ALL
             .iter()
-            // These two reasons are already included in the reasons of the director's decisions.
+            // The director's decisions already include these two reasons.
             .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
             .map(|&drop| {
                 let texts = [drop.name(), drop.describe(), fixes::of_frame(drop)];
@@ -156,7 +154,7 @@ impl Report {
     }
 }
 
-/// The fates of frames in the kernel fast path.
+/// Counters of the fates of frames in the kernel fast path.
 pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use<> {
     let counts = [
         shares.requests,
@@ -173,13 +171,12 @@ pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use
     texts.map(|((action, texts), count)| reason(action, count, texts))
 }
 
-/// Losses and refusals of synchronisation.
+/// Counters of losses and refusals of synchronisation.
 pub(super) fn sync(counts: &SyncCounts) -> impl Iterator<Item = ReasonCount> + use<> {
     let texts = counts.losses().into_iter().zip(fixes::SYNC);
     texts.map(|((name, count), [help, fix])| reason("sync", count, [name, help, fix]))
 }
 
-/// A counted reason for a listing; `texts` contains its name, its meaning and its fix.
 fn reason(action: &str, count: u64, texts: [&str; 3]) -> ReasonCount {
     let [reason, help, fix] = texts.map(ToOwned::to_owned);
     ReasonCount {

@@ -25,7 +25,7 @@ use lvs_packet::settings::Settings;
 /// The only port of the director; its link has the index 1.
 const PORT: PortId = PortId(1);
 
-/// Workers of one director without a network. They process frames like the workers of a dataplane,
+/// Workers of one director without a network. They process frames as the workers of a dataplane do,
 /// but do not receive or send frames.
 #[derive(Debug)]
 pub struct Rig {
@@ -36,7 +36,7 @@ pub struct Rig {
 /// A worker of a [`Rig`].
 pub struct RigWorker {
     worker: Worker,
-    /// The requests to the keeper. No thread reads them.
+    /// Requests to the keeper; no thread reads them.
     _requests: Receiver<Request>,
 }
 
@@ -47,11 +47,10 @@ impl fmt::Debug for RigWorker {
 }
 
 impl Rig {
-    /// Creates as many workers as `control` has shards, in a network whose link 1 is `port`. `vips`
+    /// Creates one worker for each shard of `control`, in a network whose link 1 is `port`. `vips`
     /// are addresses of services.
     ///
-    /// # Errors
-    /// If the host has no free file descriptors.
+    /// # Errors If the host has no free file descriptors.
     pub fn new(
         control: Control,
         network: NetState,
@@ -115,7 +114,7 @@ impl RigWorker {
         self.worker.process(PORT, frames)
     }
 
-    /// Allocates large pages for the connection table, as a dataplane does over time.
+    /// Converts the memory of the connection table to large pages, as a dataplane does over time.
     pub fn enlarge_pages(&mut self) {
         self.worker.enlarge_pages();
     }

@@ -43,22 +43,21 @@ use lvs_sys::random;
 #[derive(Debug)]
 pub struct Dataplane {
     handle: Arc<Handle>,
-    /// The threads of the packet workers and the keeper, and the thread that starts the
-    /// synchronisation daemons of a predecessor when their interfaces are up.
+    /// The packet workers, the keeper, and the thread that starts a predecessor's synchronisation
+    /// daemons when their interfaces are up.
     threads: Vec<JoinHandle<()>>,
     server: Option<server::Handle>,
 }
 
 impl Dataplane {
     /// Starts a dataplane in this thread's network namespace. When it returns, the control socket
-    /// answers and packets are handled.
+    /// answers and packets are forwarded.
     ///
-    /// # Errors
-    /// See [`StartError`].
+    /// # Errors See [`StartError`].
     pub fn start(config: Config) -> Result<Self, StartError> {
         check_interface_names(&config.interfaces)?;
         let address = config.address.clone().unwrap_or_default();
-        // This check is first: a second dataplane must not change anything.
+        // This check is first: a second dataplane must not change the host.
         let permissions = Permissions {
             writers: config.group,
             readers: config.readers,
@@ -124,7 +123,6 @@ impl Dataplane {
         Ok(dataplane)
     }
 
-    /// Applies the local addresses, the rules for marks, and the file of rules.
     fn configure(
         &self,
         pool: LocalPool,
@@ -154,8 +152,8 @@ impl Dataplane {
         }
     }
 
-    /// Starts the synchronisation daemons of a predecessor. A separate thread starts the daemons
-    /// whose interface is down or missing, as soon as the interface is up.
+    /// Starts the synchronisation daemons of a predecessor. A thread waits for interfaces that are
+    /// missing or down.
     fn start_daemons(&mut self, daemons: Vec<SyncDaemon>) -> Result<(), StartError> {
         let waiting = start_daemons(&self.handle, daemons);
         if waiting.is_empty() {
@@ -208,7 +206,7 @@ impl Dataplane {
                 tracing::error!("the thread {name} has panicked");
             }
         }
-        // Stop the synchronisation daemons here: they send the last messages of the packet workers
+        // The synchronisation daemons end here: they send the last messages of the packet workers
         // first.
         self.handle.threads.daemons.end();
         if let Some(peers) = self.handle.peers() {
@@ -236,8 +234,8 @@ struct ConnTables {
 }
 
 impl ConnTables {
-    /// Opens the tables in maps of the kernel, in memory that a state keeper keeps open, or in the
-    /// program's own memory.
+    /// Opens the tables in BPF maps, in memory that a state keeper keeps, or in the process's own
+    /// memory.
     fn open(
         control: &Control,
         steering: &Steering,
@@ -283,8 +281,8 @@ impl ConnTables {
         })
     }
 
-    /// The rule that assigns connections to workers: `steering`, or the predecessor's, because its
-    /// connections are stored by that rule.
+    /// The rule that assigns connections to workers: a predecessor's, if its connections are stored
+    /// by that rule; otherwise `steering`.
     fn steering(&self, steering: Steering) -> Steering {
         match &self.kernel {
             Ok(fast_path) => fast_path.steering().clone(),
@@ -293,7 +291,7 @@ impl ConnTables {
     }
 }
 
-/// Phases 2 and 3: a dataplane that is attached to the host and whose threads do not run yet.
+/// Phases 2 and 3: a dataplane that is attached to the host, and whose threads do not run yet.
 struct OnHost {
     handle: Arc<Handle>,
     keeper: Keeper,
@@ -301,7 +299,7 @@ struct OnHost {
     pages: Vec<Option<TablePages>>,
     requests: Vec<Requests>,
     equipments: Vec<Equipment>,
-    /// Connections of a predecessor, and the state to restore after them.
+    /// The connections of a predecessor, and the state to restore after them.
     left: Option<(Inheritance, Left)>,
     steering: Option<Arc<Steering>>,
 }
@@ -327,7 +325,7 @@ impl OnHost {
         let threads = Threads::new(workers.get()).map_err(StartError::Thread)?;
         if let Some(state) = &state {
             setup.warm_restart = state.outliving();
-            // A successor sets its clock after it has taken over.
+            // A successor sets its clock after it has taken over the connections.
             if inheritance.is_none() {
                 state.set_clock(context.now());
             }
@@ -372,7 +370,7 @@ impl OnHost {
         };
         let mut daemons = Vec::new();
         if let Some((inheritance, left)) = self.left.take() {
-            // Packets that arrive in the meantime wait in the sockets; the host does not see them.
+            // The sockets queue packets that arrive in the meantime; the host does not see them.
             for warning in self.keeper.update(Update::All) {
                 warn!("{warning}");
             }
@@ -444,7 +442,6 @@ impl OnHost {
     }
 }
 
-/// The settings of the threads of packet workers.
 struct Run {
     hook: Option<Box<dyn PacketHook>>,
     real_time: bool,
@@ -452,11 +449,12 @@ struct Run {
     offload_after: u32,
 }
 
-/// Interval between two attempts to start a daemon whose interface is missing.
+/// Interval between two attempts to start a synchronisation daemon whose interface is missing or
+/// down.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Starts the synchronisation daemons of a predecessor. Returns the daemons whose interface is down
-/// or missing.
+/// Starts the synchronisation daemons of a predecessor. Returns those whose interface is missing or
+/// down.
 fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
     let starts = |daemon: &SyncDaemon| {
         let started = handle.apply(vec![Call::DaemonStart(daemon.clone())], false);
@@ -465,7 +463,7 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
             failure.code,
             FailureCode::NoDevice | FailureCode::Unreachable
         );
-        // A daemon that an operator has started in the meantime is kept.
+        // An operator has started a daemon in the meantime: keep it.
         if !waits && failure.code != FailureCode::Running {
             warn!(
                 "a synchronisation daemon of the previous dataplane was not restored: {}",
@@ -477,7 +475,7 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
     daemons.into_iter().filter(starts).collect()
 }
 
-/// Starts synchronisation daemons when their interfaces are available.
+/// Starts synchronisation daemons as soon as their interfaces are up.
 fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
     for daemon in &waiting {
         warn!(
@@ -491,8 +489,7 @@ fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
     }
 }
 
-/// Opens the memory that a state keeper keeps open, and creates shards whose tables are in this
-/// memory.
+/// Opens the memory that a state keeper keeps, and creates shards whose tables are in this memory.
 fn open_warm_restart(
     control: &Control,
     workers: NonZeroUsize,
@@ -512,12 +509,12 @@ fn open_warm_restart(
 
 /// Returns the rule that divides packets among several workers.
 fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Steering {
-    // Knowledge of the seed of one hash must not reveal the seed of the other.
+    // A disclosed seed must not reveal the seed of the other hash.
     let seed = options.seed.rotate_left(32) ^ 0x6c76_7377_6f72_6b65;
     Steering::new(workers, seed, !ftp_ports.is_empty())
 }
 
-/// Returns a processor for each worker; empty if there are fewer processors.
+/// Returns a separate processor for each worker; empty if there are too few.
 fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
     let cpus = lvs_sys::permitted_cpus();
     if cpus.len() < workers.get() {

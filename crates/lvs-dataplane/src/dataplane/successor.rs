@@ -26,11 +26,10 @@ use crate::warm_restart::Record;
 use lvs_packet::steer::Steering;
 use lvs_sys::lock;
 
-/// With fewer services and fewer servers than this, each change is stored at once. With more,
-/// changes are stored later, usually within a second.
+/// With fewer services and servers than this, each change is stored at once. With more, changes are
+/// stored later, usually within a second.
 const FEW: usize = 256;
 
-/// The state that is stored for a successor, and the time of storing.
 #[derive(Debug)]
 pub(super) struct Keeping {
     state: Option<Arc<dyn WarmState>>,
@@ -38,8 +37,7 @@ pub(super) struct Keeping {
     unkept: AtomicBool,
     /// Locked while state is stored.
     storing: Mutex<()>,
-    /// Earliest time at which counters are stored again. Changes that
-    /// [`has_changed`](Self::has_changed) does not store at once wait until then, too.
+    /// Time before which [`keep`](Self::keep) does not store again.
     rests_until: Mutex<Option<SystemInstant>>,
 }
 
@@ -53,7 +51,7 @@ impl Keeping {
         }
     }
 
-    /// The place where this dataplane stores its state for a successor; `None` if it stores none.
+    /// Where this dataplane stores its state for a successor; `None` if it stores none.
     pub(super) const fn state(&self) -> Option<&Arc<dyn WarmState>> {
         self.state.as_ref()
     }
@@ -90,7 +88,7 @@ impl Keeping {
         *rests = Some(SystemInstant::now() + began.elapsed() * 4);
     }
 
-    /// Stores a snapshot. Snapshots are stored in the order in which they were taken.
+    /// Stores a snapshot. Snapshots are stored in the order in which they are taken.
     fn store(&self, state: &dyn WarmState, context: &Context) {
         let _turn = lock(&self.storing);
         self.unkept.store(false, Ordering::Release);
@@ -99,7 +97,8 @@ impl Keeping {
     }
 }
 
-/// The stored services and settings. Another version may have other calls.
+/// The stored services and settings. `C` is a call, or JSON of another version that may have other
+/// calls.
 #[derive(Debug, Deserialize, Serialize)]
 struct Kept<C> {
     /// The calls that create the same services, servers and settings.
@@ -112,7 +111,7 @@ struct Kept<C> {
     daemons: Vec<SyncDaemon>,
 }
 
-/// State that is restored later during the start, after services and settings.
+/// State that is restored later in the start, after services and settings.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     /// The records of counters.
@@ -121,14 +120,13 @@ pub(super) struct Left {
     pub(super) daemons: Vec<SyncDaemon>,
 }
 
-/// The present state, to be stored without the lock of the control half.
+/// The present state, which is stored after the control half is unlocked.
 #[derive(Debug)]
 struct Snapshot {
     kept: Kept<Call>,
     held: HeldServices,
 }
 
-/// Takes a snapshot for a successor.
 fn snapshot(control: &Control) -> Snapshot {
     let mut kept = Kept {
         calls: Vec::new(),
@@ -147,7 +145,7 @@ fn snapshot(control: &Control) -> Snapshot {
             kept.calls.push(Call::SysctlSet(Sysctl { name, value }));
         }
     }
-    // Without local addresses, servers of full NAT are refused.
+    // Without local addresses, full NAT servers are refused.
     let (pool, hairpin) = control.local_pool();
     if !pool.is_empty() {
         let addresses = pool.iter().map(|local| local.addr).collect();
@@ -190,7 +188,6 @@ fn snapshot(control: &Control) -> Snapshot {
 }
 
 impl Snapshot {
-    /// Stores the state for a successor.
     fn store(&self, state: &dyn WarmState) {
         state.set_services(&self.held);
         let text = serde_json::to_vec(&self.kept).map_err(io::Error::from);
@@ -211,7 +208,7 @@ fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
 
-/// Decodes a stored call; `None` if it is from another version and this version does not have it.
+/// Decodes a stored call; `None` if this version does not have it.
 fn known(call: Value) -> Option<Call> {
     let known = serde_json::from_value(call);
     known
@@ -240,12 +237,12 @@ pub(super) fn restore(
     };
     let calls = kept.calls.into_iter().filter_map(known);
     let calls: Vec<Call> = calls.collect();
-    // As many calls as one request can contain.
+    // As many calls as one request may contain.
     for calls in calls.chunks(CHANGES_MAX) {
         if control.apply(calls, host, now).is_ok() {
             continue;
         }
-        // Only the calls that this dataplane refuses are omitted.
+        // Apply them one by one, in order to skip only the refused ones.
         for call in calls {
             if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
                 warn!(
@@ -274,13 +271,13 @@ pub(super) fn restore(
 /// Connections of a predecessor.
 #[derive(Debug)]
 pub(super) enum Inheritance {
-    /// The connections are in the memory of each shard.
+    /// The shards use the predecessor's memory.
     InPlace(Vec<Adoption>),
-    /// The connections are in these tables.
+    /// The connections are in these tables, and must be copied.
     Elsewhere(Vec<Memory>),
 }
 
-/// Shards, and the connections that they take over.
+/// Shards, and the connections that they have to take over.
 pub(super) type Shards = (Vec<Shard>, Option<Inheritance>);
 
 /// Creates the shards of a dataplane with tables in `memories`. `left` contains the tables of a
@@ -311,9 +308,8 @@ pub(super) fn shards(
     (shards, inheritance)
 }
 
-/// Takes over the connections of a predecessor, and the counters of `records`. Until this function
-/// returns, the kernel fast path forwards nothing. `steering` determines the worker of each
-/// connection.
+/// Takes over the connections of a predecessor, and the counters of `records`. The kernel fast path
+/// is suspended until this function returns. `steering` determines the worker of each connection.
 pub(super) fn take_over(
     context: &Context,
     shards: &mut [Shard],
@@ -387,7 +383,7 @@ mod tests {
         const SERVERS: u16 = 100;
         let fast_path = match FastPath::open(Layout::new(1000, 7), Instant::ZERO) {
             Ok(fast_path) => Arc::new(fast_path),
-            // If BPF is not permitted, the kernel has no state to report.
+            // Without permission for BPF, the kernel has no state to report.
             Err(FastPathError::Permission(_)) => return,
             Err(error) => panic!("{error}"),
         };
@@ -427,7 +423,7 @@ mod tests {
         assert_eq!(left.records.len(), servers);
     }
 
-    /// Only calls of a later version are skipped.
+    /// Skips only calls of a later version.
     #[test]
     fn stored_calls_of_another_version_are_skipped() -> serde_json::Result<()> {
         let text = r#"{"calls": [

@@ -19,36 +19,32 @@ use crate::sync::Daemons;
 use lvs_packet::pipeline::Request;
 use lvs_sys::lock;
 
-/// Time limit for an answer of a packet worker, which reads its mailbox after every few batches.
+/// Time limit for an answer of a packet worker.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for an answer of the keeper. The kernel may need some time for a large change of
-/// nf_tables.
+/// Time limit for an answer of the keeper, which may wait for a large change of nf_tables.
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The threads of a dataplane and the queues between them. `W` is the packet worker.
+/// The threads of a dataplane, and the queues between them. `W` is the packet worker.
 pub(super) struct Threads<W> {
     keeper: Mailbox<Keeper>,
     workers: Vec<WorkerLink<W>>,
-    /// The synchronisation daemons.
     pub(super) daemons: Daemons,
-    /// The outgoing queues of peers.
     pub(super) hub: Arc<Hub>,
     /// Number of packet workers that have not ended.
     working: AtomicUsize,
     /// Whether a packet worker runs or has run.
     has_worked: AtomicBool,
-    /// The ports of packet workers that have ended. The keeper closes them last.
+    /// The ports of packet workers that have ended. The keeper's thread closes them last.
     ports: Mutex<Vec<Ports>>,
 }
 
-/// The shared part of a packet worker. No other thread writes to a cache line that the worker reads
-/// for each packet.
+/// The part of a packet worker that other threads use. They never write to a cache line that the
+/// worker reads for each packet.
 #[repr(align(128))]
 pub(super) struct WorkerLink<W> {
     pub(super) mailbox: Mailbox<W>,
-    /// Frames from other workers.
     pub(super) inbox: Inbox,
-    /// The generation of the view that the worker uses.
+    /// The generation of the snapshot that the worker uses.
     pub(super) taken: AtomicU64,
 }
 
@@ -59,7 +55,7 @@ impl<W> fmt::Debug for Threads<W> {
 }
 
 impl<W> WorkerLink<W> {
-    /// A link to one of `workers` packet workers.
+    /// Creates the link to one of `workers` packet workers.
     fn new(workers: usize) -> io::Result<Self> {
         Ok(Self {
             mailbox: Mailbox::new()?,
@@ -70,10 +66,9 @@ impl<W> WorkerLink<W> {
 }
 
 impl<W> Threads<W> {
-    /// The links of `workers` packet workers and a keeper.
+    /// Creates the links to `workers` packet workers and a keeper.
     ///
-    /// # Errors
-    /// The process has no more file descriptors.
+    /// # Errors The process has no more file descriptors.
     pub(super) fn new(workers: usize) -> io::Result<Self> {
         let links = (0..workers).map(|_| WorkerLink::new(workers));
         Ok(Self {
@@ -97,19 +92,17 @@ impl<W> Threads<W> {
         &self.workers[number]
     }
 
-    /// The links of all packet workers.
     pub(super) fn workers(&self) -> &[WorkerLink<W>] {
         &self.workers
     }
 
-    /// Wakes all packet workers.
     pub(super) fn wake_workers(&self) {
         for worker in &self.workers {
             worker.mailbox.wake().notify();
         }
     }
 
-    /// The generation of the oldest view that a packet worker uses.
+    /// The generation of the oldest snapshot that a packet worker uses.
     pub(super) fn taken(&self) -> u64 {
         let workers = self.workers.iter();
         let taken = workers.map(|worker| worker.taken.load(Ordering::Acquire));
@@ -130,18 +123,16 @@ impl<W> Threads<W> {
         self.has_worked.load(Ordering::Acquire)
     }
 
-    /// Whether all packet workers have ended.
     pub(super) fn workers_have_ended(&self) -> bool {
         self.working.load(Ordering::Acquire) == 0
     }
 
-    /// Stores the ports of a stopping packet worker until the keeper has stopped: packet sockets
-    /// are closed after everything that depends on them.
+    /// Stores the ports of an ending packet worker: the keeper closes packet sockets only after
+    /// everything that depends on them.
     pub(super) fn keep_ports(&self, ports: Ports) {
         lock(&self.ports).push(ports);
     }
 
-    /// Closes the stored ports.
     pub(super) fn drop_ports(&self) {
         for ports in lock(&self.ports).drain(..) {
             ports.close();
@@ -150,8 +141,7 @@ impl<W> Threads<W> {
 
     /// Sends a request to every packet worker, and waits for the answers.
     ///
-    /// # Errors
-    /// A worker does not answer.
+    /// # Errors A worker does not answer.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         question: impl Fn(&mut W) -> T + Clone + Send + 'static,
@@ -174,15 +164,14 @@ impl<W> Threads<W> {
         Ok(all)
     }
 
-    /// Waits until every packet worker uses the view with this generation or a later one.
+    /// Waits until every packet worker uses a snapshot of this generation or a later one.
     ///
-    /// # Errors
-    /// A worker does not answer.
+    /// # Errors A worker does not answer.
     pub(super) fn wait_for(&self, generation: u64) -> Result<(), Failure> {
         if self.taken() >= generation {
             return Ok(());
         }
-        // A worker applies the latest view before it answers.
+        // A worker applies the latest snapshot before it answers.
         self.ask(|_| ()).map(drop)
     }
 
@@ -192,20 +181,17 @@ impl<W> Threads<W> {
         &self.keeper
     }
 
-    /// Posts a job to the keeper.
     pub(super) fn post_keeper(&self, job: impl FnOnce(&mut Keeper) + Send + 'static) {
         self.keeper.post(job);
     }
 
-    /// Wakes the keeper.
     pub(super) fn wake_keeper(&self) {
         self.keeper.wake().notify();
     }
 
-    /// Posts a job to the keeper, and waits for the value that the job sends to `reply`.
+    /// Posts a job to the keeper, and returns the value that the job sends.
     ///
-    /// # Errors
-    /// The keeper does not answer.
+    /// # Errors The keeper does not answer.
     pub(super) fn ask_keeper<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Keeper, mpsc::Sender<T>) + Send + 'static,
@@ -237,8 +223,8 @@ fn does_not_answer(who: &str) -> Failure {
     )
 }
 
-/// The requests of one packet worker to the keeper: a queue of bounded length. If the queue is
-/// full, a request is dropped and counted, and no packet waits for room.
+/// The bounded queue of one packet worker's requests to the keeper. If it is full, requests are
+/// dropped and counted: packets never wait.
 pub(super) struct Requests {
     queue: SyncSender<Request>,
     /// Number of requests that were refused because the queue was full.
@@ -246,7 +232,6 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// A queue, and the receiver of its requests for the keeper.
     pub(super) fn new() -> (Self, Receiver<Request>) {
         let (queue, receiver) = sync_channel(REQUESTS_MAX);
         (Self { queue, refused: 0 }, receiver)

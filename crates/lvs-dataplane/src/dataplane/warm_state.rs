@@ -17,12 +17,12 @@ use crate::host::keeper::Keeper;
 use crate::host::setup::Outliving;
 use crate::warm_restart::{Record, WarmRestart};
 
-/// Number of servers whose counters are stored during one lock of the control half.
+/// Number of servers whose counters are stored while the control half is locked once.
 const PORTION: usize = 4096;
 
-/// The state that a successor takes over.
+/// Where a dataplane stores the state for its successor.
 pub(super) trait WarmState: Debug + Send + Sync {
-    /// Whether the memory has the state of a predecessor.
+    /// Whether a predecessor has left its state.
     fn is_found(&self) -> bool;
 
     /// Stores services and settings.
@@ -31,18 +31,17 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// The services and settings that were stored.
     fn saved(&self) -> Option<Vec<u8>>;
 
-    /// Stores the services for the BPF programs, which use them while no dataplane runs.
+    /// Stores the services for the BPF programs, which use them while no dataplane is running.
     fn set_services(&self, _services: &HeldServices) {}
 
-    /// Records that the dataplane runs.
+    /// Records that the dataplane is running.
     fn is_alive(&self, _now: Instant) {}
 
-    /// Stores the counters of the servers in these slots. Returns the first slot after them, if
-    /// there are more.
+    /// Stores the counters of the servers in these slots. Returns the next slot, if there are more.
     fn keep_portion(&self, places: Range<usize>, context: &Context) -> Option<usize>;
 
-    /// Stores counters. The control half is locked for a portion of the servers at a time, because
-    /// packets wait for it.
+    /// Stores all counters. Locks the control half for one portion of the servers at a time,
+    /// because packets wait for it.
     fn keep_counts(&self, context: &Context) {
         self.is_alive(context.now());
         let mut next = Some(0);
@@ -51,7 +50,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
         }
     }
 
-    /// Adds the counters that a predecessor has stored.
+    /// Adds the counters of a predecessor.
     fn take_counts(&self, control: &mut Control, records: &[Record]);
 
     /// Returns by how much the clock of the stored deadlines is ahead of a clock that shows `now`.
@@ -60,7 +59,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Sets the clock of the stored deadlines to `now`.
     fn set_clock(&self, now: Instant);
 
-    /// Suspends the kernel fast path until the guard is dropped; `None` if there is no kernel fast
+    /// Suspends the kernel fast path until the guard is dropped; `None` without the kernel fast
     /// path.
     fn hold(self: Arc<Self>) -> Option<Held> {
         None
@@ -71,8 +70,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
         None
     }
 
-    /// Marks the take-over as complete: this dataplane now hides the packets of services from the
-    /// host.
+    /// Marks the take-over as complete. The shield of this dataplane is in force.
     fn has_taken_over(&self);
 
     /// The TUN device that stays for a successor.
@@ -80,16 +78,15 @@ pub(super) trait WarmState: Debug + Send + Sync {
         Outliving::default()
     }
 
-    /// Stores the shield, or the TUN device, so that the host does not see packets until a
-    /// successor starts.
+    /// Stores the sockets that keep the shield or the TUN device alive until a successor starts, so
+    /// that the host does not receive packets of services.
     fn keep_shield(&self, _keeper: &Keeper) {}
 
-    /// Removes all state at an orderly end of the dataplane.
+    /// Removes all state at an orderly exit.
     fn end(&self);
 }
 
-/// Maps in the kernel. The BPF programs continue to forward packets with these maps after the
-/// dataplane is killed.
+/// BPF maps. The BPF programs continue to forward packets after the dataplane is killed.
 impl WarmState for FastPath {
     fn is_found(&self) -> bool {
         self.is_successor()
@@ -142,7 +139,7 @@ impl WarmState for FastPath {
     }
 }
 
-/// State in shared memory whose descriptor a state keeper keeps open.
+/// Shared memory whose descriptor a state keeper keeps open.
 impl WarmState for WarmRestart {
     fn is_found(&self) -> bool {
         self.is_successor()

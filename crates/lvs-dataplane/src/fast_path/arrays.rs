@@ -15,12 +15,11 @@ use super::pins::Maps;
 use crate::warm_restart::{KEPT_WORDS, text_words};
 use lvs_sys::SharedArray;
 
-/// Initial room for services and settings, in bytes; there are two such areas.
+/// Initial size in bytes of each of the two areas for services and settings.
 const SAVED_FIRST: usize = 256 << 10;
 
-/// Returns the number of entries of a map that has a region of `entries` entries for each of
-/// `workers`. The programs number the slots of all regions with 32 bits, of which the dataplane
-/// uses 31.
+/// Returns the number of entries of a map with `entries` entries for each of `workers`. The BPF
+/// programs number all slots with 32 bits, of which the dataplane uses 31.
 fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathError> {
     const MOST: usize = (1 << 31) / Layout::WAYS;
     let all = (entries as usize).saturating_mul(workers.get());
@@ -31,7 +30,7 @@ fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathEr
     })
 }
 
-/// Declares [`Arrays`]: the map's name, the words of an entry and the number of entries of each
+/// Defines [`Arrays`] from the field, name, words for each entry and number of entries of each
 /// array.
 macro_rules! arrays {
     (
@@ -48,7 +47,8 @@ macro_rules! arrays {
         }
 
         impl Arrays {
-            /// Creates the arrays, with a region of the connection table for each of `workers`.
+            /// Creates the arrays. Those of the connection table have a region for each of
+            /// `workers`.
             pub(super) fn new(
                 $layout: &Layout,
                 workers: NonZeroUsize,
@@ -67,12 +67,12 @@ macro_rules! arrays {
                 })
             }
 
-            /// Names and arrays, without the arrays that grow.
+            /// All arrays with their names, except those that grow.
             pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &SharedArray)> {
                 [$(($name, &*self.$field)),*].into_iter()
             }
 
-            /// Resets all arrays to zero; `None` if one is still in use.
+            /// Resets all arrays to zero. Returns `None` if one is still in use.
             #[cfg(any(test, feature = "testing"))]
             pub(super) fn zero(&mut self) -> Option<()> {
                 $(Arc::get_mut(&mut self.$field)?.zero();)*
@@ -100,7 +100,7 @@ arrays! {
     rules: "lvs_rules", RULE_WORDS * RULES as usize, 1;
 }
 
-/// Creates one array, or finds that of the predecessor.
+/// Creates one array, or opens that of the predecessor.
 fn array(
     name: &'static str,
     words: usize,

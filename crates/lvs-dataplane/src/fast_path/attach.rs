@@ -1,4 +1,5 @@
-//! The programs at the interfaces: as tcx links, or as filters (clsact) if the kernel has no tcx.
+//! Attaches the BPF programs to interfaces: as tcx links, or as clsact filters if the kernel has no
+//! tcx.
 
 use std::collections::HashSet;
 use std::fs;
@@ -38,24 +39,22 @@ impl Drop for Attached {
 }
 
 impl FastPath {
-    /// Attaches the program to the ingress of an interface, whose packet socket has the filter.
+    /// Attaches the program to the ingress of an interface whose packet socket has the filter.
     ///
-    /// # Errors
-    /// As [`Program::attach`].
+    /// # Errors As [`Program::attach`].
     pub(crate) fn attach(self: &Arc<Self>, ifindex: u32) -> io::Result<Attached> {
         let pin = self.pins.as_ref().map(|pins| pins.link(ifindex));
         let link = match &self.filters {
             Some(filters) => {
                 match lock(filters).put(ifindex, self.ingress.fd()) {
-                    // Another program has filters there. Continue as if they had been added after
-                    // lvs_ingress.
+                    // Another program has filters there. Continue as if they had been added later.
                     Err(error) if is_taken(&error) => warn!(
                         interface = ifindex,
                         "lvs_ingress cannot be the first filter at the ingress: {error}"
                     ),
                     put => put?,
                 }
-                // The pin of a dataplane that used the other kind of attachment.
+                // Remove the pin of a dataplane that attached the program by a link.
                 if let Some(pin) = &pin {
                     let _ = fs::remove_file(pin);
                 }
@@ -71,12 +70,11 @@ impl FastPath {
         })
     }
 
-    /// Attaches another program, which reads the settings ([`settings`](Self::settings)), to an
-    /// interface without packet sockets. The program stays attached for a successor if the other
-    /// programs do.
+    /// Attaches another program, which reads the map of [`settings`](Self::settings), to an
+    /// interface without packet sockets. It stays attached for a successor if the programs of the
+    /// kernel fast path do.
     ///
-    /// # Errors
-    /// As [`Program::attach`].
+    /// # Errors As [`Program::attach`].
     pub(crate) fn attach_other(
         self: &Arc<Self>,
         program: &Program,
@@ -92,7 +90,7 @@ impl FastPath {
         })
     }
 
-    /// The descriptor of the settings, for the instructions of another program.
+    /// The descriptor of the map of settings, for the instructions of another program.
     pub(crate) fn settings(&self) -> i32 {
         self.arrays.conf.number()
     }
@@ -104,13 +102,13 @@ impl FastPath {
             let first = self.ingress.is_first_at(self.ingress_id, ifindex);
             return first.unwrap_or(false);
         };
-        // If the kernel has tcx, it runs tcx programs before filters.
+        // The kernel runs tcx programs before filters.
         let before = attached::ids(ifindex, Place::Ingress).unwrap_or_default();
         let first = lock(filters).first(ifindex);
         before.is_empty() && first.is_ok_and(|first| first == self.ingress_id)
     }
 
-    /// The name of the mechanism that attaches the programs: tcx or clsact.
+    /// The mechanism that attaches the programs: `tcx` or `clsact`.
     pub(crate) const fn attached_by(&self) -> &'static str {
         match self.filters {
             Some(_) => "clsact",
@@ -118,7 +116,7 @@ impl FastPath {
         }
     }
 
-    /// Removes the filters of other dataplanes, and keeps those of this one.
+    /// Removes filters of other dataplanes.
     pub(super) fn sweep_filters(&self) {
         let attached = lock(&self.attached);
         let done = match &self.filters {
@@ -131,10 +129,10 @@ impl FastPath {
     }
 }
 
-/// Returns the filters that attach programs if the kernel has no tcx, after a test that the kernel
-/// supports them; `None` if it has tcx.
+/// Checks that the kernel supports filters and returns a set for them; `None` if the kernel has
+/// tcx.
 pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
-    /// Interface index of the loopback interface in every network namespace.
+    /// Index of `lo` in every network namespace.
     const LOOPBACK: u32 = 1;
     let has_tcx = || match attached::ids(LOOPBACK, Place::Ingress) {
         Err(error) => error.raw_os_error() != Some(libc::EINVAL),
@@ -144,7 +142,7 @@ pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
         return Ok(None);
     }
     let mut filters = Filters::open()?;
-    // w0 = TC_ACT_UNSPEC; exit
+    // `w0 = TC_ACT_UNSPEC; exit`
     let op = |code, immediate| Instruction {
         code,
         registers: 0,
@@ -166,8 +164,8 @@ pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     Ok(Some(Mutex::new(filters)))
 }
 
-/// Whether the error means that the first preference is in use by filters of another kind, or by
-/// filters for some protocols only.
+/// Whether the error means that the first preference is in use: by filters of another kind, or for
+/// some protocols only.
 fn is_taken(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -175,7 +173,7 @@ fn is_taken(error: &io::Error) -> bool {
     )
 }
 
-/// Removes all filters of dataplanes in this network namespace; returns their number.
+/// Removes the filters of all dataplanes in this network namespace. Returns their number.
 pub(super) fn sweep_all() -> io::Result<usize> {
     sweep(&mut Filters::open()?, &HashSet::new())
 }

@@ -9,22 +9,20 @@ use super::FastPath;
 use super::layout::conf;
 use lvs_sys::lock;
 
-/// The current epoch.
 #[derive(Debug)]
 pub(super) struct Epochs {
     pub(super) number: u16,
-    /// The number of [`Held`] values: while it is not 0, a change is in progress.
+    /// Number of [`Held`] values. While it is not 0, the kernel fast path is suspended.
     pub(super) held: u32,
-    /// Whether all epoch numbers are used. All connections have to be evicted from the kernel fast
-    /// path before the numbers start again.
+    /// Whether all epoch numbers are used. The numbers start again when all connections are evicted
+    /// from the kernel fast path.
     pub(super) used_up: bool,
-    /// For each worker, whether it has evicted its connections from the kernel fast path since the
-    /// numbers were used up.
+    /// For each worker, whether it has evicted its connections since the numbers were used up.
     withdrawn: Vec<bool>,
 }
 
 impl Epochs {
-    /// Creates the first epoch, for this number of workers.
+    /// Begins the first epoch, for this number of workers.
     pub(super) fn new(workers: NonZeroUsize) -> Self {
         Self {
             number: 1,
@@ -36,9 +34,9 @@ impl Epochs {
 }
 
 impl FastPath {
-    /// Returns the current epoch; 0 if there is none. A worker that offloads a connection reads the
-    /// epoch before it reads the configuration, so that a change in between invalidates the
-    /// offload.
+    /// Returns the present epoch; 0 while the kernel fast path is suspended. A worker that offloads
+    /// a connection reads the epoch before the configuration, so that a change in between
+    /// invalidates the offload.
     #[inline]
     pub fn epoch(&self) -> u16 {
         u16::try_from(self.arrays.conf.words()[conf::EPOCH].load(Acquire)).unwrap_or(0)
@@ -62,12 +60,12 @@ impl FastPath {
         self.set(conf::EPOCH, number.into());
     }
 
-    /// Begins a new epoch after a change: earlier offloads are invalid.
+    /// Begins a new epoch after a change, so that all earlier offloads become invalid.
     pub fn changed(&self) {
         self.begin(&mut lock(&self.epochs));
     }
 
-    /// Suspends the kernel fast path for all connections until the returned value is dropped.
+    /// Suspends the kernel fast path until the returned value is dropped.
     #[must_use]
     pub fn hold(self: &Arc<Self>) -> Held {
         let mut epochs = lock(&self.epochs);
@@ -76,15 +74,15 @@ impl FastPath {
         Held(self.clone())
     }
 
-    /// Whether a worker has to evict all its connections from the kernel fast path before another
-    /// epoch can begin ([`has_withdrawn`](Self::has_withdrawn)).
+    /// Whether a worker must evict all its connections from the kernel fast path before another
+    /// epoch can begin. It reports this by [`has_withdrawn`](Self::has_withdrawn).
     pub(crate) fn must_withdraw(&self, worker: usize) -> bool {
         let epochs = lock(&self.epochs);
         epochs.used_up && !epochs.withdrawn[worker]
     }
 
-    /// Records that a worker has evicted all its connections from the kernel fast path. When all
-    /// workers have, the epoch numbers start again at 1.
+    /// Records that a worker has evicted all its connections from the kernel fast path. After the
+    /// last worker, the epoch numbers start again at 1.
     pub(crate) fn has_withdrawn(&self, worker: usize) {
         let mut epochs = lock(&self.epochs);
         epochs.withdrawn[worker] = true;
@@ -98,7 +96,7 @@ impl FastPath {
     }
 }
 
-/// Suspends the kernel fast path until this value is dropped.
+/// While this value exists, the kernel fast path is suspended.
 #[derive(Debug)]
 pub struct Held(Arc<FastPath>);
 

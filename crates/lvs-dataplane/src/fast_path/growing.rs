@@ -1,9 +1,9 @@
-//! Arrays that grow: the state for a successor uses memory in proportion to the number of services
-//! and servers.
+//! Arrays that grow, so that the state for a successor uses memory in proportion to the number of
+//! services and servers.
 //!
-//! The kernel cannot make an array larger. So the dataplane creates and fills a larger array, and
-//! replaces the old array under its name in one step. A successor finds either the old array or the
-//! new one, and never an incomplete one.
+//! The kernel cannot enlarge an array. So the dataplane creates and fills a larger one, and
+//! replaces the old one under its name in one step: a successor finds the old array or the new one,
+//! and never an incomplete one.
 
 use std::fs;
 use std::io;
@@ -15,19 +15,18 @@ use super::pins::Maps;
 use lvs_sys::SharedArray;
 use lvs_sys::lock;
 
-/// An array that grows. No BPF program reads it.
 #[derive(Debug)]
 pub(super) struct Growing {
     name: &'static str,
-    /// Number of words in an entry.
     entry: usize,
     array: Mutex<Arc<SharedArray>>,
-    /// The array's name in the BPF file system, if the array must survive a kill of this process.
+    /// The array's name in the BPF file system, for a successor; `None` if the array need not
+    /// survive a kill.
     pin: Option<PathBuf>,
 }
 
 impl Growing {
-    /// A new array with this number of entries, or the existing one of another dataplane.
+    /// Creates an array with this number of entries, or opens the one of another dataplane.
     pub(super) fn new(
         name: &'static str,
         entry: usize,
@@ -55,17 +54,15 @@ impl Growing {
         })
     }
 
-    /// The current array.
     pub(super) fn get(&self) -> Arc<SharedArray> {
         lock(&self.array).clone()
     }
 
-    /// Returns the array, which is enlarged for `words` if necessary. `fill` fills a new array
-    /// before it replaces the old one; its arguments are the words of the old and of the new array.
+    /// Returns the array, after enlarging it for `words` if necessary. `fill` copies from the words
+    /// of the old array to those of the new one before it is replaced.
     ///
-    /// # Errors
-    /// The kernel has no memory for the new array, or the name cannot be replaced. The old array
-    /// stays.
+    /// # Errors The kernel has no memory for the new array, or the name cannot be replaced. The old
+    /// array stays.
     pub(super) fn with_room(
         &self,
         words: usize,
@@ -75,7 +72,7 @@ impl Growing {
         if array.words().len() >= words {
             return Ok(array.clone());
         }
-        // An eighth more than required, so that the map is seldom replaced.
+        // An eighth more than required, so that the array is seldom replaced.
         let entries = (words + words / 8).div_ceil(self.entry);
         let entries = u32::try_from(entries).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let new = SharedArray::new(self.name, self.entry, entries)?;
@@ -83,7 +80,7 @@ impl Growing {
         if let Some(path) = &self.pin {
             // The kernel reserves names with a dot.
             let beside = path.with_file_name(format!("{}-new", self.name));
-            // A file that a killed dataplane has left.
+            // A killed dataplane may have left the file.
             let _ = fs::remove_file(&beside);
             new.pin(&beside)?;
             fs::rename(&beside, path)?;
@@ -92,7 +89,7 @@ impl Growing {
         Ok(array.clone())
     }
 
-    /// Resets the array to its initial state; `None` if it is in use.
+    /// Resets the array to its initial size. Returns `None` if it is in use.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn zero(&mut self) -> Option<()> {
         let array = self.array.get_mut();
@@ -110,7 +107,7 @@ mod tests {
 
     #[test]
     fn growing_array_keeps_its_words_when_it_grows() {
-        // If BPF is not permitted, nothing can be tested.
+        // Without permission for BPF, the test ends.
         if super::super::tests::open().is_none() {
             return;
         }

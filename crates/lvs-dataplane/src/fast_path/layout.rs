@@ -1,4 +1,5 @@
-//! Numbers that the dataplane and its BPF programs share, as `bpf/layout.h` defines them.
+//! Numbers that the dataplane and its BPF programs share. The programs read them from
+//! `bpf/layout.h`.
 
 use lvs_core::memory::Layout;
 
@@ -19,22 +20,22 @@ pub(crate) mod conf {
     pub(crate) const TRIES: usize = 13;
     pub(crate) const WORKERS: usize = 14;
     /// Number of words from [`WORKERS`] on that describe how connections are divided among workers:
-    /// the number of workers, whether the client's address alone selects the worker, and the keys.
+    /// number of workers, whether the client's address alone selects the worker, and the keys.
     pub(crate) const DIVISION_WORDS: usize = 2 + STEER_WORDS;
     pub(crate) const STEER_WORDS: usize = 4;
     pub(crate) const WORDS: usize = 24;
 }
 
-/// Number of words that describe the host, and of all words of the description of the maps
-/// (`lvs_about`): the host, the connection tables, and the division of connections among them.
+/// Number of words that describe the host in the map `lvs_about`.
 pub(super) const HOST_WORDS: usize = 4;
+/// Number of all words of the map `lvs_about`: the host, the connection tables, and the division of
+/// connections among workers.
 pub(super) const ABOUT_WORDS: usize = HOST_WORDS + Layout::HEADER_WORDS + conf::DIVISION_WORDS;
-/// Number of words in the key of a virtual service, and the bit in its last word that marks a
-/// service whose clients open data connections to other ports.
+/// Number of words in the key of a virtual service.
 pub(crate) const SERVICE_WORDS: usize = 3;
+/// Bit in the last word of a key: clients of the service open data connections to other ports.
 pub(super) const SERVICE_DATA: u64 = 1 << 32;
-/// Maximum number of rules for marks, each with one range of ports, and the number of words of a
-/// rule.
+/// Maximum number of rules for marks in the map; each has one range of ports.
 pub(super) const RULES: u32 = 1024;
 pub(super) const RULE_WORDS: usize = 16;
 
@@ -49,16 +50,15 @@ pub(super) const TUNNEL_WORDS: usize = 16;
 /// Number of words in a server's counters on one processor: packets and bytes of requests, then of
 /// replies.
 pub(super) const COUNT_WORDS: usize = 4;
-/// Number of words of the counters of fates, for one processor.
+/// Number of words in the counters of frames' fates on one processor.
 pub(super) const SHARE_WORDS: usize = 16;
-/// Number of words that contain an interface and its link-layer address, and the number of such
-/// entries.
+/// Number of words of an interface's entry in the array of MAC addresses.
 pub(super) const MAC_WORDS: usize = 2;
 pub(super) const MAC_PLACES: u32 = 4096;
 /// Length in bytes of a decision that the filter passes to the ingress program.
 pub(super) const TOLD_BYTES: u32 = 760;
 
-/// Programs that continue a program by a tail call.
+/// Indices of the programs that a program continues with by a tail call.
 pub(super) mod next {
     pub(crate) const ALONE: u32 = 0;
     pub(crate) const INGRESS: u32 = 1;
@@ -66,7 +66,7 @@ pub(super) mod next {
     pub(crate) const PROGRAMS: u32 = 3;
 }
 
-/// Indices of the words of a rule for marks, and values of these words.
+/// Indices of the words of a rule for marks, and values of its words.
 pub(super) mod rule {
     pub(crate) const DST: usize = 0;
     pub(crate) const DST_MASK: usize = 2;
@@ -86,7 +86,8 @@ pub(super) mod rule {
     pub(crate) const TO_SERVICE: u64 = 0x100;
 }
 
-/// Bits of the values in the map of addresses of this host that services use.
+/// Bits of a value in the map of this host's addresses, services, servers and clients
+/// (`lvs_local`).
 pub(crate) mod own {
     pub(crate) const ANY_TCP: u64 = 1;
     pub(crate) const ANY_UDP: u64 = 2;
@@ -96,7 +97,7 @@ pub(crate) mod own {
     pub(crate) const CLIENT: u64 = 1 << 34;
 }
 
-/// Number of words of the key of a local address and port, and of its value.
+/// Number of words of a key in the map of local addresses and ports (full NAT).
 pub(super) const LOCAL_KEY_WORDS: usize = 6;
 pub(super) const LOCAL_WORDS: usize = 3;
 
@@ -106,15 +107,15 @@ pub(super) mod local {
     pub(crate) const PORT: usize = 2;
 }
 
-/// Indices of the words of a next hop: interface and MTU, link-layer addresses, whether XDP may
-/// send frames there.
+/// Indices of the words of a next hop: interface and MTU, MAC addresses, whether XDP may send
+/// frames there.
 pub(super) mod hop {
     pub(crate) const LINK: usize = 0;
     pub(crate) const MACS: usize = 1;
     pub(crate) const XDP: usize = 3;
 }
 
-/// Indices of the words of a tunnel path, and the bits of the shape word.
+/// Indices of the words of the tunnel path to a server, and the bits of the word `SHAPE`.
 pub(super) mod tunnel {
     pub(crate) const WAY: usize = 0;
     pub(crate) const SHAPE: usize = 1;
@@ -134,13 +135,13 @@ pub(super) mod count {
     pub(crate) const OUT_BYTES: usize = 3;
 }
 
-/// Indices of the words of an interface and its link-layer address.
+/// Indices of the words of an interface's entry in the array of MAC addresses.
 pub(super) mod mac {
     pub(crate) const LINK: usize = 0;
     pub(crate) const ADDR: usize = 1;
 }
 
-/// The index of each counter of fates.
+/// Indices of the counters of frames' fates.
 pub(super) mod share {
     pub(crate) const REQUESTS: usize = 0;
     pub(crate) const REPLIES: usize = 1;
@@ -161,7 +162,7 @@ mod tests {
 
     const HEADER: &str = include_str!("../../bpf/layout.h");
 
-    /// The definitions of the header: names and numbers.
+    /// The names and numbers that the header defines.
     fn defined() -> BTreeMap<String, u64> {
         let mut all: BTreeMap<String, u64> = BTreeMap::new();
         for line in HEADER.lines() {

@@ -1,10 +1,10 @@
-//! The local addresses and ports of full NAT, for the programs.
+//! The local addresses and ports of full NAT connections, for the BPF programs.
 //!
-//! A slot has no room for a local address and port, and no field of a reply identifies the slot. So
-//! there is a map next to the table: from the slot to the local address and port, and from the
-//! addresses and ports of a reply to the slot. The map needs much memory, and is created when the
-//! first connection of full NAT opens. From then on it contains all such connections, so that a
-//! successor has them, too. The programs look up the map in an array with one entry.
+//! A slot of the connection table has no room for a local address and port, and no field of a reply
+//! identifies the slot. A separate map leads from the slot to the local address and port, and from
+//! the addresses and ports of a reply to the slot. The map needs much memory, and is created when
+//! the first connection of full NAT opens. From then on it contains all such connections, also for
+//! a successor. The programs find the map in an array with one entry.
 //!
 //! An entry of a closed connection is harmless: its slot is not offloaded, and the entry is removed
 //! before another connection uses the slot.
@@ -30,8 +30,9 @@ use super::pins::{Maps, Pins};
 use super::services::halves;
 use lvs_sys::{ReferenceMap, Referents, SharedMap};
 
-/// The names of the array, and of the map in it.
+/// Name of the array in which the programs find the map.
 const PLACE: &str = "lvs_locals";
+/// Name of the map of local addresses and ports.
 const ENDS: &str = "lvs_local_ends";
 
 /// Number of slots in one bucket of the connection table ([`Layout::WAYS`]).
@@ -45,29 +46,29 @@ type Key = [u64; LOCAL_KEY_WORDS];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocalsAre {
     Ready,
-    /// The map is needed. The caller that gets this value [creates](FastPath::make_locals) it; no
-    /// other caller gets this value.
+    /// The caller that gets this value must [create](FastPath::make_locals) the map. Only one
+    /// caller gets it.
     Wanted,
     Coming,
     Impossible,
 }
 
-/// The map, and the array in which the programs look it up.
+/// The map of local addresses and ports, and the array in which the programs find it.
 #[derive(Debug)]
 pub(super) struct Locals {
     place: ReferenceMap,
     ends: OnceLock<Ends>,
-    /// Whether a thread is creating the map, or has created it.
+    /// Whether a thread is creating the map, or has tried to.
     asked: AtomicBool,
     /// Whether creating the map has failed.
     failed: AtomicBool,
     /// Maximum number of entries: two for each connection.
     entries: u32,
-    /// The slots of a worker's region.
     slots: Slots,
 }
 
-/// The slots of each worker's region: the narrow slots, then the wide ones, then the overflow.
+/// Numbers of slots in each worker's region: the narrow slots precede the wide ones, and the
+/// overflow follows.
 #[derive(Clone, Copy, Debug)]
 struct Slots {
     workers: u32,
@@ -86,14 +87,14 @@ impl Slots {
         }
     }
 
-    /// Number of slots in all regions, without the overflow.
+    /// Number of slots of all workers, without the overflow.
     const fn in_place(self) -> u32 {
         let one = self.narrow.saturating_add(self.wide);
         one.saturating_mul(self.workers)
     }
 
-    /// The number by which the programs address a worker's slot, and 1 if the slot is wide. Slots
-    /// of the overflow, which the programs never look up, have the numbers after the wide slots.
+    /// Returns the number by which the programs address a worker's slot, and 1 if the slot is wide.
+    /// Overflow slots have numbers after the wide ones; the programs never use them.
     fn number(self, worker: usize, slot: u32) -> (u64, u64) {
         let worker = worker as u64;
         let of_region = |slot: u32, slots: u32| u64::from(slot) + worker * u64::from(slots);
@@ -109,8 +110,7 @@ impl Slots {
 }
 
 impl Locals {
-    /// Creates the array, or opens the array of a killed dataplane. The map is created or opened
-    /// later.
+    /// Creates the array, or opens that of a killed dataplane. The map is created or opened later.
     pub(super) fn new(layout: &Layout, workers: NonZeroUsize, maps: Maps<'_>) -> io::Result<Self> {
         let slots = Slots::new(layout, workers);
         let place = match maps {
@@ -125,14 +125,13 @@ impl Locals {
             ends: OnceLock::new(),
             asked: AtomicBool::new(false),
             failed: AtomicBool::new(false),
-            // The kernel rounds the number of buckets up to a power of two, and allocates memory
-            // for them.
+            // The kernel rounds the number of buckets up to a power of two and allocates memory for
+            // them: round down.
             entries: 1 << slots.in_place().saturating_mul(2).max(2).ilog2(),
             slots,
         })
     }
 
-    /// The array's descriptor.
     pub(super) fn number(&self) -> i32 {
         self.place.number()
     }
@@ -141,7 +140,7 @@ impl Locals {
         self.place.pin(&pins.path(PLACE))
     }
 
-    /// Resets the map to its initial state.
+    /// Removes the map.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn forget(&mut self) {
         self.place.clear();
@@ -150,7 +149,7 @@ impl Locals {
         self.failed = AtomicBool::new(false);
     }
 
-    /// Makes the map available to the programs and to a successor.
+    /// Makes the map available to the programs, and to a successor.
     fn put(&self, ends: Ends, pins: Option<&Pins>) -> io::Result<()> {
         if let Some(pins) = pins {
             let path = pins.path(ENDS);
@@ -166,7 +165,7 @@ impl Locals {
         Ends::new(ENDS, self.entries)
     }
 
-    /// Returns the key by which requests find a connection in this slot of a worker's region.
+    /// Returns the key by which the programs look up a request in this slot of a worker's region.
     fn request(&self, worker: usize, slot: u32) -> Key {
         let (slot, is_wide) = self.slots.number(worker, slot);
         [slot & 0xffff_ffff | is_wide << 32, 0, 0, 0, 0, 0]
@@ -192,14 +191,14 @@ impl Locals {
     }
 }
 
-/// The key with which replies find a connection.
+/// Returns the key by which the programs look up a reply.
 fn reply(end: &LocalEnd) -> Key {
     let [a, b, c] = words(end.protocol, end.server);
     let [d, e, f] = words(end.protocol, end.local);
     [a, b, c, d, e, f]
 }
 
-/// An address and port, in the form in which programs read them from a packet.
+/// An address and port, as the programs read them from a packet.
 fn words(protocol: Protocol, end: SocketAddr) -> [u64; 3] {
     let rest = u64::from(end.port().to_be()) << 32 | u64::from(protocol.0) << 48;
     match end.ip() {
@@ -216,7 +215,7 @@ fn words(protocol: Protocol, end: SocketAddr) -> [u64; 3] {
     }
 }
 
-/// The local address and port of an entry, in the family of `like`.
+/// The local address and port of an entry, in the address family of `like`.
 fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
     let [port, rest @ ..] = [
         value[local::PORT],
@@ -242,7 +241,7 @@ fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
 }
 
 impl FastPath {
-    /// Returns whether local addresses and ports can be written for the BPF programs.
+    /// Returns whether local addresses and ports can be written now.
     #[inline]
     pub(crate) fn locals(&self) -> LocalsAre {
         let locals = &self.locals;
@@ -257,7 +256,7 @@ impl FastPath {
         }
     }
 
-    /// Whether the map exists now; does not create it.
+    /// Whether the map exists. Does not request it.
     pub(crate) fn has_locals(&self) -> bool {
         self.locals.ends.get().is_some()
     }
@@ -279,8 +278,8 @@ impl FastPath {
         }
     }
 
-    /// Writes the local address and port that replace the client of a connection (full NAT);
-    /// `false` if the map is full.
+    /// Writes the local address and port of a full NAT connection. Returns false if the map is
+    /// full.
     pub fn set_local(&self, worker: usize, end: &LocalEnd) -> bool {
         let Some(ends) = self.locals.ends.get() else {
             return false;
@@ -289,8 +288,9 @@ impl FastPath {
         done.inspect_err(|error| debug!("{ENDS}: {error}")).is_ok()
     }
 
-    /// Applies a worker's changes of local addresses and ports, in this order. If the map is full,
-    /// an entry is not added, and the programs and a successor do not find it.
+    /// Applies changes of a worker's local addresses and ports, in order. If the map is full, an
+    /// entry is omitted: the kernel fast path does not forward the connection, and a successor does
+    /// not take it over.
     pub fn follow_locals(&self, worker: usize, changes: impl IntoIterator<Item = LocalChange>) {
         for change in changes {
             match change {
@@ -300,7 +300,7 @@ impl FastPath {
         }
     }
 
-    /// Removes the entry of a connection that has ended.
+    /// Removes the entry of a closed connection.
     fn forget_local(&self, worker: usize, end: &LocalEnd) {
         if let Some(ends) = self.locals.ends.get() {
             let _ = ends.remove(&reply(end));
@@ -308,12 +308,12 @@ impl FastPath {
         }
     }
 
-    /// The local addresses and ports of an earlier dataplane, before any change is applied. This
-    /// dataplane owns their map after [`LocalsLeft::end`].
+    /// Returns the local addresses and ports of a predecessor. Must be called before any change.
+    /// This dataplane owns the map after [`LocalsLeft::end`].
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         let path = self.pins.as_ref()?.path(ENDS);
         let found = Ends::pinned(&path).and_then(|ends| {
-            // The predecessor may have been killed before it made this map available to the
+            // The predecessor may have been killed before it made the map available to the
             // programs.
             self.locals.place.put_map(&ends)?;
             let left = ends.entries()?.into_iter().collect();
@@ -324,7 +324,7 @@ impl FastPath {
             })
         });
         let found = found.inspect_err(|error| {
-            // No local ports were stored.
+            // No local addresses and ports were stored.
             if error.kind() != io::ErrorKind::NotFound {
                 warn!("connections of full NAT have ended: {ENDS} cannot be read: {error}");
             }
@@ -333,12 +333,12 @@ impl FastPath {
     }
 }
 
-/// Local addresses and ports of another dataplane.
+/// The local addresses and ports of a predecessor.
 #[derive(Debug)]
 pub(crate) struct LocalsLeft<'a> {
     kernel: &'a FastPath,
     ends: Ends,
-    /// Entries of the map for which no connection has been found yet.
+    /// Entries for which no connection has been found yet.
     left: RefCell<HashMap<Key, [u64; LOCAL_WORDS]>>,
 }
 
@@ -362,7 +362,7 @@ impl LocalsLeft<'_> {
             server,
             local,
         });
-        // Both entries must be equal.
+        // The entries of the request and of the reply must be equal.
         if left.get(&reply) != Some(&value) {
             return None;
         }
@@ -371,7 +371,7 @@ impl LocalsLeft<'_> {
         Some(local)
     }
 
-    /// Ends the adoption: entries without a connection are discarded.
+    /// Ends the take-over: discards entries without a connection.
     pub(crate) fn end(self) {
         for key in self.left.into_inner().into_keys() {
             let _ = self.ends.remove(&key);
@@ -477,7 +477,7 @@ mod tests {
             count <= entries / 2 && count >= entries / 2 - 1,
             "{count} of {entries}"
         );
-        // An entry that does not fit leaves no partial entry.
+        // If there is no room for both entries, neither is written.
         let map = fast_path
             .locals
             .ends

@@ -1,5 +1,5 @@
-//! The kernel fast path: BPF programs at the interfaces forward the packets of offloaded
-//! connections. They use the memory of the connection table itself.
+//! The kernel fast path: BPF programs at the interfaces forward packets of offloaded connections.
+//! They use the memory of the connection table.
 //!
 //! ```text
 //!           packet socket's filter ── offloaded connection ──▶ refused: tc ingress rewrites and redirects it
@@ -8,13 +8,13 @@
 //!
 //! The dataplane offloads a connection after some packets (16 from the client), if the next packet
 //! cannot change its state. An offload is valid in one *epoch*. Any change of the director, the
-//! host's tables or the settings begins another epoch. The next packet of each connection then
-//! reaches the dataplane, which decides about it again and offloads the connection again. While a
-//! change is in progress, there is no epoch.
+//! host's tables or the settings begins another epoch: the next packet of each connection reaches
+//! the dataplane, which offloads the connection again. While a change is in progress, there is no
+//! epoch.
 //!
-//! With several packet workers, each has a region of the table, and offloads and evicts its own
-//! connections. The programs search for a connection only in the region of its worker. They
-//! determine this worker from the client, as the workers do ([`Steering::of_client`]).
+//! Each packet worker has a region of the table, and offloads and evicts its own connections. The
+//! programs determine the worker from the client, as the workers do ([`Steering::of_client`]), and
+//! search only its region.
 //!
 //! On the interfaces of `--xdp`, a third program forwards frames before the kernel allocates a
 //! socket buffer. The programs above handle the frames that it cannot forward.
@@ -80,15 +80,15 @@ use lvs_packet::wire::Mac;
 use lvs_sys::lock;
 use lvs_sys::{Jump, PacketSocket, Program, ReferenceMap, SharedMap};
 
-/// Number of packets from the client after which a connection is offloaded. The dataplane forwards
-/// shorter connections itself, so a flood offloads nothing.
+/// Default number of packets from the client after which a connection is offloaded. The dataplane
+/// forwards shorter connections, so a flood offloads nothing.
 pub const OFFLOAD_AFTER: NonZeroU32 = NonZeroU32::new(16).unwrap();
-/// Time after which a dataplane that still runs proves that the inherited state does not crash it.
+/// A dataplane that runs for this time has proved that the inherited state does not crash it.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
-/// Time for which the slot of an offloaded connection is not used again: a BPF program may still
+/// Time before the slot of an offloaded connection is used again, because a BPF program may still
 /// read it.
 const QUARANTINE: Duration = Duration::from_millis(200);
-/// Time for which no next hop is added after all numbers of next hops have been used.
+/// Time during which no next hop is added after all numbers of next hops were used.
 const HOPS_REST: Duration = Duration::from_millis(200);
 
 /// A next hop: the interface, the MTU of the route, and the source and destination MAC addresses.
@@ -135,7 +135,7 @@ pub struct Shares {
 #[derive(Debug, Default)]
 struct Hops {
     known: HashMap<WayOut, u16>,
-    /// Time until which no next hop is added, because all numbers of next hops were in use.
+    /// Time until which no next hop is added, after all numbers were used.
     rests_until: Instant,
 }
 
@@ -143,59 +143,55 @@ struct Hops {
 pub struct FastPath {
     arrays: Arrays,
     filter: Program,
-    /// A short program that calls the filter, for a socket whose memory limit is too low for the
+    /// A short program that calls the filter, for sockets whose memory limit is too low for the
     /// filter.
     jump: Jump,
     ingress: Program,
     /// The kernel's number of the ingress program.
     ingress_id: u32,
-    /// The program that decides about frames without a connection while no dataplane runs.
+    /// The program that decides about frames without a connection while no dataplane is running.
     #[cfg(test)]
     held: Program,
-    /// The programs that the ingress program calls (tail calls).
+    /// The programs that the ingress program continues with by tail calls.
     _next: ReferenceMap,
     layout: Layout,
-    /// The rule that assigns connections to workers: each worker has a region of the table for its
-    /// connections.
+    /// Assigns connections to workers, each of which has a region of the table.
     steering: Steering,
     epochs: Mutex<Epochs>,
     hops: Mutex<Hops>,
-    /// Locked while the next hop or the tunnel path of a server is written.
+    /// Locked while the next hop or tunnel path of a server is written.
     ways: Mutex<()>,
-    /// The counters of each server record at the last call of [`fold`](Self::fold).
+    /// The counters of each server record at the last [`fold`](Self::fold).
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
-    /// The highest number of a server record that may have counters, plus 1.
+    /// Counters exist only for server records below this number.
     records: AtomicU32,
-    /// The local addresses and ports of full NAT.
     locals: Locals,
-    /// The services in the map of the programs.
+    /// The services for the programs while no dataplane is running.
     services: SharedMap<SERVICE_WORDS, 1>,
     known_services: Mutex<HashSet<[u64; SERVICE_WORDS]>>,
     known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
-    /// The pins of the maps for a successor; `None` if the maps are not kept.
+    /// The pins that keep the maps for a successor; `None` if the maps are not kept.
     pins: Option<Pins>,
-    /// Lock that excludes other dataplanes.
     claim: Option<File>,
-    /// Whether the maps were created by another dataplane.
+    /// Whether another dataplane created the maps.
     found: bool,
-    /// The time at which the fast path was opened, by the machine's clock, in nanoseconds.
+    /// When the fast path was opened, in nanoseconds of the machine's monotonic clock.
     opened: u64,
-    /// Whether a take-over runs: the connections that the predecessor has offloaded remain in
-    /// force.
+    /// During a take-over: connections that the predecessor has offloaded stay offloaded.
     taking_over: AtomicBool,
     /// Interfaces at whose ingress the program is attached.
     attached: Mutex<HashSet<u32>>,
-    /// The filters that attach the program if the kernel has no tcx.
+    /// The filters that attach the program, if the kernel has no tcx.
     filters: Option<Mutex<Filters>>,
-    /// The XDP program, if it is configured.
+    /// The XDP program; `None` if it is not configured.
     xdp: Option<Xdp>,
-    /// The reason why the kernel fast path is suspended, and the fix.
+    /// Why the kernel fast path is suspended, and the fix.
     aside: Mutex<Option<(String, String)>>,
 }
 
 impl Drop for FastPath {
-    /// Removes the state at an orderly exit. State that was found and not taken over stays for
-    /// another successor.
+    /// Removes the state at an orderly exit. State of a predecessor that was not taken over stays
+    /// for another successor.
     fn drop(&mut self) {
         if self.taking_over.load(Relaxed) {
             self.arrays.conf.words()[conf::TRIES].fetch_sub(1, Relaxed);
@@ -231,8 +227,8 @@ impl FastPath {
         self.pins.is_some()
     }
 
-    /// The rule that assigns connections to workers. A successor uses the rule of its predecessor,
-    /// because the connections are in the regions of the predecessor's workers.
+    /// The rule that assigns connections to workers. A successor uses its predecessor's, because
+    /// the connections are in the regions of the predecessor's workers.
     pub(crate) const fn steering(&self) -> &Steering {
         &self.steering
     }
@@ -262,7 +258,7 @@ impl FastPath {
     /// The kernel refuses the filter (`SO_ATTACH_BPF`).
     pub(crate) fn filter(&self, socket: &PacketSocket) -> io::Result<()> {
         let filtered = match self.filters {
-            // Kernels without tcx return the same error.
+            // As the kernel would return if the filter is too large.
             Some(_) => Err(io::Error::from_raw_os_error(libc::ENOMEM)),
             None => socket.only_passed_by(&self.filter),
         };
@@ -279,7 +275,8 @@ impl FastPath {
         &self.ingress
     }
 
-    /// The decision of the programs about a frame without a connection while no dataplane runs.
+    /// Runs the program that decides about frames while no dataplane is running. Returns its
+    /// decision and the frame.
     #[cfg(test)]
     fn held_alone(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
         // Through the loopback interface.
@@ -297,7 +294,7 @@ impl FastPath {
         self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
     }
 
-    /// Sets the clock of the connections' deadlines; its present time is `now`.
+    /// Sets the clock of the connections' deadlines to `now`.
     pub fn set_clock(&self, now: Instant) {
         self.set(
             conf::BASE,
@@ -306,7 +303,7 @@ impl FastPath {
         self.is_alive(now);
     }
 
-    /// Records that the dataplane runs.
+    /// Records that the dataplane is running.
     pub(crate) fn is_alive(&self, now: Instant) {
         let until = now + WITHOUT_DATAPLANE;
         self.set(conf::ALIVE, until.as_nanos());
@@ -318,7 +315,7 @@ impl FastPath {
 
     // --- next hops and services of connections ---------------------------------------------------
 
-    /// The number of a next hop; `None` if all numbers are in use at present.
+    /// Returns the number of a next hop; `None` if all numbers are in use.
     pub fn hop(&self, way: WayOut, now: Instant) -> Option<u16> {
         let mut hops = lock(&self.hops);
         if let Some(&hop) = hops.known.get(&way) {
@@ -329,7 +326,7 @@ impl FastPath {
         }
         let hop = u16::try_from(hops.known.len() + 1).ok();
         let Some(number) = hop.filter(|&hop| hop < HOPS) else {
-            // Some next hops are unused, but it is unknown which ones.
+            // It is unknown which numbers are unused: a new epoch frees all of them.
             self.changed();
             hops.known.clear();
             hops.rests_until = now + HOPS_REST;
@@ -348,14 +345,14 @@ impl FastPath {
         Some(number)
     }
 
-    /// Whether the servers' table of next hops has an entry for this server record.
+    /// Whether the table of next hops and tunnel paths has an entry for this server record.
     pub(crate) fn has_room_for(&self, record: u32) -> bool {
         self.arrays.servers.words().len() > record as usize
     }
 
-    /// Sets the next hop of a server record, in this epoch; `false` if the table has no entry for
-    /// the record. A worker may report a next hop of an earlier epoch late: such a report does not
-    /// replace a newer next hop.
+    /// Sets the next hop of a server record. Returns false if the table has no entry for the
+    /// record. A next hop of an earlier `epoch`, which a worker reports late, does not replace a
+    /// newer one.
     pub fn set_server(&self, record: u32, hop: u16, epoch: u16) -> bool {
         let Some(word) = self.arrays.servers.words().get(record as usize) else {
             return false;
@@ -368,8 +365,8 @@ impl FastPath {
         true
     }
 
-    /// Sets the tunnel path of a server record, in this epoch; `false` if the table has no entry
-    /// for the record.
+    /// Sets the tunnel path of a server record. Returns false if the table has no entry for the
+    /// record.
     pub fn set_tunnel(&self, record: u32, hop: u16, epoch: u16, outer: &Template) -> bool {
         let at = record as usize * TUNNEL_WORDS;
         let Some(words) = self.arrays.tunnels.words().get(at..at + TUNNEL_WORDS) else {
@@ -403,7 +400,7 @@ impl FastPath {
             .zip(new)
             .any(|(word, new)| word.load(Relaxed) != new)
         {
-            // The version marks the entry as invalid for programs that are reading it.
+            // Programs that are reading the entry see by this version that it is invalid.
             version = version.wrapping_add(1) & 0xffff_ffff;
             way.store(version << 32, Relaxed);
             fence(Release);
@@ -418,9 +415,9 @@ impl FastPath {
 
     // --- counters --------------------------------------------------------------------------------
 
-    /// Adds the packets that were forwarded since the last call to the counters of servers,
-    /// services and the director. It first sums the counters of all processors, and locks the
-    /// control half only after that.
+    /// Adds the packets that the kernel fast path forwarded since the last call to the counters of
+    /// servers, services and the director. The control half is locked only after the counters of
+    /// all processors are summed.
     pub fn fold<C: DerefMut<Target = Control>>(&self, control: impl FnOnce() -> C) {
         let mut taken = lock(&self.taken);
         let records = self.records.load(Relaxed).min(SERVERS) as usize;
@@ -481,19 +478,18 @@ impl FastPath {
 
     // --- whether the programs are run ------------------------------------------------------------
 
-    /// Whether the program at an interface did not receive a frame that it should have handled. If
-    /// so, the fast path is suspended.
+    /// Whether an ingress program did not run for a frame that the filter had refused. If so, the
+    /// fast path is suspended.
     pub(crate) fn has_missed(&self) -> bool {
         self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
     }
 
-    /// Lets the programs at the interfaces handle frames again after an error.
+    /// Resets [`has_missed`](Self::has_missed).
     pub(crate) fn forgive(&self) {
         self.set(conf::MISSED, 0);
     }
 
-    /// Stores the reason why nothing is forwarded, and its fix; `None` if packets are forwarded
-    /// again.
+    /// Sets why the kernel fast path is suspended, and the fix; `None` after it was resumed.
     pub(crate) fn stands_aside(&self, why: Option<(String, String)>) {
         *lock(&self.aside) = why;
     }
@@ -519,13 +515,13 @@ mod tests {
     use super::open::OBJECT;
     use super::*;
 
-    /// Opens the fast path for a test. Without permission the test ends; as root of the initial
-    /// user namespace, the test fails instead.
+    /// Opens the fast path for a test; `None` without permission for BPF. Root of the initial user
+    /// namespace has it, so the test fails then.
     pub(super) fn open() -> Option<Arc<FastPath>> {
         open_for(1)
     }
 
-    /// Opens the fast path for a test as [`open`], with a table for each of `workers`.
+    /// As [`open`], with a connection table for each of `workers`.
     pub(super) fn open_for(workers: usize) -> Option<Arc<FastPath>> {
         let workers = NonZeroUsize::new(workers).expect("at least one exists");
         let steering = Steering::new(workers, 7, false);
@@ -559,7 +555,7 @@ mod tests {
         assert_ne!(
             fast_path.epoch(),
             epoch,
-            "the next hops are not used any more"
+            "connections still use the removed next hops"
         );
         assert_eq!(fast_path.hop(way(7), now), None);
         assert_eq!(fast_path.hop(way(7), now + HOPS_REST), Some(1));

@@ -1,23 +1,23 @@
-//! Reads the compiled programs: instructions and the names of maps in a 64-bit ELF file.
+//! Reads the compiled BPF programs from a 64-bit ELF file.
 
 use lvs_sys::Instruction;
 
-/// A BPF program, and the instructions into which the descriptors of maps must be written.
+/// A BPF program, and the instructions that need the descriptors of maps.
 #[derive(Debug)]
 pub(crate) struct Code {
     pub(super) instructions: Vec<Instruction>,
-    /// Positions of the instructions that load the descriptor of a map, and the names of these
-    /// maps.
+    /// The index of each instruction that loads a map's descriptor, and the name of the map.
     pub(super) maps: Vec<(usize, String)>,
 }
 
 /// Length of an instruction in bytes.
 const INSTRUCTION: usize = 8;
-/// `SHT_SYMTAB` and `SHT_REL`.
+/// `SHT_SYMTAB`.
 const SYMBOLS: u32 = 2;
+/// `SHT_REL`.
 const RELOCATIONS: u32 = 9;
-/// In the source register of a load of 64 bits: the number is a map's descriptor
-/// (`BPF_PSEUDO_MAP_FD`).
+/// `BPF_PSEUDO_MAP_FD` in the source register of a 64-bit load: the immediate is the descriptor of
+/// a map.
 const MAP: u8 = 1 << 4;
 
 struct Section<'a> {
@@ -115,8 +115,8 @@ pub(crate) fn code(object: &[u8], name: &str) -> Option<Code> {
 }
 
 impl Code {
-    /// Returns the instructions with the descriptors of the maps; `None` if `map` has no descriptor
-    /// for one of them.
+    /// Returns the instructions with the descriptors of the maps; `None` if `map` returns no
+    /// descriptor for one of them.
     pub(crate) fn linked(mut self, map: impl Fn(&str) -> Option<i32>) -> Option<Vec<Instruction>> {
         for (place, name) in &self.maps {
             let instruction = self.instructions.get_mut(*place)?;

@@ -1,5 +1,5 @@
-//! Opens the kernel fast path: creates the maps or inherits them from a predecessor, and loads the
-//! programs.
+//! Opens the kernel fast path: creates the maps or takes them over from a predecessor, and loads
+//! the programs.
 
 use std::fs;
 use std::io;
@@ -33,15 +33,15 @@ use lvs_sys::{
 
 /// The compiled programs.
 pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
-/// The maximum number of virtual services in the map that the programs use while no dataplane runs.
+/// Maximum number of services in the map that the programs use while no dataplane is running.
 const SERVICES: u32 = 1 << 17;
-/// Maximum number of consecutive successors that may exit early. Then the inherited state may be
-/// the reason for their crashes, and the next successor does not use it.
+/// Maximum number of consecutive successors that exit early. Their crashes may be due to the
+/// inherited state, so the next dataplane does not use it.
 const TRIES_MOST: u64 = 5;
 
 impl FastPath {
     /// Creates the maps and loads the programs for a connection table of this layout. `now` is the
-    /// current time of the dataplane's clock.
+    /// present time of the dataplane's clock.
     ///
     /// # Errors
     /// [`FastPathError`]; then nothing is left in the kernel.
@@ -53,12 +53,11 @@ impl FastPath {
     }
 
     /// Opens the maps of a killed predecessor in this network namespace, if this dataplane can
-    /// continue with them; otherwise makes new maps. The maps stay for a successor. With `xdp`,
-    /// interfaces can have the XDP program. New maps use at most the memory of `room`. They have a
-    /// table of this layout for each worker of `steering`.
+    /// continue with them; otherwise creates maps, with a table of this layout for each worker of
+    /// `steering`. The maps stay for a successor. `xdp`: interfaces can have the XDP program.
+    /// `room` limits the memory of new maps.
     ///
-    /// # Errors
-    /// As [`open`](Self::open).
+    /// # Errors As [`open`](Self::open).
     pub(crate) fn open_or_find(
         layout: Layout,
         steering: &Steering,
@@ -70,7 +69,7 @@ impl FastPath {
         let by_filters = filters.is_some();
         let bytes = layout.bytes().saturating_mul(steering.workers().get());
         let alone = |why| {
-            // Filters would stay when the dataplane is killed, and no successor would find them.
+            // Filters stay when the dataplane is killed, and no successor would find them.
             if by_filters {
                 return Err(FastPathError::NoPins(why));
             }
@@ -138,8 +137,7 @@ impl FastPath {
     /// Removes the filters and pins of a killed dataplane in this network namespace. Returns their
     /// number.
     ///
-    /// # Errors
-    /// If a running dataplane uses the pins, or they cannot be read.
+    /// # Errors A running dataplane uses the pins, or they cannot be read.
     pub fn clean_up() -> io::Result<usize> {
         let pins = Pins::if_mounted()?;
         if !pins.are_there() {
@@ -152,8 +150,7 @@ impl FastPath {
     /// As [`open`](Self::open), for tests: [`set_virtual_time`](Self::set_virtual_time) sets the
     /// clock of the programs.
     ///
-    /// # Errors
-    /// As [`open`](Self::open).
+    /// # Errors As [`open`](Self::open).
     #[cfg(any(test, feature = "testing"))]
     pub fn open_in_virtual_time(layout: Layout) -> Result<Self, FastPathError> {
         Self::open_with_regions(layout, &Steering::default())
@@ -167,7 +164,7 @@ impl FastPath {
     pub fn open_with_regions(layout: Layout, steering: &Steering) -> Result<Self, FastPathError> {
         Self::open_with(layout, steering, Maps::New, true, |mut code| {
             for instruction in &mut code {
-                // Replace each call of bpf_ktime_get_coarse_ns by r0 = 0.
+                // Replace calls of bpf_ktime_get_coarse_ns by `r0 = 0`.
                 if (instruction.code, instruction.immediate) == (0x85, 160) {
                     (instruction.code, instruction.immediate) = (0xb7, 0);
                 }
@@ -176,10 +173,9 @@ impl FastPath {
         })
     }
 
-    /// Resets all maps for another director. This is faster than to open the fast path again.
+    /// Resets all maps for another director. This is faster than opening the fast path again.
     ///
-    /// # Panics
-    /// If a table still uses its memory.
+    /// # Panics If a table still uses its memory.
     #[cfg(any(test, feature = "testing"))]
     pub fn forget(&mut self) {
         let done = self.arrays.zero();
@@ -274,11 +270,11 @@ impl FastPath {
         })
     }
 
-    /// Writes the settings of the programs, or continues with the settings of a predecessor.
+    /// Writes the settings for the programs, or keeps those of a predecessor.
     fn write_conf(&self, processors: u32) {
         self.set(conf::MISSED, 0);
         if self.found {
-            // The host must not see packets that this dataplane has received already.
+            // The host must not receive packets that this dataplane has received already.
             self.set(conf::TAKING_OVER, 1);
             let conf = self.arrays.conf.words();
             conf[conf::TRIES].fetch_add(1, Relaxed);
@@ -309,19 +305,17 @@ impl FastPath {
     }
 }
 
-/// All maps of the kernel fast path.
 struct AllMaps {
     arrays: Arrays,
     told: PerCpuArray,
     services: SharedMap<SERVICE_WORDS, 1>,
     next: ReferenceMap,
     locals: Locals,
-    /// The memory of the XDP program.
     scratch: Option<XdpMemory>,
 }
 
 impl AllMaps {
-    /// Makes the maps, or opens the maps of a predecessor.
+    /// Creates the maps, or opens those of a predecessor.
     fn open(
         layout: &Layout,
         workers: NonZeroUsize,
@@ -331,7 +325,7 @@ impl AllMaps {
     ) -> Result<Self, FastPathError> {
         let arrays = Arrays::new(layout, workers, processors, maps)?;
         let (told, services, next) = match maps {
-            // The remaining programs of the predecessor use their own maps until they are replaced.
+            // The predecessor's programs continue to use their own maps until they are replaced.
             Maps::Found(pins) => (
                 PerCpuArray::pinned(&pins.path("lvs_told")),
                 SharedMap::pinned(&pins.path("lvs_services")),
@@ -355,7 +349,6 @@ impl AllMaps {
         })
     }
 
-    /// The descriptor of a map.
     fn number(&self, name: &str) -> Option<i32> {
         if let Some((_, array)) = self.arrays.all().find(|(known, _)| *known == name) {
             return Some(array.number());
@@ -369,7 +362,6 @@ impl AllMaps {
         }
     }
 
-    /// Pins the maps for a successor.
     fn pin(&self, pins: &Pins) -> Result<(), FastPathError> {
         let pin = |name: &str, done: io::Result<()>| {
             done.map_err(|error| FastPathError::Kernel {
@@ -390,13 +382,11 @@ impl AllMaps {
     }
 }
 
-/// The programs of the kernel fast path, loaded.
 struct Programs {
     filter: Program,
     ingress: Program,
     #[cfg(test)]
     held: Program,
-    /// The XDP program.
     early: Option<Program>,
 }
 
@@ -436,8 +426,7 @@ impl Programs {
     }
 }
 
-/// Checks that the kernel's BPF has atomic operations that return a result (Linux 5.12), which the
-/// programs use.
+/// Checks that the kernel's BPF has atomic operations that return a result (Linux 5.12).
 fn try_atomics() -> Result<(), FastPathError> {
     let op = |code, registers, offset, immediate| Instruction {
         code,
@@ -460,10 +449,11 @@ fn try_atomics() -> Result<(), FastPathError> {
     }
 }
 
-/// The code for this machine, without barriers if the processor reads in order.
+/// Returns the code for this machine: without memory barriers if the processor keeps loads and
+/// stores in order.
 fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
-    // A barrier is an atomic operation on 64 bits of the stack, whose address is in register 10. A
-    // jump to the next instruction replaces it.
+    // A barrier is an atomic operation on the 64 bits of the stack below register 10. A jump to the
+    // next instruction replaces it.
     const ATOMIC: u8 = 0xdb;
     const STACK: u8 = 10;
     const JUMP: u8 = 0x05;
@@ -497,8 +487,7 @@ fn division_to_words(steering: &Steering) -> [u64; conf::DIVISION_WORDS] {
     ]
 }
 
-/// Returns the division of connections that a predecessor has described; `None` if its number of
-/// workers is invalid.
+/// Reverts [`division_to_words`]; `None` if the number of workers is invalid.
 fn division_of_words(words: [u64; conf::DIVISION_WORDS]) -> Option<Steering> {
     let [workers, by_address, steer @ ..] = words;
     let workers = usize::try_from(workers).ok().and_then(NonZeroUsize::new)?;
@@ -513,8 +502,8 @@ fn division_of_words(words: [u64; conf::DIVISION_WORDS]) -> Option<Steering> {
     fits.then(|| Steering::with_keys(workers, keys, by_address != 0))
 }
 
-/// Checks that a dataplane with tables of this layout and division can continue in the tables of
-/// `left`; otherwise returns the reason.
+/// Checks that a dataplane with this layout and division can use the tables of a predecessor
+/// (`left`, `divided`). Otherwise returns the reason.
 fn fits(
     (layout, steering): (&Layout, &Steering),
     (left, divided): (&Layout, &Steering),
@@ -543,8 +532,8 @@ fn fits(
     Ok(())
 }
 
-/// The layout of the connection tables of a predecessor, and how connections are divided among
-/// them, if this dataplane can continue with them; otherwise the reason.
+/// Returns the layout and division of a predecessor's connection tables, or the reason why this
+/// dataplane cannot use them.
 fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, Steering), String> {
     let words = |name: &str, words: usize| {
         let words = pins.words(name, words);
@@ -571,7 +560,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let division = division.try_into().map_err(|_| "a map is too short")?;
     let divided = division_of_words(division).ok_or("the description of its maps is damaged")?;
     fits((layout, steering), (&left, &divided))?;
-    // If the services are missing, the dataplane would reset all connections one by one.
+    // Without the services, the dataplane would reset all connections one by one.
     if pins
         .saved()
         .map_err(|error| format!("lvs_saved: {error}"))?
@@ -592,7 +581,8 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     Ok((left, divided))
 }
 
-/// Returns the number of processors that this machine can have.
+/// Returns the number of processors that this machine can have, including processors that are
+/// offline.
 fn processors() -> u32 {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let last = text.trim().rsplit([',', '-']).next();
@@ -607,7 +597,7 @@ mod tests {
 
     #[test]
     fn pins_of_another_namespace_or_without_services_are_ignored() {
-        // If BPF is not permitted, nothing can be tested.
+        // Without permission for BPF, the test ends.
         if open().is_none() {
             return;
         }
@@ -636,17 +626,19 @@ mod tests {
             Steering::new(NonZeroUsize::MIN, 7, false),
             Steering::new(workers, 7, true),
         ] {
-            let why = found_by(layout, &other).expect_err("another division");
+            let why =
+                found_by(layout, &other).expect_err("the state has another number of workers");
             assert!(why.contains("number of workers"), "{why}");
         }
-        let why = found_by(Layout::new(2000, 7), &steering).expect_err("another size");
+        let why = found_by(Layout::new(2000, 7), &steering)
+            .expect_err("the state has another size of the table");
         assert!(why.contains("--max-connections"), "{why}");
         let names = fs::read_dir(pins.path(""))
             .expect("the directory of pins is readable")
             .count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
-        let gone = found_by(layout, &steering).expect_err("another namespace");
+        let gone = found_by(layout, &steering).expect_err("the state belongs to another namespace");
         assert!(gone.contains("removed network namespace"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
         let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);

@@ -1,11 +1,11 @@
-//! The maps and links that remain after the dataplane is killed, pinned in a BPF file system: a
+//! The maps and links that remain after a dataplane is killed, pinned in a BPF file system: a
 //! directory for each network namespace.
 //!
-//! The directory is named by the namespace's inode, which the kernel reuses after the namespace is
-//! removed. The maps contain the cookie of their namespace, which is never used again.
+//! The namespace's inode, which the kernel may reuse, names the directory. The maps therefore
+//! contain the cookie of the namespace, which is never reused.
 //!
-//! After a dataplane is killed, the maps and links remain, and its connections continue. Its
-//! successor opens them. A dataplane that exits in an orderly way removes them.
+//! After a kill, connections continue with the pinned maps and links, and the successor opens them.
+//! A dataplane that exits in an orderly way removes them.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
@@ -22,10 +22,10 @@ use super::layout::{HOST_WORDS, conf};
 use crate::warm_restart::Area;
 use lvs_sys::{Program, ProgramLink, SharedArray, netns};
 
-/// The origin of the maps of a dataplane.
+/// Whether a dataplane creates its maps or opens those of a predecessor.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Maps<'a> {
-    /// New maps, which are removed when the dataplane ends.
+    /// New maps, which are removed when the dataplane exits.
     New,
     /// New maps, which stay for a successor if the dataplane is killed.
     Pinned(&'a Pins),
@@ -35,22 +35,21 @@ pub(super) enum Maps<'a> {
 
 /// The mount point of the BPF file system.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
-/// The name of a link, before the index of the interface.
+/// Prefix of the name of a link to an ingress; the index of the interface follows.
 const LINK: &str = "link-";
-/// The name of the link of an XDP program.
+/// Prefix of the name of a link of an XDP program.
 const XDP_LINK: &str = "xdp-";
 
-/// The error if another dataplane has claimed the directory.
+/// The error if another dataplane has locked the directory.
 pub(super) const ANOTHER: &str =
     "another dataplane of this network namespace uses the kernel fast path";
-/// Time limit for other dataplanes to finish a claim or a sweep of a directory.
+/// Longest wait for other dataplanes that lock or sweep directories.
 const TURN: Duration = Duration::from_secs(1);
 /// Pause between two attempts to lock the directory.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Maximum number of attempts to lock a directory that other dataplanes may remove.
 const ATTEMPTS: usize = 100;
 
-/// The directory of a network namespace.
 #[derive(Clone, Debug)]
 pub(super) struct Pins {
     directory: PathBuf,
@@ -59,8 +58,7 @@ pub(super) struct Pins {
 impl Pins {
     /// Returns the directory of this thread's network namespace, whether it exists or not.
     ///
-    /// # Errors
-    /// If there is no BPF file system, and none can be mounted.
+    /// # Errors There is no BPF file system, and none can be mounted.
     pub(super) fn here() -> io::Result<Self> {
         lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
         Self::if_mounted()
@@ -68,15 +66,13 @@ impl Pins {
 
     /// As [`here`](Self::here), but does not mount a BPF file system.
     ///
-    /// # Errors
-    /// If the network namespace cannot be determined.
+    /// # Errors The network namespace cannot be determined.
     pub(super) fn if_mounted() -> io::Result<Self> {
         let inode = fs::metadata("/proc/thread-self/ns/net")?.ino();
         let directory = Path::new(FILE_SYSTEM).join("lvs").join(inode.to_string());
         Ok(Self { directory })
     }
 
-    /// The pins in the directory of a test.
     #[cfg(test)]
     pub(super) fn at(directory: PathBuf) -> io::Result<Self> {
         lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
@@ -84,14 +80,12 @@ impl Pins {
         Ok(Self { directory })
     }
 
-    /// Creates the directory and locks it until the returned file is closed, so that one dataplane
-    /// at a time forwards in the kernel. Another user who could write to the directory could leave
-    /// forged connections. The directory must therefore belong to this user, and no other user may
-    /// write to it: in a BPF file system with the usual mount options, any user can create
-    /// directories.
+    /// Creates the directory and locks it until the returned file is closed, so that only one
+    /// dataplane uses it. The directory must belong to this user, and no other user may write to
+    /// it: otherwise another user could leave forged connections. (With the usual mount options of
+    /// a BPF file system, any user can create directories.)
     ///
-    /// # Errors
-    /// If another dataplane uses the directory, or another user owns it or may write to it.
+    /// # Errors Another dataplane uses the directory, or another user owns it or may write to it.
     pub(super) fn claim(&self) -> io::Result<File> {
         if let Some(all) = self.directory.parent() {
             make(all)?;
@@ -106,8 +100,8 @@ impl Pins {
         Err(another())
     }
 
-    /// Removes the pins of other network namespaces that no successor would take over. These
-    /// namespaces may not exist any more, so that no other process would remove the pins.
+    /// Removes pins of other network namespaces that no successor would take over, for example
+    /// because the namespace no longer exists.
     pub(super) fn sweep(&self) {
         let Some(_turn) = self.turn() else { return };
         let all = self.directory.parent().map(fs::read_dir);
@@ -127,9 +121,9 @@ impl Pins {
         }
     }
 
-    /// Waits for the lock that excludes other claims and sweeps. A sweep locks each directory for a
-    /// moment, and a claim must not mistake this lock for that of a running dataplane. `None` if
-    /// the wait takes longer than [`TURN`].
+    /// Waits for the lock that excludes claims and sweeps of other dataplanes. A sweep locks each
+    /// directory for a moment, and a claim must not mistake this for a running dataplane. `None`
+    /// after [`TURN`].
     fn turn(&self) -> Option<File> {
         let all = File::open(self.directory.parent()?).ok()?;
         let until = Instant::now() + TURN;
@@ -144,8 +138,7 @@ impl Pins {
 
     /// Locks the directory; `None` if another process has removed it in the meantime.
     ///
-    /// # Errors
-    /// If another dataplane uses the directory, or another user owns it or may write to it.
+    /// # Errors Another dataplane uses the directory, or another user owns it or may write to it.
     fn lock(&self) -> io::Result<Option<File>> {
         let there = |meta: io::Result<Metadata>| match meta {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -174,7 +167,7 @@ impl Pins {
         Ok(words.collect())
     }
 
-    /// Services and settings that were saved, if they are complete.
+    /// The stored services and settings, if they are complete.
     pub(super) fn saved(&self) -> io::Result<Option<Vec<u8>>> {
         let array = SharedArray::pinned_whole(&self.path("lvs_saved"))?;
         let area = Area {
@@ -196,12 +189,12 @@ impl Pins {
         self.path(&format!("{XDP_LINK}{ifindex}"))
     }
 
-    /// Interfaces with a pinned link at their ingress.
+    /// Indices of the interfaces with a pinned link at their ingress.
     pub(super) fn links(&self) -> Vec<u32> {
         self.numbers(LINK)
     }
 
-    /// Interfaces that have a pinned link of the XDP program.
+    /// Indices of the interfaces with a pinned link of the XDP program.
     pub(super) fn xdp_links(&self) -> Vec<u32> {
         self.numbers(XDP_LINK)
     }
@@ -226,14 +219,14 @@ impl Pins {
         !self.names().is_empty()
     }
 
-    /// Removes all pins, links first; returns their number.
+    /// Removes all pins, links first, and the directory. Returns the number of pins.
     pub(super) fn remove(&self) -> usize {
         let had = self.empty();
         let _ = fs::remove_dir(&self.directory);
         had
     }
 
-    /// Removes all pins, but keeps the directory.
+    /// Removes all pins, but keeps the directory. Returns their number.
     pub(super) fn empty(&self) -> usize {
         let mut names = self.names();
         names.sort_by_key(|name| !(name.starts_with(LINK) || name.starts_with(XDP_LINK)));
@@ -251,7 +244,7 @@ fn make(directory: &Path) -> io::Result<()> {
         _ => {}
     }
     match fs::symlink_metadata(directory) {
-        // The dataplane has removed the directory.
+        // Another dataplane has removed the directory.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         meta => is_own(directory, &meta?),
     }
@@ -278,15 +271,16 @@ pub(super) fn is_over(conf: &[u64]) -> bool {
     lvs_sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE]
 }
 
-/// The version of a description: it changes with the shape or meaning of any map.
+/// Version of the layout of all maps: it changes with the shape or meaning of any of them.
 const VERSION: u64 = 7;
 /// The word "LVSKERNL", which marks a description.
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 
-/// The word of `lvs_about` with the cookie of the network namespace; 0 if the kernel has none.
+/// Index of the word of `lvs_about` with the cookie of the network namespace; the word is 0 if the
+/// kernel has no cookies.
 pub(super) const COOKIE: usize = 3;
 
-/// The first words of `lvs_about`, before the table's own description.
+/// The first words of `lvs_about`, before those of the table.
 pub(super) fn about(processors: u32) -> [u64; HOST_WORDS] {
     let mut words = [0; HOST_WORDS];
     words[0] = MAGIC;
@@ -297,7 +291,7 @@ pub(super) fn about(processors: u32) -> [u64; HOST_WORDS] {
 }
 
 /// Attaches a program to an interface. With `pin`, the link is pinned there and stays when the
-/// dataplane is killed. If a link of a predecessor is already pinned there, it gets the program.
+/// dataplane is killed; a predecessor's link at `pin` gets the program instead.
 pub(super) fn attach(
     program: &Program,
     ifindex: u32,
@@ -309,7 +303,7 @@ pub(super) fn attach(
     if let Ok(link) = ProgramLink::pinned(path) {
         match link.update(program) {
             Ok(()) => return Ok(link),
-            // The pin of a removed interface, whose index another interface uses now.
+            // A pin of a removed interface; another interface has its index now.
             Err(_) => fs::remove_file(path)?,
         }
     }
@@ -366,8 +360,8 @@ mod tests {
         });
     }
 
-    /// A claim locks the directory that exists, even if another dataplane removes the directory at
-    /// the same time.
+    /// A claim locks the directory that exists, even if another dataplane removes it at the same
+    /// time.
     #[test]
     fn removed_directory_is_claimed_again() {
         let root = tempfile::tempdir().expect("a directory");

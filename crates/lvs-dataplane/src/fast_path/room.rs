@@ -1,5 +1,4 @@
-//! The memory that the BPF maps may use. The kernel allocates a map whole at its creation, so its
-//! memory is not available to other programs even if the map is empty.
+//! The memory that the BPF maps may use. The kernel allocates the whole map when it is created.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// A quarter of the memory that is free on this host and in its control group.
+    /// Allows a quarter of the memory that is free on this host and in its control group.
     pub(crate) fn of_this_host() -> Self {
         let host = fs::read_to_string("/proc/meminfo").ok();
         let host = host.and_then(|text| available(&text));
@@ -41,7 +40,7 @@ impl Room {
     }
 }
 
-/// Returns the number of bytes that are available according to this text of `/proc/meminfo`.
+/// Returns the number of available bytes in this text of `/proc/meminfo`.
 fn available(text: &str) -> Option<u64> {
     let line = text
         .lines()
@@ -50,30 +49,28 @@ fn available(text: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The names of a control group's files about memory.
 struct Files {
     limit: &'static str,
     used: &'static str,
-    /// Fields of `memory.stat`: file cache, which the kernel can reclaim.
+    /// Fields of `memory.stat` for the file cache, which the kernel can reclaim.
     cache: [&'static str; 2],
 }
 
-/// The files of cgroup version 2.
 const GROUP: Files = Files {
     limit: "memory.max",
     used: "memory.current",
     cache: ["active_file", "inactive_file"],
 };
-/// The files of cgroup version 1. If a group has no limit, its limit file contains a number larger
-/// than any memory.
+/// The files of cgroup version 1. Without a limit, the limit file contains a number larger than any
+/// memory.
 const FIRST: Files = Files {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
     cache: ["total_active_file", "total_inactive_file"],
 };
 
-/// Returns the bytes that the control groups in this text of `/proc/self/cgroup`, or their parents,
-/// may still allocate; `None` if no group has a limit.
+/// Returns the number of bytes that the control groups in this text of `/proc/self/cgroup`, and
+/// their parents, may still allocate; `None` if no group has a limit.
 fn free_in_groups(root: &Path, text: &str) -> Option<u64> {
     let free = text.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -170,8 +167,8 @@ mod tests {
         assert_eq!(free("4:memory:/a/b\n3:cpu,cpuacct:/\n0::/\n"), Some(500));
         assert_eq!(free("4:hugetlb,memory:/a/b\n"), Some(500));
         assert_eq!(free("3:cpu,cpuacct:/a/b\n0::/a/b\n"), None);
-        // A container sees its own group at the top of the hierarchy, and the host's name of the
-        // group.
+        // A container's own group is at the top of the hierarchy that it sees, but has the host's
+        // name in /proc.
         write(&all, "memory.limit_in_bytes", "6000\n");
         assert_eq!(free("4:memory:/docker/1\n"), Some(1000));
     }
@@ -182,7 +179,10 @@ mod tests {
             free: Some(1 << 30),
         };
         assert!(room.takes(200 << 20).is_ok());
-        let error = room.takes(250 << 20).expect_err("too much").to_string();
+        let error = room
+            .takes(250 << 20)
+            .expect_err("the table needs too much memory")
+            .to_string();
         assert!(
             error.contains("266 MiB") && error.contains("1024"),
             "{error}"

@@ -1,5 +1,5 @@
-//! The map of services for the BPF programs. While there is no dataplane, the programs drop packets
-//! that may open a connection to a service, because the host would reset the connection.
+//! The map of services for the BPF programs. While no dataplane is running, the programs drop
+//! packets that may open a connection to a service, because the host would reset it.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -23,12 +23,11 @@ const FTP: u16 = 21;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HeldServices {
     services: HashSet<Key>,
-    /// The rules in their order, one for each range of ports.
+    /// The rules in order, each with one range of ports.
     rules: Vec<Rule>,
 }
 
 impl HeldServices {
-    /// Returns the services of `control` at this moment.
     pub(crate) fn of(control: &Control) -> Self {
         let mut services = HashSet::new();
         let mut marks = HashSet::new();
@@ -56,7 +55,7 @@ impl HeldServices {
 }
 
 impl FastPath {
-    /// Replaces the services in the map.
+    /// Replaces the services and rules in the maps.
     pub(crate) fn set_services(&self, new: &HeldServices) {
         let mut known = lock(&self.known_services);
         let mut missing = 0;
@@ -101,8 +100,8 @@ impl FastPath {
     }
 }
 
-/// The words of a rule for each of its ranges of ports. `has` returns whether there is a service
-/// with a mark, and `link` returns the index of an interface.
+/// Converts a rule to words, for each of its ranges of ports. `has`: whether there is a service
+/// with a mark. `link`: the index of an interface.
 fn rule_words(
     spec: &MarkRule,
     has: impl Fn(Family, u32) -> bool,
@@ -119,7 +118,7 @@ fn rule_words(
         None => None,
         Some(name) => match link(name) {
             Some(index) => Some(index),
-            // No packet arrives on an unknown interface.
+            // No packet can arrive on an unknown interface.
             None => return Vec::new(),
         },
     };
@@ -194,7 +193,7 @@ pub(super) fn halves(bytes: [u8; 16]) -> [u64; 2] {
     })
 }
 
-/// Returns the key by which BPF programs find a service; port 0 means all ports.
+/// Returns the key by which the programs find a service; port 0 means all ports.
 pub(crate) fn service_key(protocol: Protocol, at: SocketAddr) -> Key {
     let [first, second] = addr_words(at.ip());
     let port = u64::from(at.port().to_be());
@@ -238,7 +237,7 @@ mod tests {
             src.parse().expect("an address"),
             dst.parse().expect("an address"),
         );
-        // To the address of the loopback interface.
+        // Both MAC addresses are 0, as on `lo`.
         let mut frame = vec![0; 12];
         match (src.ip(), dst.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -265,7 +264,7 @@ mod tests {
         frame
     }
 
-    /// Results of the programs: the frame is dropped, or passed to the host.
+    /// The programs' result for a frame that they drop.
     const DROPPED: i32 = 2;
     const HOST: i32 = -1;
 
@@ -306,10 +305,10 @@ mod tests {
             (tcp, client, "192.0.2.50:9101", HOST),
             (tcp, client, "192.0.2.50:8999", HOST),
             (udp, client, "192.0.2.50:9005", HOST),
-            // Test frames do not arrive on an interface with that index.
+            // Test frames do not arrive on the interface of the rule.
             (tcp, client, "192.0.2.66:80", HOST),
             (udp, client, "192.0.2.99:5", DROPPED),
-            // A rule that matches by source applies to packets to services.
+            // A rule with a source but no destination applies to packets to services.
             (tcp, "203.0.113.4:5", "192.0.2.1:80", HOST),
             (tcp, "203.0.113.4:5", "192.0.2.50:443", HOST),
             (tcp, "203.0.114.4:5", "192.0.2.50:443", DROPPED),

@@ -1,5 +1,5 @@
 //! Warm restart of the kernel fast path: offloaded connections continue for a while after the
-//! dataplane is killed, and a successor takes them over with their counters, the services and the
+//! dataplane is killed. A successor takes them over with their counters, the services and the
 //! settings.
 
 use std::fs;
@@ -18,7 +18,7 @@ use crate::warm_restart::{Area, KEPT_WORDS, Record, text_words};
 use lvs_sys::SharedArray;
 use lvs_sys::lock;
 
-/// The longest time for which a program may still handle a frame with data of an earlier epoch.
+/// Longest time for which a program still uses data of an earlier epoch.
 const SETTLED: Duration = Duration::from_millis(2);
 
 impl FastPath {
@@ -34,13 +34,12 @@ impl FastPath {
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
-    /// Waits until the programs have finished frames of an earlier epoch.
+    /// Waits until the programs no longer use data of an earlier epoch.
     pub(crate) fn settle(&self) {
         std::thread::sleep(SETTLED);
     }
 
-    /// Called after the take-over, when the host is shielded: detaches programs from unused
-    /// interfaces.
+    /// Ends a take-over, after the shield is set: detaches the programs from unused interfaces.
     pub(crate) fn has_taken_over(&self) {
         self.set(conf::TAKING_OVER, 0);
         self.taking_over.store(false, Relaxed);
@@ -61,15 +60,14 @@ impl FastPath {
         }
     }
 
-    /// Services and settings that were saved.
+    /// The stored services and settings.
     pub(crate) fn saved(&self) -> Option<Vec<u8>> {
         text(&self.arrays.saved.get()).saved()
     }
 
-    /// Saves services and settings for a successor.
+    /// Stores services and settings for a successor.
     ///
-    /// # Errors
-    /// The kernel has no memory for them. A successor then finds no services and settings.
+    /// # Errors The kernel has no memory for them. A successor then finds none.
     pub(crate) fn save(&self, saved: &[u8]) -> io::Result<()> {
         let words = text_words(saved.len());
         let fill = |_: &[AtomicU64], new: &[AtomicU64]| {
@@ -81,7 +79,7 @@ impl FastPath {
         };
         let (array, room) = match self.arrays.saved.with_room(words, fill) {
             Ok(array) => (array, Ok(())),
-            // The earlier saved state is incomplete: a successor must not find it.
+            // The earlier state is now incomplete: a successor must not find it.
             Err(error) => (self.arrays.saved.get(), Err(error)),
         };
         match text(&array).save(saved) {
@@ -90,7 +88,7 @@ impl FastPath {
         }
     }
 
-    /// Adds the counters of the earlier dataplane's servers to those of this dataplane.
+    /// Adds the counters of the predecessor's servers to those of this dataplane.
     pub(crate) fn take_counts(&self, control: &mut Control, records: &[Record]) {
         let mut taken = lock(&self.taken);
         let mut sums = vec![[0_u64; COUNT_WORDS]; SERVERS as usize];
@@ -99,8 +97,8 @@ impl FastPath {
         *taken = sums;
     }
 
-    /// Stores the counters of servers at these indices for a successor; returns the next index, if
-    /// there are more. The counts are locked before the control half, as in [`fold`](Self::fold).
+    /// Stores the counters of these servers for a successor. Returns the next index, if there are
+    /// more. Locks the counters before the control half, as [`fold`](Self::fold) does.
     pub(crate) fn keep_counts<C: Deref<Target = Control>>(
         &self,
         places: Range<usize>,
@@ -123,7 +121,7 @@ impl FastPath {
         (end < all).then_some(end)
     }
 
-    /// Removes all state, because the dataplane exits in an orderly way.
+    /// Removes all state at an orderly exit.
     pub(crate) fn leave_nothing(&self) {
         if let Some(pins) = &self.pins {
             self.sweep_filters();

@@ -1,9 +1,9 @@
-//! The XDP program, which forwards frames before the kernel allocates a socket buffer. It is
-//! attached to interfaces that the operator has named or that the dataplane has chosen.
+//! The XDP program, which forwards frames before the kernel allocates a socket buffer, on
+//! interfaces that the operator has named or the dataplane has chosen.
 //!
-//! The program cannot see that the network card has removed a VLAN tag from a frame, so it must be
-//! attached only to interfaces that receive no such frames. It recognises frames with
-//! partial checksums from a neighbouring virtual host, and passes them to the kernel.
+//! The program cannot see that the network card has removed a VLAN tag from a frame, so it must not
+//! be attached to interfaces that receive such frames. It passes frames with partial checksums,
+//! from a neighbouring virtual host, to the kernel.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -21,7 +21,7 @@ use lvs_packet::wire::Mac;
 use lvs_sys::lock;
 use lvs_sys::{PerCpuArray, Program, ProgramLink, SharedArray};
 
-/// The memory of the XDP program. A successor makes its own.
+/// The memory of the XDP program. A successor creates its own.
 #[derive(Debug)]
 pub(super) struct XdpMemory {
     met: PerCpuArray,
@@ -29,7 +29,6 @@ pub(super) struct XdpMemory {
 }
 
 impl XdpMemory {
-    /// The descriptor of a map.
     pub(super) fn number(&self, name: &str) -> Option<i32> {
         match name {
             "lvs_met" => Some(self.met.number()),
@@ -43,11 +42,10 @@ impl XdpMemory {
 pub(super) struct Xdp {
     program: Program,
     memory: XdpMemory,
-    /// Interfaces that have the program.
     interfaces: Mutex<HashSet<u32>>,
-    /// Interfaces that accept redirected frames.
+    /// Interfaces on which XDP may send frames.
     takers: Mutex<HashSet<u32>>,
-    /// The reasons why interfaces do not have the program, with `--xdp auto`.
+    /// With `--xdp auto`: why interfaces do not have the program.
     refused: Mutex<HashMap<u32, NoXdp>>,
 }
 
@@ -69,8 +67,8 @@ impl Xdp {
         }
     }
 
-    /// Reserves the interface's entry in the array of MAC addresses; fails if another interface
-    /// uses the same entry.
+    /// Reserves the interface's entry in the array of MAC addresses. Fails if another interface
+    /// uses it.
     fn take_up(&self, ifindex: u32) -> io::Result<()> {
         let mut interfaces = lock(&self.interfaces);
         let place = ifindex % MAC_PLACES;
@@ -83,8 +81,8 @@ impl Xdp {
         Ok(())
     }
 
-    /// Sets the MAC address of an interface: only frames to this address are processed. If `addr`
-    /// is `None`, no frame is processed.
+    /// Sets the MAC address of an interface. The program forwards only frames to this address; none
+    /// if `addr` is `None`.
     fn know(&self, ifindex: u32, addr: Option<Mac>) {
         if !lock(&self.interfaces).contains(&ifindex) {
             return;
@@ -122,7 +120,8 @@ impl Drop for AttachedXdp {
 }
 
 impl FastPath {
-    /// Attaches the program to an interface. At first it passes all frames to the kernel.
+    /// Attaches the program to an interface. It passes all frames to the kernel until the MAC
+    /// address is set.
     pub(crate) fn attach_xdp(self: &Arc<Self>, ifindex: u32) -> io::Result<AttachedXdp> {
         let xdp = self.xdp.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let pin = self.pins.as_ref().map(|pins| pins.xdp_link(ifindex));
@@ -142,19 +141,18 @@ impl FastPath {
         self.xdp.as_ref().map(|xdp| &xdp.program)
     }
 
-    /// Whether an interface has the program.
     pub(crate) fn has_xdp(&self, ifindex: u32) -> bool {
         let xdp = self.xdp.as_ref();
         xdp.is_some_and(|xdp| lock(&xdp.interfaces).contains(&ifindex))
     }
 
-    /// Whether a killed predecessor has left its program at an interface.
+    /// Whether a killed predecessor's program is still attached to an interface.
     pub(crate) fn has_pinned_xdp(&self, ifindex: u32) -> bool {
         let pins = self.pins.as_ref();
         pins.is_some_and(|pins| pins.xdp_link(ifindex).exists())
     }
 
-    /// Sets the reason why the dataplane has not chosen XDP for an interface.
+    /// Sets why `--xdp auto` has not chosen an interface.
     pub(crate) fn set_no_xdp(&self, ifindex: u32, why: Option<NoXdp>) {
         let Some(xdp) = &self.xdp else { return };
         let mut refused = lock(&xdp.refused);
@@ -164,13 +162,13 @@ impl FastPath {
         };
     }
 
-    /// The reason why the dataplane has not chosen XDP for an interface.
+    /// Returns why `--xdp auto` has not chosen an interface.
     pub(crate) fn no_xdp(&self, ifindex: u32) -> Option<NoXdp> {
         lock(&self.xdp.as_ref()?.refused).get(&ifindex).cloned()
     }
 
-    /// Sets the link-layer address of an interface with the program: frames to other addresses are
-    /// not for this host.
+    /// Sets the MAC address of an interface with the program. The program ignores frames to other
+    /// addresses.
     pub(crate) fn set_address(&self, ifindex: u32, mac: Mac) {
         if let Some(xdp) = &self.xdp {
             xdp.know(ifindex, Some(mac));
@@ -198,8 +196,8 @@ impl FastPath {
         xdp.is_some_and(|xdp| lock(&xdp.takers).contains(&ifindex))
     }
 
-    /// Sets the interfaces that accept frames without a socket buffer. Other interfaces would drop
-    /// them.
+    /// Sets the interfaces that can send frames without a socket buffer. Other interfaces would
+    /// drop them.
     pub(crate) fn set_takers(&self, takers: HashSet<u32>) {
         let Some(xdp) = &self.xdp else { return };
         let hops = lock(&self.hops);

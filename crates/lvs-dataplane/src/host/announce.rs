@@ -1,11 +1,11 @@
-//! Virtual addresses that are announced by routes. The dataplane's device has a route to an address
-//! exactly while the address is announced, and a routing daemon of the host announces this route.
-//! The kernel removes the routes with the device, even if the dataplane is killed.
+//! Virtual addresses that are announced by routes. While an address is announced, the dataplane's
+//! device has a route to it, which a routing daemon of the host announces. The kernel removes the
+//! routes with the device, even if the dataplane is killed.
 //!
-//! The controller (lvsd) sets the addresses repeatedly. A dataplane that gets no update keeps the
-//! routes at first, because perhaps only the controller has failed. Without the controller,
-//! however, no health check runs. After a short time, the dataplane therefore lets routers prefer
-//! its peers, and after a time that the controller has chosen, it withdraws the routes.
+//! The controller (lvsd) sets the addresses repeatedly. Without updates, the dataplane keeps the
+//! routes at first, because perhaps only the controller has failed. But without the controller, no
+//! health check runs: after [`PATIENCE`], routers prefer the peers of this director, and after a
+//! time that the controller has set, the dataplane withdraws the routes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,18 +19,17 @@ use crate::netlink::{NetState, Netlink};
 
 /// Time without an update after which routers prefer the peers of this director.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time limit for the kernel to report a new route.
+/// Longest time until the kernel reports a new route.
 const SETTLES: Duration = Duration::from_secs(1);
 
-/// Virtual addresses that are announced by routes.
 #[derive(Debug, Default)]
 pub(super) struct Announced {
     all: BTreeMap<IpAddr, Vip>,
     /// The time of the last update.
     heard: Instant,
-    /// The time without an update after which nothing is announced.
+    /// Time without an update after which all routes are withdrawn.
     hold: Duration,
-    /// The highest permitted preference of a route that was last logged.
+    /// The limit of the routes' preference that was last logged.
     limit: Option<Standing>,
 }
 
@@ -53,8 +52,8 @@ pub(super) struct Routes<'a> {
 }
 
 impl Routes<'_> {
-    /// Whether the kernel's route to `addr` uses the device. The result is also true if the host
-    /// itself has the address: the look-up then finds the route in the local table instead.
+    /// Whether the kernel's route to `addr` uses the device. Also true if the host itself has the
+    /// address: the look-up then finds the route in the local table instead.
     fn has(&self, addr: IpAddr) -> bool {
         let hit = self.state.lookup(addr);
         self.state.is_local(addr) || hit.is_some_and(|hit| hit.oif == self.device)
@@ -105,7 +104,7 @@ impl Announced {
         self.all.contains_key(&addr)
     }
 
-    /// The highest preference that a route may have at the time `ago` after the last update.
+    /// Returns the highest permitted preference of a route at the time `ago` after the last update.
     fn limit(&self, ago: Duration) -> Standing {
         match ago {
             _ if ago >= self.hold => Standing::Withdrawn,
@@ -114,8 +113,8 @@ impl Announced {
         }
     }
 
-    /// Sets the addresses to announce; true if the list has changed. The caller calls
-    /// [`follow`](Self::follow) afterwards.
+    /// Replaces the list of addresses. Returns true if other addresses are in it. The caller then
+    /// calls [`follow`](Self::follow).
     pub(super) fn set(&mut self, spec: &AnnounceSpec, routes: &mut Routes<'_>) -> bool {
         let mut before = std::mem::take(&mut self.all);
         let mut others = false;
@@ -138,7 +137,7 @@ impl Announced {
         others
     }
 
-    /// Updates the routes according to the addresses and the time since the last update.
+    /// Sets the routes according to the addresses and the time since the last update.
     pub(super) fn follow(&mut self, routes: &mut Routes<'_>) {
         if self.all.is_empty() {
             return;
@@ -171,14 +170,13 @@ impl Announced {
         }
     }
 
-    /// Withdraws all routes, because the dataplane stops.
     pub(super) fn withdraw_all(&mut self, routes: &mut Routes<'_>) {
         for (addr, mut vip) in std::mem::take(&mut self.all) {
             routes.set(addr, &mut vip, Standing::Withdrawn);
         }
     }
 
-    /// The routes that exist, and the seconds since the last update.
+    /// The announced addresses and their routes, and the seconds since the last update.
     pub(super) fn report(&self, now: Instant) -> (Vec<AnnouncedVip>, Option<u64>) {
         let all = self.all.iter().map(|(&address, vip)| AnnouncedVip {
             address,

@@ -1,4 +1,5 @@
-//! Interception of packets by the dataplane, and reinjection of packets into the host.
+//! Makes the dataplane receive the packets of services instead of the host, and reinjects packets
+//! into the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,30 +20,30 @@ use lvs_packet::intercept::{Intercept, LocalClient};
 use lvs_sys::random;
 use lvs_sys::{PacketSocket, TurnBack};
 
-/// The method by which the dataplane gets packets.
+/// The mechanism by which the dataplane receives packets.
 #[derive(Debug)]
 pub(super) enum Interception {
     /// The packet sockets of the interfaces receive copies of all frames; the shield hides the
     /// original frames of services from the host.
     Copies {
         shield: Shield,
-        /// The program that reinjects frames into the host on an interface.
+        /// The program that reinjects frames into the host on the interface of their arrival.
         turn: Option<TurnBack>,
     },
     /// The host routes the packets through a TUN device, in both directions.
     Routed {
         steering: Steering,
-        /// Addresses of services that the host itself has: their packets are not routed through the
-        /// device.
+        /// Addresses of services that the host itself has. Packets to them are not routed through
+        /// the device.
         kept: BTreeSet<IpAddr>,
-        /// The device, if a state keeper is to store its descriptor.
+        /// The device, if a state keeper is to keep its descriptor.
         device: Option<OwnedFd>,
     },
 }
 
 impl Interception {
-    /// Opens the interception without intercepting packets yet. Also returns the device through
-    /// which packets reach the host.
+    /// Opens the mechanism, which intercepts no packets yet. Also returns the device through which
+    /// packets reach the host.
     pub(super) fn open(
         backend: Backend,
         warm_restart: Outliving,
@@ -58,7 +59,7 @@ impl Interception {
                     );
                     false
                 }
-                // Other errors are reported when the dataplane opens the sockets.
+                // Other errors are reported when the sockets are opened.
                 _ => true,
             },
         };
@@ -89,7 +90,6 @@ impl Interception {
         Ok((routed, Port::Tun(hop)))
     }
 
-    /// The socket of the shield. The kernel removes the shield when the socket is closed.
     pub(super) fn shield(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { shield, .. } => Some(shield.socket()),
@@ -97,8 +97,6 @@ impl Interception {
         }
     }
 
-    /// The descriptor of the TUN device. The kernel removes the device when the descriptor is
-    /// closed.
     pub(super) fn device(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { .. } => None,
@@ -106,13 +104,13 @@ impl Interception {
         }
     }
 
-    /// Whether the host routes the packets through a device.
+    /// Whether the host routes packets through a TUN device.
     pub(super) const fn is_routed(&self) -> bool {
         matches!(self, Self::Routed { .. })
     }
 
-    /// The program that reinjects frames on the interface of their arrival. Without this program,
-    /// frames are reinjected through the TUN device.
+    /// The program that reinjects frames on the interface of their arrival. Without it, frames are
+    /// reinjected through the TUN device.
     pub(super) const fn turn_back(&self) -> Option<&TurnBack> {
         match self {
             Self::Copies { turn, .. } => turn.as_ref(),
@@ -120,8 +118,8 @@ impl Interception {
         }
     }
 
-    /// Whether frames can be reinjected on the interface that received them; false if another
-    /// program has detached the reinjecting program, or was attached before it.
+    /// Whether frames can be reinjected on the interface of their arrival. False if another program
+    /// has detached the reinjecting program or is attached before it.
     pub(super) fn gives_back(&self, ifindex: u32) -> bool {
         // If the kernel does not answer, assume that the program is attached.
         self.turn_back()
@@ -142,14 +140,16 @@ impl Interception {
         }
     }
 
-    /// Records that a rule, route or address of the interception may have been deleted.
+    /// Records that a rule, route or address may have been deleted, so that the next update
+    /// restores it.
     pub(super) const fn distrust(&mut self) {
         if let Self::Routed { steering, .. } = self {
             steering.distrust();
         }
     }
 
-    /// Warns about addresses of services whose packets the host does not pass to the dataplane.
+    /// With the TUN backend, warns about services whose addresses the host itself has: it does not
+    /// route their packets into the device.
     pub(super) fn complain_of(&mut self, vips: impl Iterator<Item = IpAddr>, state: &NetState) {
         let Self::Routed { kept, .. } = self else {
             return;
@@ -185,7 +185,7 @@ impl Interception {
         }
     }
 
-    /// Hides handled frames of another interface from the host.
+    /// Hides frames of services on another interface from the host.
     pub(super) fn add_interface(&mut self, name: &str) -> Result<(), ShieldError> {
         match self {
             Self::Copies { shield, .. } => shield.add_interface(name),
@@ -229,7 +229,7 @@ impl Interception {
         }
     }
 
-    /// Checks that the host forwards packets, before the dataplane reports that it is ready.
+    /// With the TUN backend, checks that the host forwards packets.
     pub(super) fn check_host(&self) -> Result<(), SteeringError> {
         match self {
             Self::Copies { .. } => Ok(()),
@@ -246,7 +246,7 @@ fn steering_failure(error: &SteeringError) -> String {
     format!("some packets of services are not routed to the dataplane yet; trying again: {error}")
 }
 
-/// Loads the program that reinjects frames, with a mark that no other program uses; logs a failure.
+/// Loads the program that reinjects frames, with a random mark; logs a failure.
 fn open_way_back() -> Option<TurnBack> {
     let turn = mark().and_then(TurnBack::load);
     turn.map_err(|error| {
@@ -258,7 +258,7 @@ fn open_way_back() -> Option<TurnBack> {
     .ok()
 }
 
-/// A random mark other than 0, so that other programs do not use it by chance.
+/// A random mark other than 0, which other programs do not use by chance.
 fn mark() -> io::Result<u32> {
     Ok(u32::from_ne_bytes(random()?) | 1)
 }

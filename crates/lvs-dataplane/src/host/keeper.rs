@@ -1,12 +1,12 @@
-//! The keeper of the host: a thread that makes all changes of the host, so that no packet waits for
-//! netlink, nf_tables or a log.
+//! The keeper: a thread that makes all changes of the host, so that no packet waits for netlink,
+//! nf_tables or a log.
 //!
 //! ```text
-//! wait ─▶ kernel's events ─▶ jobs (control calls) ─▶ requests of the packet path ─▶ timers ─▶ publish one view ─▶ wait
+//! wait ─▶ kernel's events ─▶ jobs (control calls) ─▶ requests of the packet path ─▶ timers ─▶ publish one snapshot ─▶ wait
 //! ```
 //!
 //! After each round, the packet workers get one snapshot ([`View`]) with all changes of the round.
-//! A caller that waits for a change is answered when the view with the change is published.
+//! A caller that waits for a change gets its answer when that snapshot is published.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -46,63 +46,59 @@ use lvs_sys::Poller;
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Time without a change after which the keeper compares the whole configuration with the host.
 const QUIET: Duration = Duration::from_secs(1);
-/// Interval between complete checks while removed servers may still have connections.
+/// Interval between comparisons of the whole configuration while removed servers may have
+/// connections.
 const REMOVED_PERIOD: Duration = Duration::from_secs(10);
 /// Shortest interval between two log lines about the same fault.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
-/// Maximum number of requests of one packet worker that are served in one round; it equals the
-/// length of the queue.
+/// Maximum number of requests of one packet worker that are handled in one round; also the length
+/// of the queue.
 pub(crate) const REQUESTS_MAX: usize = 1024;
 
-/// The keeper of the host.
 pub(crate) struct Keeper {
     pub(super) dataplane: Arc<dyn DataplaneSide>,
     pub(super) setup: Setup,
     pub(super) interception: Interception,
     pub(super) netlink: Netlink,
     pub(super) tables: Tables,
-    /// The packet sockets of all workers on each interface.
     pub(super) groups: HashMap<PortId, Group>,
     /// Configured interfaces that are not in use.
     pub(super) waits: Waits,
     /// Routes the answers of servers on this host into the dataplane. `None` with the TUN backend,
-    /// with which the host routes all answers into the dataplane.
+    /// where the host does this for all servers.
     pub(super) local_nodes: Option<LocalNodes>,
     /// Redirects this host's own packets into the dataplane. `None` with the TUN backend.
     pub(super) loopback: Option<Loopback>,
     pub(super) vips: Vips,
-    /// Virtual addresses that are announced by routes.
     pub(super) announced: Announced,
     pub(super) neighbours: Neighbours,
-    /// Requests of each packet worker.
     requests: Vec<mpsc::Receiver<Request>>,
     pub(super) intercept: Arc<Intercept>,
-    /// Ended connections of the host's own clients, with the generation of a view. The shield hides
-    /// their answers until all workers use this view.
+    /// Closed connections of the host's own clients. The shield hides their answers until all
+    /// workers use the snapshot of the given generation.
     ended: Vec<(u64, LocalClient)>,
     pub(super) next: Next,
-    /// Reads from the kernel the XDP features of interfaces, or the reason why it does not.
+    /// Reads the XDP features of interfaces, or is the reason why this is not possible.
     pub(super) xdp: Result<XdpFeatures, String>,
-    /// The error that was last logged while the kernel did not report these features.
+    /// The last logged reason why these features are unknown.
     pub(super) unreported: Option<String>,
-    /// The XDP programs, by interface.
     pub(super) attached_xdp: HashMap<u32, AttachedXdp>,
-    /// Virtual addresses that the dataplane owns by configuration.
+    /// Virtual addresses that the configuration gives to the dataplane.
     pub(super) own_vips: HashSet<IpAddr>,
-    /// The configured local addresses of full NAT, and those that connections still use.
+    /// The configured local addresses of full NAT.
     pub(super) pool: LocalPool,
     pub(super) pool_in_use: Vec<IpAddr>,
-    /// Time of the first change that requires [`update_all`](Self::update_all).
+    /// Time of the first change that [`update_all`](Self::update_all) has not handled yet.
     pub(super) changed: Option<Instant>,
-    /// Time of the last complete check.
+    /// Time of the last [`update_all`](Self::update_all).
     pub(super) updated: Instant,
     next_housekeeping: Instant,
     /// Number of frames that bypassed the programs of the kernel fast path.
     pub(super) missed: u32,
-    /// While this is set, the kernel fast path forwards no packet.
+    /// Suspends the kernel fast path while it is set.
     pub(super) aside: Option<Held>,
     /// The time of the next log line about a full connection table, and the number of packets
-    /// refused since the last line.
+    /// refused since the last one.
     full: (Instant, u64),
 }
 
@@ -110,10 +106,10 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 pub(super) struct Next {
     generation: u64,
-    /// Whether the tables differ from the last view.
+    /// Whether the next snapshot differs from the last one.
     pub(super) differs: bool,
     pub(super) tables_differ: bool,
-    /// Whether the tables have changes of neighbours that affect no route of a packet.
+    /// Whether neighbours have changed without an effect on the route of a packet.
     pub(super) neighbours_differ: bool,
     /// Incremented at each change that may affect a next hop.
     ways: u64,
@@ -122,15 +118,14 @@ pub(super) struct Next {
     pub(super) pmtu_disc: bool,
     pub(super) ignore_tunneled: bool,
     pub(super) config: u64,
-    /// New ports, one for each worker; the workers receive them with the snapshot.
+    /// New ports, one for each worker, which the workers receive with the snapshot.
     pub(super) attach: Vec<(PortId, Vec<Port>)>,
     /// Whether the virtual or local addresses have changed.
     pub(super) plan_differs: bool,
     pub(super) detach: Vec<PortId>,
     pub(super) neighbours: Vec<NeighbourNews>,
     answers: Vec<Box<dyn FnOnce(u64) + Send>>,
-    /// Snapshots that a worker may still use. The keeper drops them last, because freeing them may
-    /// take long.
+    /// Snapshots that a worker may still use. The keeper frees them, because this may take long.
     published: VecDeque<Arc<View>>,
 }
 
@@ -141,13 +136,13 @@ impl Keeper {
     }
 
     /// The descriptor of the TUN device, if the host routes packets through it and a state keeper
-    /// stores it. The kernel removes the device when the descriptor is closed.
+    /// keeps it. The kernel removes the device when the descriptor is closed.
     pub(crate) fn routed_device(&self) -> Option<BorrowedFd<'_>> {
         self.interception.device()
     }
 
-    /// Attaches to the host, in this thread's network namespace. No packets are hidden from the
-    /// host yet.
+    /// Configures the host in this thread's network namespace. No packets are hidden from the host
+    /// yet.
     pub(crate) fn new(
         dataplane: Arc<dyn DataplaneSide>,
         mut setup: Setup,
@@ -224,8 +219,7 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Adds the device through which packets reach the host: it is a port in the first snapshot
-    /// already.
+    /// Adds the device through which packets reach the host to the first snapshot.
     fn add_device(&mut self, device: Port) -> Result<(), HostError> {
         let known = known_device(&device);
         self.tables.set_port(PortId::HOST, known.clone());
@@ -247,7 +241,7 @@ impl Keeper {
     }
 
     /// Attaches a device to the workers. The first worker reads its only queue, and passes packets
-    /// to the other workers.
+    /// to the others.
     fn attach_device(&mut self, port: PortId, device: Port) -> Result<(), TunError> {
         let senders = (1..self.dataplane.workers()).filter_map(|_| device.sender());
         let senders = senders.collect::<Result<Vec<Port>, _>>()?;
@@ -256,8 +250,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Redirects packets of this host to services on addresses of this host into the dataplane.
-    /// With `more`, only adds the packets that `more` describes.
+    /// Redirects this host's packets to services on its own addresses into the dataplane. `more`:
+    /// adds these packets to the redirected ones.
     pub(super) fn follow_loopback(&mut self, more: Option<&Intercept>) {
         let Some(loopback) = &mut self.loopback else {
             return;
@@ -285,7 +279,7 @@ impl Keeper {
         Some(steering.plan(self.tables.vips.iter().copied()))
     }
 
-    /// Updates the division of packets among workers, if the virtual addresses have changed.
+    /// Divides packets among workers again, if the virtual addresses have changed.
     fn divide(&mut self) {
         if !std::mem::take(&mut self.next.plan_differs) {
             return;
@@ -311,13 +305,13 @@ impl Keeper {
         }
     }
 
-    /// The index of the device through which packets reach the host.
+    /// Index of the device through which packets reach the host.
     pub(super) fn device(&self) -> u32 {
         self.tables.ifindex(PortId::HOST).unwrap_or(0)
     }
 
-    /// Configures the host until the dataplane has ended, and then restores the host's
-    /// configuration. Other threads post requests to `mailbox`.
+    /// Handles events and jobs until the dataplane has ended, and then restores the host's
+    /// configuration.
     pub(crate) fn run(mut self, mailbox: &Mailbox<Self>) {
         let _closing = Closing(mailbox);
         let mut poller = Poller::new();
@@ -353,7 +347,7 @@ impl Keeper {
         self.set_own(&HashSet::new());
     }
 
-    /// Publishes a view if it differs from the previous one.
+    /// Publishes a snapshot, if it differs from the last one.
     pub(crate) fn publish(&mut self) {
         self.divide();
         let next = &mut self.next;
@@ -403,20 +397,19 @@ impl Keeper {
         }
     }
 
-    /// Calls `answer` with the generation of the snapshot as soon as the snapshot with all changes
-    /// so far is published.
+    /// Calls `answer` with the generation of the snapshot that contains all changes so far, as soon
+    /// as it is published.
     pub(crate) fn when_published(&mut self, answer: impl FnOnce(u64) + Send + 'static) {
         self.next.answers.push(Box::new(answer));
     }
 
-    /// Handles the requests of the packet workers.
     fn serve_requests(&mut self) {
         let mut requests = Vec::new();
         for from in &self.requests {
             requests.extend(from.try_iter().take(REQUESTS_MAX));
         }
         // Hide the answers before the neighbours are resolved: the packet that waits for a
-        // neighbour may belong to one of these connections.
+        // neighbour may belong to such a connection.
         self.hide_local_clients(&requests);
         let now = self.dataplane.now();
         for request in requests {
@@ -446,8 +439,8 @@ impl Keeper {
         }
     }
 
-    /// Hides the answers to connections of the host's own clients from the host. One transaction
-    /// contains all connections of a round.
+    /// Hides the answers to connections of the host's own clients from the host, in one transaction
+    /// for all connections of a round.
     fn hide_local_clients(&mut self, requests: &[Request]) {
         let mut new: Vec<LocalClient> = Vec::new();
         for request in requests {
@@ -462,7 +455,7 @@ impl Keeper {
         if new.is_empty() {
             return;
         }
-        // A connection that has ended and was opened again is still hidden.
+        // A connection that was closed and opened again is still hidden.
         let (again, new): (Vec<_>, Vec<_>) = new
             .into_iter()
             .partition(|client| self.ended.iter().any(|(_, ended)| ended == client));
@@ -484,9 +477,9 @@ impl Keeper {
         self.next.differs = true;
     }
 
-    /// Records ended connections of the host. The shield stops hiding their answers when every
-    /// worker's snapshot shows the end: until then, a worker treats a new connection with the same
-    /// ports as hidden.
+    /// Records closed connections of the host. The shield hides their answers until every worker
+    /// uses a snapshot that includes the end: until then, a worker treats a new connection with the
+    /// same ports as hidden.
     pub(crate) fn local_clients_ended(&mut self, ended: Vec<LocalClient>) {
         let hidden = &mut Arc::make_mut(&mut self.intercept).local_clients;
         for client in ended {
@@ -550,14 +543,14 @@ impl Keeper {
         }
     }
 
-    /// Whether the packet workers use the newest state of the keeper.
+    /// Whether all packet workers use the keeper's present state.
     fn workers_have_view(&self) -> bool {
         let next = &self.next;
         let is_published = !(next.differs || next.tables_differ || next.neighbours_differ);
         is_published && self.dataplane.taken() >= next.generation
     }
 
-    /// Whether the shield hides answers for connections of removed services or servers.
+    /// Whether the shield still hides answers of removed services or servers.
     fn has_remains(&mut self) -> bool {
         self.dataplane.control().has_removed() || {
             self.ask_for_pool();
@@ -566,9 +559,9 @@ impl Keeper {
         }
     }
 
-    /// Requests the list of local addresses that connections use.
+    /// Asks the packet workers for the local addresses that connections use.
     pub(super) fn ask_for_pool(&mut self) {
-        // A director without full NAT does not have to ask the workers.
+        // Without full NAT, there is nothing to ask for.
         if (!self.pool.addresses.is_empty() || !self.pool_in_use.is_empty())
             && let Some(in_use) = self.dataplane.local_addresses()
         {
@@ -576,7 +569,7 @@ impl Keeper {
         }
     }
 
-    /// Runs the due timers of the control half; returns the time of the next one.
+    /// Runs the due timers of the control half. Returns the time of the next one.
     fn advance_control(&self, now: Instant) -> Option<Instant> {
         let memory = free_memory();
         if let Some(fast_path) = &self.setup.fast_path {
@@ -596,7 +589,7 @@ impl Keeper {
         control.next_wakeup()
     }
 
-    /// Reports this host's addresses to the control half.
+    /// Passes this host's addresses to the control half.
     pub(super) fn report_addresses(&self) {
         let state = &self.tables.state;
         let local = state.links().flat_map(|link| state.addresses(link.index));
@@ -619,8 +612,8 @@ impl Keeper {
         control.set_networks(networks);
     }
 
-    /// Reports that packets that would have opened a connection were dropped because the table of
-    /// `capacity` connections was full.
+    /// Counts and logs that packets were dropped because the table of `capacity` connections was
+    /// full.
     pub(crate) fn table_was_full(&mut self, packets: u64, capacity: usize) {
         self.full.1 += packets;
         let (now, (again, refused)) = (self.dataplane.now(), self.full);
@@ -633,12 +626,12 @@ impl Keeper {
         }
     }
 
-    /// Logs that the connections of servers that went down have ended.
+    /// Logs that all connections of servers that went down are removed.
     pub(crate) fn down_has_ended(&mut self, resets: usize) {
         info!("closed the connections of servers that went down; {resets} TCP resets sent");
     }
 
-    /// The addresses that are announced by routes, and access to the routes.
+    /// The addresses that are announced by routes, and access to these routes.
     fn routes(&mut self) -> (&mut Announced, Routes<'_>) {
         let routes = Routes {
             device: self.device(),
@@ -659,13 +652,13 @@ impl Keeper {
         self.follow_announced();
     }
 
-    /// Updates the routes according to the addresses to announce.
+    /// Sets the routes of the announced addresses.
     fn follow_announced(&mut self) {
         let (announced, mut routes) = self.routes();
         announced.follow(&mut routes);
     }
 
-    /// The announced addresses, and the seconds since they were last set.
+    /// The announced addresses, and the seconds since the last update.
     pub(crate) fn announcements(&self) -> (Vec<AnnouncedVip>, Option<u64>) {
         self.announced.report(self.dataplane.now())
     }
@@ -685,8 +678,8 @@ impl Keeper {
             .map(|(address, conflict, answers)| {
                 let port = self.tables.port(conflict.port);
                 let ifindex = port.map(|port| port.ifindex);
-                // The kernel also has neighbour entries of virtual addresses: from ARP requests
-                // that the other host sent with these source addresses.
+                // The kernel also learns virtual addresses as neighbours: from ARP requests with
+                // these source addresses.
                 let is_vip = |host: &IpAddr| *host == address || self.tables.vips.contains(host);
                 let host = |ifindex| {
                     self.tables
@@ -715,12 +708,12 @@ impl Keeper {
         self.neighbours.silent(&self.tables, self.dataplane.now())
     }
 
-    /// Configured interfaces that do not exist yet, or that cannot be used.
+    /// Configured interfaces that do not exist yet, or cannot be used.
     pub(crate) fn waiting(&self) -> Vec<Waiting> {
         self.waits.all(self.dataplane.now()).collect()
     }
 
-    /// The reason why clients on this host do not reach services on its own addresses.
+    /// Why clients on this host cannot reach services on its own addresses; `None` if they can.
     pub(crate) fn local_clients(&self) -> Option<Waiting> {
         self.loopback.as_ref()?.trouble(self.dataplane.now())
     }
@@ -743,8 +736,7 @@ fn known_device(device: &Port) -> KnownPort {
     }
 }
 
-/// Free memory and buffers in pages of 4 KiB, on which the kernel's defences depend
-/// (`update_defense_level`).
+/// Free memory and buffers in pages of 4 KiB, as the kernel's `update_defense_level` counts them.
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = |name: &str| -> Option<u64> {

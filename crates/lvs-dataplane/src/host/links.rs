@@ -1,4 +1,4 @@
-//! Handles events of the kernel: changes of interfaces, addresses, routes and neighbours.
+//! Handles the kernel's events: changes of interfaces, addresses, routes and neighbours.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -18,19 +18,18 @@ use lvs_packet::net::{PortId, PortInfo};
 use lvs_packet::wire::Mac;
 
 /// Whether a device of this kind decapsulates Ethernet frames from GRE. Other tunnels of Ethernet
-/// use UDP, which IPVS schedules, so that `ignore_tunneled` does not concern them.
+/// use UDP, which IPVS schedules, so `ignore_tunneled` does not apply to them.
 fn decapsulates(kind: Option<&str>) -> bool {
     matches!(kind, Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan"))
 }
 
-/// Whether the dataplane uses this interface if none is configured: Ethernet, up, and not a port of
-/// a bridge or bond.
+/// Whether the dataplane uses this interface by default: Ethernet, up, and not a port of a bridge
+/// or bond.
 fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// Number of frames that may bypass the attached programs before the kernel fast path is suspended
-/// for good.
+/// Number of frames that may bypass the programs before the kernel fast path is suspended for good.
 const MISSED_MAX: u32 = 8;
 
 impl Keeper {
@@ -41,8 +40,7 @@ impl Keeper {
         };
         let ways = changes.links || changes.addresses || changes.routes || changes.moved;
         self.next.tables_differ |= ways || changes.resynchronised;
-        // This flag is also set if the state of a neighbour has changed, but not its link-layer
-        // address.
+        // This is also set if only the state of a neighbour has changed, not its MAC address.
         self.next.neighbours_differ |= !changes.neighbours.is_empty();
         if changes.links || changes.addresses || changes.routes || changes.resynchronised {
             self.tables.follow_routes();
@@ -62,16 +60,16 @@ impl Keeper {
             self.follow_local_pool();
             self.update_or_warn();
         } else if changes.routes {
-            // The packet path follows at once; the next hops of servers are updated after a burst
-            // of changes.
+            // Workers use the new routes at once; the next hops of servers are updated after a
+            // burst of changes.
             self.changed.get_or_insert(self.dataplane.now());
         }
         self.announce_behind(&changes.appeared);
         self.follow_neighbours(&changes);
     }
 
-    /// Announces own addresses again to neighbours that may have lost them: on these interfaces,
-    /// and on the bridges and bonds that they are ports of.
+    /// Announces own addresses again on these interfaces, and on the bridges and bonds that they
+    /// are ports of: neighbours there may have lost them.
     fn announce_behind(&mut self, appeared: &[u32]) {
         // Bridges over bonds are the deepest combination; a longer chain would be a loop.
         const DEPTH: usize = 4;
@@ -89,7 +87,7 @@ impl Keeper {
         }
     }
 
-    /// Tries again to use configured interfaces that are not in use.
+    /// Tries again to use configured interfaces.
     pub(super) fn follow_missing(&mut self) {
         if let Err(error) = self.attach_links(false) {
             warn!("{error}");
@@ -100,8 +98,8 @@ impl Keeper {
         }
     }
 
-    /// Updates the port ranges of the local addresses of full NAT after an address was added to the
-    /// host or removed from it.
+    /// Updates the port ranges of full NAT's local addresses, because an address was added to the
+    /// host or removed.
     fn follow_local_pool(&self) {
         if self.pool.addresses.is_empty() {
             return;
@@ -204,7 +202,7 @@ impl Keeper {
                     let ports = ports.into_iter().map(|io| Port::AfPacket(Box::new(io)));
                     self.next.attach.push((port, ports.collect()));
                 }
-                // The interface was removed between the two reads.
+                // The interface was removed in the meantime.
                 Err(
                     HostError::Open(OpenError::NoInterface { .. })
                     | HostError::Shield(ShieldError::NoInterface { .. }),
@@ -221,7 +219,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Checks whether frames are still reinjected on the interface of their arrival.
+    /// Checks whether frames can still be reinjected on the interface of their arrival.
     pub(super) fn check_way_back(&mut self) {
         let changed = |(port, known): (PortId, &KnownPort)| {
             let there = self.interception.gives_back(known.ifindex);
@@ -244,10 +242,9 @@ impl Keeper {
         }
     }
 
-    /// Checks whether the programs of the kernel fast path are still the first ones of their
-    /// interfaces. If not, the frames that the packet sockets refuse would be lost, so the kernel
-    /// fast path is suspended. (The programs also detect this themselves at the next frame, which
-    /// is then lost.)
+    /// Suspends the kernel fast path if its programs are no longer the first ones of their
+    /// interfaces: frames that the packet sockets refuse would be lost. (The programs notice this
+    /// too, but only when they lose a frame.)
     pub(super) fn check_programs(&mut self) {
         let Some(fast_path) = self.setup.fast_path.clone() else {
             return;
@@ -304,7 +301,7 @@ impl Keeper {
         }
     }
 
-    /// Opens an interface, for each packet worker.
+    /// Opens an interface for each packet worker.
     fn open_link(&mut self, link: &Link) -> Result<(Vec<AfPacket>, Option<Group>), HostError> {
         let turn = self.interception.turn_back();
         let fast_path = self.setup.fast_path.as_ref();
@@ -350,7 +347,7 @@ impl Keeper {
         }
     }
 
-    /// Writes an interface's address for the kernel fast path.
+    /// Sets an interface's MAC address for the kernel fast path.
     fn write_address(&self, ifindex: u32, mac: Mac) {
         if let Some(fast_path) = &self.setup.fast_path {
             fast_path.set_address(ifindex, mac);
@@ -363,8 +360,8 @@ impl Keeper {
         let mut gone = Vec::new();
         let mut renamed = Vec::new();
         for (port, known) in self.tables.interfaces() {
-            // A port of a bridge or a bond belongs to its master, unless the configuration names
-            // the port.
+            // A bridge or bond receives the frames of its ports, unless the configuration names the
+            // port.
             let automatic = self.setup.interfaces.is_empty();
             match self.tables.state.link(known.ifindex) {
                 None => gone.push(port),
@@ -418,11 +415,11 @@ impl Keeper {
         );
     }
 
-    /// Applies the new name of an interface to the shield. The port of the interface gets the name
-    /// later, with the other properties.
+    /// Passes an interface's new name to the shield. The port gets the name later, with the other
+    /// properties.
     fn rename(&mut self, old: &str, name: &str) {
         info!("{old} is called {name} now");
-        // Add the new interface first, so that the host never receives a handled frame.
+        // Add the new name first, so that the host never receives a frame of a service.
         let mut shielded = self.interception.add_interface(name);
         let state = &self.tables.state;
         let mut others = self.tables.interfaces();

@@ -1,7 +1,7 @@
-//! The time of an answer to a multicast listener discovery query. An answer leaves after a random
-//! part of the response time that the query gives, so that the listeners of a link do not all
-//! answer at once (RFC 3810 section 6.2, RFC 2710 section 4). The same query is answered at most
-//! once a second, independently of the senders.
+//! The times of answers to multicast listener queries. An answer is sent after a random part of the
+//! response time in the query, so that the listeners of a link do not all answer at once (RFC 3810
+//! section 6.2, RFC 2710 section 4). The same query is answered at most once a second, whoever
+//! sends it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,14 +13,15 @@ use lvs_packet::net::PortId;
 
 /// Shortest interval between two answers to the same query.
 const AGAIN: Duration = Duration::from_secs(1);
-/// The longest delay of an answer to a query. A query may allow up to 140 minutes.
+/// Longest delay of an answer. A query may permit up to 140 minutes.
 const LATEST: Duration = Duration::from_secs(10);
 
-/// A query and the port that received it, without its response time and sender.
+/// The port that received a query, and the query without its response time.
 type Question = (PortId, Query);
 
-/// Answers that are due, and recent answers. The caller passes only queries for groups of the
-/// dataplane's own addresses and for all groups, which bounds the number of entries.
+/// Queries with answers that are due later, and recently answered ones. The caller passes only
+/// queries for all groups and for groups of the dataplane's own addresses, which bounds their
+/// number.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     due: HashMap<Question, Instant>,
@@ -28,7 +29,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Records a query, to be answered at a moment within its response time that `random` selects.
+    /// Records a query. `random` selects the moment of the answer within the query's response time.
     pub(super) fn ask(&mut self, port: PortId, query: Query, now: Instant, random: u64) {
         let within = Duration::from_millis(query.within_ms.into()).min(LATEST);
         let nanos = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);

@@ -1,11 +1,11 @@
-//! Local addresses for full NAT, and real servers that run on the director's host.
+//! Local addresses for full NAT, and real servers on the director's host.
 //!
 //! A server on the host sends its answers by the host's own routes, past the dataplane, which must
-//! translate them. So a policy rule and a routing table route the answers into the dataplane, like
-//! those that the TUN backend has for every server ([`steering`]): `from RIP ipproto tcp sport 8080
-//! lookup 7677`. The only route of this table is the device `lvs-host0`, and the kernel deletes the
-//! route together with the device. A rule of a killed dataplane then refers to an empty table,
-//! which changes no route, and the next dataplane deletes the rule.
+//! translate them. So a policy rule and a routing table route the answers into the dataplane, as
+//! those of the TUN backend do for every server ([`steering`]): `from RIP ipproto tcp sport 8080
+//! lookup 7677`. The only route of this table leads into the device `lvs-host0`, and the kernel
+//! deletes the route with the device. A rule of a killed dataplane then refers to an empty table,
+//! which has no effect, and the next dataplane deletes the rule.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,10 +19,10 @@ use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, PolicyRoute, PolicyRule};
 use lvs_packet::intercept::{Endpoint, Endpoints};
 
-/// The kernel's range of ephemeral ports, for the host's own programs.
+/// The kernel's range of ephemeral ports.
 const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// The source ports of full NAT for a local address that the host uses, too: the ports outside of
+/// The source ports of full NAT for a local address that the host also uses: the ports outside of
 /// the host's ephemeral range.
 pub(crate) fn ports(addr: IpAddr, own: (u16, u16)) -> LocalAddress {
     free_ports(LocalAddress::new(addr), own.0, own.1)
@@ -38,8 +38,8 @@ pub(crate) fn ephemeral_ports() -> (u16, u16) {
     }
 }
 
-/// The part of a range below `low` or above `high`, whichever is longer; the whole range if both
-/// are empty.
+/// Returns the ports of a range below `low` or above `high`, whichever are more; the whole range if
+/// both are none.
 fn free_ports(all: LocalAddress, low: u16, high: u16) -> LocalAddress {
     let below = low.saturating_sub(all.first);
     let above = all.last.saturating_sub(high);
@@ -56,8 +56,8 @@ fn free_ports(all: LocalAddress, low: u16, high: u16) -> LocalAddress {
     }
 }
 
-/// The policy rules and routes that route the answers of servers on this host into the dataplane.
-/// Dropping this value removes them.
+/// The policy rules and routes for the answers of servers on this host. Dropping this value removes
+/// them.
 #[derive(Debug)]
 pub(super) struct LocalNodes {
     requests: Requests,
@@ -65,7 +65,7 @@ pub(super) struct LocalNodes {
 }
 
 impl LocalNodes {
-    /// Opens the netlink socket; adds no rule yet.
+    /// Opens the netlink socket, and adds no rule yet.
     pub(super) fn open() -> io::Result<Self> {
         Ok(Self {
             requests: Requests::open()?,
@@ -121,9 +121,9 @@ fn way(like: IpAddr, ifindex: u32) -> Entry {
     })
 }
 
-/// The rule that selects the table for answers for the packets of a server on this host. Its `iif
-/// lo` limits it to packets that the host sends: without it, the reverse path check (`rp_filter`)
-/// of packets to the server would follow the rule too.
+/// The rule that selects the table for a server's answers. `iif lo` limits the rule to packets that
+/// the host sends: otherwise the reverse path check (`rp_filter`) of packets to the server would
+/// follow it, too.
 fn rule(node: &Endpoint) -> Entry {
     let (first, last) = steering::RULE_PORTS;
     let port = node.port;

@@ -1,8 +1,8 @@
-//! Redirects packets of this host to services on addresses of this host into the dataplane.
+//! Redirects packets of this host to services on its own addresses into the dataplane.
 //!
 //! The kernel looks up the host's addresses before all routes, and sends packets to them over `lo`.
 //! There, a BPF program at the egress redirects packets to services into the device `lvs-local0`,
-//! from which the dataplane reads them. Their answers reach the host through the same device. Only
+//! from which the dataplane reads them. The answers reach the host through the same device. Only
 //! this device accepts packets from the host's own addresses, and no packet of another host passes
 //! it unless the dataplane has replaced the source.
 //!
@@ -11,13 +11,12 @@
 //!  client on this host ◀─────────────────── lvs-local0 ◀─ dataplane ◀─ eth1 ◀─ server
 //! ```
 //!
-//! A server on this host answers a client on this host over `lo` too, so that the program redirects
+//! A server on this host also answers a client on this host over `lo`, so the program redirects
 //! these answers as well.
 //!
-//! The program is attached while there is such a service or server. The kernel removes the device
-//! together with the process, and the program too, unless the kernel fast path stays for a
-//! successor. In that case the program drops packets of known clients, and leaves all others to the
-//! host.
+//! The program is attached while such a service or server exists. When the process ends, the kernel
+//! removes the device, and the program too, unless the kernel fast path stays for a successor. The
+//! program then drops packets of known clients, and passes all others to the host.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -39,11 +38,11 @@ use lvs_sys::{Program, ProgramKind, ProgramLink, ReferenceMap, Referents, Shared
 
 /// The compiled program.
 const OBJECT: &[u8] = include_bytes!("../../bpf/local.bpf.o");
-/// Interface index of the loopback, which every network namespace has.
+/// Index of `lo` in every network namespace.
 const LOOPBACK: u32 = 1;
 /// Maximum number of entries of the map: addresses, services, servers and clients of this host.
 const ENTRIES: u32 = 1 << 18;
-/// The protocol of an entry that is an address.
+/// In place of the protocol in the key of an entry for an address.
 const ADDRESS: Protocol = Protocol(0);
 
 type Key = [u64; SERVICE_WORDS];
@@ -54,36 +53,33 @@ type Entries = HashMap<Key, u64>;
 pub(super) struct Loopback {
     fast_path: Option<Arc<FastPath>>,
     kernel: Option<Kernel>,
-    /// The entries of the map, without the clients.
+    /// The entries of the map, except those for clients.
     entries: Entries,
-    /// Maximum number of entries of the map.
     room: u32,
-    /// Whether there is anything to redirect.
+    /// Whether any packets have to be redirected.
     needed: bool,
-    /// The reason why packets are not redirected.
     trouble: Option<Trouble>,
 }
 
-/// The reason why some or all packets are not redirected, which is logged once.
+/// Why some or all packets are not redirected.
 #[derive(Debug)]
 struct Trouble {
     since: Instant,
     error: String,
-    /// Whether the redirection is impossible until the dataplane is restarted. Otherwise some
+    /// Whether no packet is redirected until the dataplane is restarted. Otherwise only some
     /// entries are missing in the map.
     refused: bool,
 }
 
-/// The parts of the redirection in the kernel: the map, the program and its attachment.
 #[derive(Debug)]
 struct Kernel {
     map: SharedMap<SERVICE_WORDS, 1>,
     program: Program,
-    /// The attachment of the program; `None` while there is nothing to redirect.
+    /// `None` while no packets have to be redirected.
     link: Option<Link>,
 }
 
-/// The attached program. It stays for a successor if the kernel fast path does.
+/// The attached program: `_own` is detached with this process, `_kept` stays for a successor.
 #[derive(Debug)]
 struct Link {
     _own: Option<ProgramLink>,
@@ -91,7 +87,6 @@ struct Link {
 }
 
 impl Loopback {
-    /// Creates the redirection without any entry.
     pub(super) fn new(fast_path: Option<Arc<FastPath>>) -> Self {
         Self {
             fast_path,
@@ -103,8 +98,7 @@ impl Loopback {
         }
     }
 
-    /// The reason why some or all packets are not redirected; `None` if there is nothing to
-    /// redirect.
+    /// Why some or all packets are not redirected; `None` if none have to be.
     pub(super) fn trouble(&self, now: Instant) -> Option<Waiting> {
         let trouble = self.trouble.as_ref().filter(|_| self.needed)?;
         Some(Waiting {
@@ -115,20 +109,20 @@ impl Loopback {
         })
     }
 
-    /// Records clients on this host. If the dataplane is killed, the host does not reset their
-    /// connections.
+    /// Records clients on this host, so that the host does not reset their connections if the
+    /// dataplane is killed.
     pub(super) fn add_clients(&self, clients: &[LocalClient]) {
         if let Some(kernel) = &self.kernel {
             for client in clients {
-                // A client for which the map has no room: the host resets its connections if the
+                // Without room in the map, the host resets the client's connections if the
                 // dataplane is killed.
                 let _ = kernel.map.insert(&client_key(client), &[0]);
             }
         }
     }
 
-    /// Reverts [`add_clients`](Self::add_clients). Returns true if entries are missing for lack of
-    /// room, which the map may have now.
+    /// Reverts [`add_clients`](Self::add_clients). Returns true if other entries are missing for
+    /// which the map may have room now.
     pub(super) fn remove_clients(&self, clients: &[LocalClient]) -> bool {
         if let Some(kernel) = &self.kernel {
             for client in clients {
@@ -142,8 +136,8 @@ impl Loopback {
         self.trouble.as_ref().is_some_and(|trouble| trouble.refused)
     }
 
-    /// Redirects exactly the packets to services of `spec` on this host's addresses. Returns the
-    /// device of these packets, if it is new.
+    /// Redirects the packets to services of `spec` on this host's addresses, and no others. Returns
+    /// the device of these packets, if it is new.
     pub(super) fn follow(
         &mut self,
         spec: &Intercept,
@@ -173,7 +167,7 @@ impl Loopback {
         device
     }
 
-    /// Redirects packets to the services of `more` as well.
+    /// Also redirects packets to the services of `more`.
     pub(super) fn extend(
         &mut self,
         more: &Intercept,
@@ -188,9 +182,8 @@ impl Loopback {
         self.set(&wanted, false, now)
     }
 
-    /// Adds `wanted` to the entries of the map, and attaches the program. `all` is true if no other
-    /// entries are required: success then ends the reported trouble. Returns the device, if it is
-    /// new.
+    /// Adds `wanted` to the map, and attaches the program. `all`: no other entries are needed, so
+    /// success resets `trouble`. Returns the device, if it is new.
     fn set(&mut self, wanted: &Entries, all: bool, now: Instant) -> Option<Port> {
         if wanted.is_empty() || self.is_refused() {
             return None;
@@ -219,8 +212,8 @@ impl Loopback {
                 self.refuse(&error, now);
                 return None;
             }
-            // The entries that were set stay. The missing ones are set at the next change of
-            // services, or when clients have left.
+            // The missing entries are added at the next change of services, or when clients have
+            // left.
             Err(error) if self.trouble.is_none() => self.has_trouble(&error, false, now),
             Err(_) => {}
         }
@@ -233,7 +226,7 @@ impl Loopback {
         made
     }
 
-    /// Ends the redirection until the dataplane is restarted.
+    /// Stops redirecting packets until the dataplane is restarted.
     pub(super) fn refuse(&mut self, error: &dyn Display, now: Instant) {
         self.kernel = None;
         self.entries.clear();
@@ -305,9 +298,9 @@ impl Kernel {
         Ok((kernel, Port::Tun(device)))
     }
 
-    /// Writes the entries of `wanted` that differ from `known` to the map, records them in `known`,
-    /// and attaches the program. `StorageFull` if the map has no room for all of them: the others
-    /// have effect.
+    /// Writes entries of `wanted` that differ from `known` to the map and to `known`, and attaches
+    /// the program. Fails with `StorageFull` if the map has no room for some of them; the others
+    /// are in effect.
     fn set(
         &mut self,
         wanted: &Entries,
@@ -345,8 +338,7 @@ impl Kernel {
     }
 }
 
-/// The entries for services of `spec` on addresses of this host, and for servers of `spec` on this
-/// host.
+/// The entries for services on addresses of this host, and for servers on this host.
 fn entries(spec: &Intercept, state: &NetState) -> Entries {
     let mut all = Entries::new();
     let services = spec.services.iter().filter(|service| {
@@ -381,8 +373,8 @@ fn entries(spec: &Intercept, state: &NetState) -> Entries {
     all
 }
 
-/// The flag of an address with services of all ports; `None` if services of the protocol have no
-/// ports.
+/// The flag of an address that has a service for all ports of a protocol; `None` if services of the
+/// protocol have no ports.
 const fn any_port(protocol: Protocol) -> Option<u64> {
     match protocol {
         Protocol::TCP => Some(own::ANY_TCP),
@@ -425,12 +417,12 @@ mod tests {
         }
     }
 
-    /// Runs `test` with a small map, in a network namespace of its own.
+    /// Runs `test` with a small map, in its own network namespace.
     fn with_small_map(test: impl FnOnce(Loopback) + Send + 'static) {
         with_small_map_of(1, test);
     }
 
-    /// As [`with_small_map`], after the first change with this number of services.
+    /// As [`with_small_map`], after the map was filled for this number of services.
     fn with_small_map_of(services: u16, test: impl FnOnce(Loopback) + Send + 'static) {
         let thread = std::thread::spawn(move || {
             lvs_sys::unshare_network()
@@ -469,7 +461,7 @@ mod tests {
             );
             assert!(trouble.what.contains("is full"), "{trouble:?}");
             assert!(trouble.fix.contains("at most 4 services"), "{trouble:?}");
-            // Each change has room for what it adds, because it first removes the rest.
+            // There is room for each change, because entries are removed first.
             for first in [2, 6, 1] {
                 let wanted: Entries = (first..first + ROOM).map(service).collect();
                 loopback.replace(&wanted, now);
@@ -481,7 +473,7 @@ mod tests {
             loopback.replace(&Entries::new(), now);
             assert!(
                 loopback.trouble(now).is_none(),
-                "there is nothing to redirect"
+                "a fault is reported, although no packets have to be redirected"
             );
         });
     }
@@ -494,7 +486,7 @@ mod tests {
             assert!(trouble.fix.contains("at most 4 services"), "{trouble:?}");
             assert_eq!(loopback.entries.len(), usize::from(ROOM));
             let kernel = loopback.kernel.as_ref().expect("the program is loaded");
-            assert!(kernel.link.is_some(), "the program is attached");
+            assert!(kernel.link.is_some(), "the program is not attached");
             loopback.replace(&[service(1)].into(), now);
             assert!(loopback.trouble(now).is_none());
         });
@@ -509,12 +501,18 @@ mod tests {
                 loopback.add_clients(&clients);
                 let both: Entries = [service(1), service(2)].into();
                 loopback.replace(&both, now);
-                assert!(loopback.trouble(now).is_some(), "clients use the whole map");
-                // The refused clients leave, too.
+                assert!(
+                    loopback.trouble(now).is_some(),
+                    "no fault is reported, although clients use the whole map"
+                );
+                // Clients that were refused leave, too.
                 assert!(loopback.remove_clients(&clients));
                 loopback.replace(&both, now);
                 assert!(loopback.trouble(now).is_none());
-                assert!(!loopback.remove_clients(&clients), "no entry is missing");
+                assert!(
+                    !loopback.remove_clients(&clients),
+                    "entries are reported as missing"
+                );
                 loopback.replace(&[service(1)].into(), now);
             }
         });

@@ -42,7 +42,7 @@ pub enum Backend {
     /// Packet sockets
     #[value(name = "af_packet")]
     AfPacket,
-    /// A TUN device that the host routes packets through; no direct routing
+    /// A TUN device through which the host routes packets; no direct routing
     Tun,
 }
 
@@ -50,22 +50,22 @@ pub enum Backend {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// A packet socket could not be opened.
+    /// A packet socket cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The TUN device through which packets reach the host failed.
+    /// The TUN device through which packets reach the host cannot be used.
     #[error(transparent)]
     Tun(#[from] TunError),
-    /// The kernel's tables could not be read.
+    /// The kernel's tables cannot be read.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The shield could not be set.
+    /// The shield cannot be set.
     #[error(transparent)]
     Shield(#[from] ShieldError),
-    /// The host's policy rules or routes could not be changed.
+    /// The host's policy rules or routes cannot be changed.
     #[error(transparent)]
     Steering(#[from] SteeringError),
-    /// A socket for requests to the kernel's tables could not be opened.
+    /// A netlink socket cannot be opened.
     #[error("cannot open a socket for rules and routes: {0}")]
     Requests(#[source] std::io::Error),
     /// A configured interface is not Ethernet.
@@ -73,7 +73,7 @@ pub enum HostError {
         "{0} is not an Ethernet interface: leave it out; only the host receives packets of such interfaces"
     )]
     NotEthernet(String),
-    /// The dataplane does not use an interface that `--xdp` names.
+    /// `--xdp` names an interface that the dataplane does not use.
     #[error(
         "--xdp {0}: the dataplane does not use this interface: add --interface {0}, or remove --xdp {0}"
     )]
@@ -92,37 +92,34 @@ pub(crate) fn is_interface_name(name: &str) -> bool {
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_wrong)
 }
 
-/// The functions of the dataplane that the keeper calls. A method may block, but not for long: only
-/// the callers of a change wait for the keeper.
+/// The functions of the dataplane that the keeper calls. They may block for a short time.
 pub(crate) trait DataplaneSide: Send + Sync {
-    /// The director's control half. The lock is held for one short operation at a time.
+    /// Locks the director's control half, for one short operation.
     fn control(&self) -> MutexGuard<'_, Control>;
 
-    /// The dataplane's clock.
     fn now(&self) -> Instant;
 
     /// Whether the dataplane is to end and all packet workers have ended.
     fn has_ended(&self) -> bool;
 
-    /// Publishes a view for the packet workers.
+    /// Publishes a snapshot for the packet workers.
     fn publish(&self, view: Arc<View>);
 
-    /// The generation of the oldest view that a packet worker uses.
+    /// The generation of the oldest snapshot that a packet worker uses.
     fn taken(&self) -> u64;
 
-    /// Number of packet workers.
     fn workers(&self) -> usize;
 
-    /// Attaches a port, or a sending queue on it, to each packet worker.
+    /// Adds a port, or a sending queue of it, to each packet worker.
     fn attach(&self, port: PortId, ports: Vec<Port>);
 
-    /// Detaches a port from the workers.
+    /// Removes a port from the packet workers.
     fn detach(&self, port: PortId);
 
-    /// Reports news about these neighbours to the packet workers.
+    /// Passes news about neighbours to the packet workers.
     fn report_neighbours(&self, neighbours: Vec<NeighbourNews>);
 
-    /// Saves the current state for a successor, in case this dataplane is killed.
+    /// Stores the present state for a successor.
     fn keep(&self) {}
 
     /// The local addresses of full NAT that connections use; `None` if a packet worker does not
@@ -130,11 +127,10 @@ pub(crate) trait DataplaneSide: Send + Sync {
     fn local_addresses(&self) -> Option<Vec<IpAddr>>;
 }
 
-/// A report about a neighbour.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NeighbourNews {
     pub(crate) port: PortId,
     pub(crate) addr: IpAddr,
-    /// Whether the neighbour does not answer; otherwise its link-layer address is in the view.
+    /// Whether the neighbour does not answer; otherwise the snapshot has its MAC address.
     pub(crate) failed: bool,
 }

@@ -1,6 +1,6 @@
 //! Resolution of neighbours. The kernel does not see that the dataplane sends frames to a
-//! neighbour, so the neighbour entry would become stale. The dataplane therefore requests the
-//! kernel to resolve and confirm the entries.
+//! neighbour, and would let the neighbour entry become stale. The dataplane therefore asks the
+//! kernel to resolve and confirm entries.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -14,13 +14,13 @@ use super::view::Tables;
 use crate::netlink::Netlink;
 use lvs_packet::net::PortId;
 
-/// Interval at which the dataplane requests the resolution of the servers' next hops again.
+/// Interval between two requests to resolve the servers' next hops.
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
 /// Shortest interval between two confirmations of one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
-/// Maximum number of gateways whose neighbour entries are kept up to date, and maximum number of
-/// routes that are searched for gateways.
+/// Maximum number of gateways whose neighbour entries are kept up to date.
 const GATEWAYS_MAX: usize = 64;
+/// Maximum number of routes that are searched for gateways.
 const ROUTES_MAX: usize = 4096;
 /// Maximum number of reported next hops that do not answer.
 const SILENT_MAX: usize = 64;
@@ -28,23 +28,22 @@ const SILENT_MAX: usize = 64;
 /// Index of the interface, and address of the neighbour.
 type Key = (u32, IpAddr);
 
-/// The neighbours that the kernel resolves for the dataplane, and the times of the requests.
+/// The neighbours that the kernel resolves for the dataplane.
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
-    /// The servers' next hops and the gateways towards clients. Their link-layer addresses are kept
-    /// up to date, because a standby director that takes over has not forwarded any packet before.
+    /// The servers' next hops, and the gateways towards clients. A standby director, which forwards
+    /// nothing, keeps them resolved for its take-over.
     next_hops: HashSet<Key>,
     next_refresh: Instant,
-    /// The time of the last confirmation of each neighbour.
+    /// Time of the last confirmation of each neighbour.
     confirmed: HashMap<Key, Instant>,
-    /// The failed neighbours that the kernel was asked to resolve once more, and the times at which
-    /// they failed.
+    /// Neighbours that the kernel has failed to resolve, and when. The kernel was asked once more.
     given_up: HashMap<Key, Instant>,
 }
 
 impl Neighbours {
-    /// The next hops on the routes to some servers. Empty if the host routes the packets (TUN
-    /// backend), because the host then resolves its neighbours itself.
+    /// The next hops on the routes to some servers. None with the TUN backend: the host resolves
+    /// its own neighbours.
     fn next_hops_of(
         servers: impl IntoIterator<Item = IpAddr>,
         tables: &Tables,
@@ -100,7 +99,7 @@ impl Neighbours {
         }
     }
 
-    /// Requests the resolution of all next hops again, if the interval has passed.
+    /// Requests the resolution of all next hops again, after [`REFRESH_PERIOD`].
     pub(super) fn refresh(&mut self, tables: &Tables, netlink: &mut Netlink, now: Instant) {
         if self.next_refresh <= now {
             self.next_refresh = now + REFRESH_PERIOD;
@@ -110,7 +109,7 @@ impl Neighbours {
         }
     }
 
-    /// Makes the kernel resolve a neighbour for which a packet waits; `false` if the kernel
+    /// Asks the kernel to resolve a neighbour for which a packet waits. Returns false if the kernel
     /// refuses.
     pub(super) fn resolve(
         port: PortId,
@@ -124,7 +123,7 @@ impl Neighbours {
         }
     }
 
-    /// Requests the kernel to confirm a neighbour, at most once in [`CONFIRM_PERIOD`].
+    /// Asks the kernel to confirm a neighbour, at most once in [`CONFIRM_PERIOD`].
     pub(super) fn confirm(
         &mut self,
         port: PortId,
@@ -147,7 +146,7 @@ impl Neighbours {
         }
     }
 
-    /// The next hops that do not answer, with their interfaces.
+    /// The next hops that do not answer, and their interfaces.
     pub(super) fn silent(&self, tables: &Tables, now: Instant) -> Vec<SilentHop> {
         let silent = self.given_up.iter();
         let silent = silent.filter(|(hop, _)| self.next_hops.contains(*hop));
@@ -165,13 +164,13 @@ impl Neighbours {
         silent
     }
 
-    /// Records that the kernel has a neighbour's link-layer address.
+    /// Records that the kernel has a neighbour's MAC address.
     pub(super) fn is_known(&mut self, key: Key) {
         self.given_up.remove(&key);
     }
 
-    /// Records that the kernel has declared a neighbour failed, and requests one more resolution: a
-    /// server with a new link-layer address answers a broadcast.
+    /// Records that the kernel has failed to resolve a neighbour. Requests one more resolution,
+    /// because a server with a new MAC address answers a broadcast.
     pub(super) fn has_failed(
         &mut self,
         key: Key,

@@ -5,7 +5,7 @@ use lvs_core::{Forwarding, ServiceKey};
 
 use crate::netlink::NetState;
 
-/// Refuses a change that is not possible with a TUN device, with the reason.
+/// Refuses a change that is not possible with a TUN device, and gives the reason.
 pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Failure> {
     let refused = match need {
         Need::Server(Forwarding::Route | Forwarding::Local) => {

@@ -1,8 +1,8 @@
 //! Regions of addresses with the same route.
 //!
-//! The route of an address applies to all addresses between the nearest two boundaries of prefixes
-//! around it. So one search finds the route of a whole region. There are few regions, even with
-//! many clients.
+//! The route of an address applies to all addresses between the two nearest boundaries of prefixes.
+//! So one search finds the route of a whole region, and there are few regions even with many
+//! clients.
 
 use std::net::IpAddr;
 
@@ -10,10 +10,11 @@ use lvs_core::Prefix;
 
 use crate::netlink::NetState;
 
-/// Maximum number of prefixes of a family with regions. Above it, a worker looks up each address.
+/// Maximum number of prefixes of an address family with regions. Above it, workers look up each
+/// address.
 const PREFIXES: usize = 4096;
 
-/// The first address of each region, in order; the first of them is 0.
+/// The first address of each region, in ascending order from 0, for each address family.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Regions {
     v4: Option<Box<[u32]>>,
@@ -21,7 +22,6 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Computes the regions of these routing tables.
     pub(crate) fn of(state: &NetState) -> Self {
         Self {
             v4: starts(state.prefixes(true), 32).map(|starts| {
@@ -32,14 +32,12 @@ impl Regions {
         }
     }
 
-    /// Number of regions of both address families.
     pub(crate) fn len(&self) -> usize {
         let v4 = self.v4.as_deref().map_or(0, <[u32]>::len);
         v4 + self.v6.as_deref().map_or(0, <[u128]>::len)
     }
 
-    /// Returns the number of the region of an address, below [`len`](Self::len); `None` if its
-    /// family has no regions.
+    /// Returns the index of an address's region; `None` if the address family has no regions.
     #[inline]
     pub(crate) fn find(&self, addr: IpAddr) -> Option<usize> {
         match addr {
@@ -56,8 +54,8 @@ impl Regions {
     }
 }
 
-/// Returns the first address of each region; `width` is the number of bits of an address. `None` if
-/// there are too many prefixes.
+/// Returns the first address of each region, for addresses of `width` bits. `None` if there are too
+/// many prefixes.
 fn starts(prefixes: impl Iterator<Item = Prefix>, width: u8) -> Option<Vec<u128>> {
     let mut starts = vec![0];
     for (number, prefix) in prefixes.enumerate() {
@@ -69,7 +67,7 @@ fn starts(prefixes: impl Iterator<Item = Prefix>, width: u8) -> Option<Vec<u128>
             .checked_shr(u32::from(128 - width + len))
             .unwrap_or(0);
         starts.push(value);
-        // The last address has no address after it.
+        // No address follows the last one.
         let behind = (value | last).checked_add(1);
         starts.extend(behind.filter(|&behind| width == 128 || behind >> width == 0));
     }

@@ -10,15 +10,14 @@ use lvs_packet::steer::Steering;
 /// The TUN device that stays for a warm restart.
 #[derive(Debug, Default)]
 pub(crate) struct Outliving {
-    /// Whether the device of this dataplane stays after the process is killed.
+    /// Whether the device stays after the process is killed.
     pub(crate) wanted: bool,
     /// Whether this dataplane is a successor that uses the predecessor's device.
     pub(crate) goes_on: bool,
-    /// The device of the predecessor.
+    /// The predecessor's device.
     pub(crate) device: Option<OwnedFd>,
 }
 
-/// The configuration of the keeper.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) backend: Backend,
@@ -28,18 +27,17 @@ pub(crate) struct Setup {
     pub(crate) own_all_vips: bool,
     /// The kernel fast path; `None` if it is not used.
     pub(crate) fast_path: Option<Arc<FastPath>>,
-    /// The interfaces that get the XDP program.
+    /// The interfaces that the operator has named for the XDP program.
     pub(crate) xdp: Vec<String>,
-    /// Whether other interfaces get the XDP program if they lose no offload.
+    /// Whether other interfaces get the XDP program, if they lose no offload.
     pub(crate) xdp_auto: bool,
     /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
-    /// The TUN device that stays for a warm restart.
     pub(crate) warm_restart: Outliving,
 }
 
 impl Setup {
-    /// Whether the configuration names this interface.
+    /// Whether the operator has named this interface.
     pub(super) fn names(&self, interface: &str) -> bool {
         self.interfaces.iter().any(|name| name == interface)
     }

@@ -2,8 +2,8 @@
 //! the dataplane.
 //!
 //! The other backends receive copies of all frames, and a [shield](crate::host::shield) hides the
-//! frames of services from the host. With the TUN backend, the host's routing passes only the
-//! packets of services to the dataplane, according to the same specification ([`Intercept`]):
+//! frames of services from the host. With the TUN backend, the host routes only the packets of
+//! services to the dataplane, according to the same specification ([`Intercept`]):
 //!
 //! ```text
 //! ip rule     60: iif lvs-tun0 goto 65                        dataplane output: ordinary routes
@@ -16,10 +16,10 @@
 //! ```
 //!
 //! All rules, routes and proxy neighbours have the protocol number 76. The dataplane removes them
-//! when they are no longer required and when it stops; after a kill, the next dataplane removes
-//! them at its start. The kernel deletes the routes together with the device, and rules without
-//! routes have no effect. If another program deletes an entry while the dataplane runs, the
-//! dataplane restores it within seconds (systemd-networkd deletes foreign rules when it starts).
+//! when they are no longer needed and when it stops; after a kill, the next dataplane removes them
+//! at its start. The kernel deletes the routes together with the device, and rules without routes
+//! have no effect. If another program deletes an entry, as systemd-networkd does with foreign rules
+//! when it starts, the dataplane restores it within seconds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
@@ -34,12 +34,13 @@ use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, PROTOCOL, PolicyRoute, PolicyRule, Proxy, host_bits};
 use lvs_packet::intercept::Intercept;
 
-/// The table of virtual addresses, and the table whose only route is the device.
+/// The table of virtual addresses.
 const VIPS: u32 = 7676;
+/// The table whose only route is the TUN device.
 pub(crate) const DEVICE: u32 = 7677;
 
-// Priorities of the rules: before the usual rules of operators, and after the host's own addresses
-// (0).
+// Priorities of the rules: after the host's own addresses (0), and before the usual rules of
+// operators.
 const FROM_DIRECTOR: u32 = 60;
 const TO_VIPS: u32 = 61;
 pub(crate) const FROM_SERVERS: u32 = 62;
@@ -50,7 +51,8 @@ const PASSED: u32 = 65;
 /// The ports that a rule can name (`fib_rule_port_range_valid`).
 pub(crate) const RULE_PORTS: (u16, u16) = (1, u16::MAX - 1);
 
-/// Number of addresses of a family above which adjacent addresses share a route.
+/// Maximum number of addresses of a family that each have a route. Above it, adjacent addresses
+/// share routes.
 const SINGLE_ROUTES: usize = 1024;
 
 /// An error when rules or routes are set.
@@ -103,28 +105,26 @@ pub struct Steering {
     requests: Requests,
     device: String,
     ifindex: u32,
-    /// Interfaces by index: on these, the host answers ARP and neighbour discovery for own VIPs.
+    /// Interfaces by index, on which the host answers ARP and neighbour discovery for own VIPs.
     interfaces: BTreeMap<u32, String>,
-    /// The entries in the kernel, according to the last reading and the changes since then.
+    /// The entries in the kernel: as last read, and with the changes since then.
     present: BTreeSet<Entry>,
-    /// Proxy neighbours of other programs and of the operator.
+    /// Proxy neighbours that the dataplane has not added.
     foreign: BTreeSet<Proxy>,
-    /// Sysctls that were 0, and that the dataplane has set to 1.
+    /// Sysctls that the dataplane has set from 0 to 1.
     switched_on: BTreeSet<PathBuf>,
-    /// Whether some of the entries may have been deleted by other programs or together with an
-    /// interface.
+    /// Whether other programs may have deleted entries, or the kernel has with an interface.
     stale: bool,
-    /// The last logged warning about the host's forwarding settings; it is not logged again.
+    /// The last logged warning about the host's forwarding settings, which is not repeated.
     complaint: String,
 }
 
 impl Steering {
-    /// Adds no entry yet, and removes the entries that a killed dataplane has left. If this
-    /// dataplane `goes_on` with the same device, these entries stay in force until the first
+    /// Removes the entries that a killed dataplane has left, and adds none yet. If this dataplane
+    /// `goes_on` with the same device, these entries stay in force until the first
     /// [`Self::update`].
     ///
-    /// # Errors
-    /// If the kernel's tables cannot be read or changed.
+    /// # Errors The kernel's tables cannot be read or changed.
     pub fn open(device: &str, ifindex: u32, goes_on: bool) -> Result<Self, SteeringError> {
         let requests = Requests::open()
             .map_err(|source| SteeringError::new("open a socket for rules and routes", source))?;
@@ -150,11 +150,10 @@ impl Steering {
         Ok(this)
     }
 
-    /// Removes the entries that a killed dataplane with this backend has left, when this dataplane
-    /// uses another backend.
+    /// Removes the entries of a killed dataplane with this backend, for a dataplane with another
+    /// backend.
     ///
-    /// # Errors
-    /// As [`Self::open`].
+    /// # Errors As [`Self::open`].
     pub fn clear_leftovers() -> Result<(), SteeringError> {
         Self::open("", 0, false).map(drop)
     }
@@ -162,8 +161,7 @@ impl Steering {
     /// Sets the interfaces, by index, on which the host answers for own VIPs. The next
     /// [`Self::update`] applies them and restores entries that were deleted with an interface.
     ///
-    /// # Errors
-    /// If the kernel's tables cannot be read.
+    /// # Errors The kernel's tables cannot be read.
     pub fn set_interfaces(
         &mut self,
         interfaces: BTreeMap<u32, String>,
@@ -189,8 +187,7 @@ impl Steering {
 
     /// Steers the packets that `spec` describes, and no others.
     ///
-    /// # Errors
-    /// If the kernel refuses an entry; the entries that it accepted stay in force.
+    /// # Errors The kernel refuses an entry; the entries that it accepted stay in force.
     pub fn update(&mut self, spec: &Intercept) -> Result<(), SteeringError> {
         if self.stale {
             self.read()?;
@@ -201,18 +198,17 @@ impl Steering {
         self.apply(&wanted)
     }
 
-    /// Additionally steers the packets that `more` describes.
+    /// Also steers the packets that `more` describes.
     ///
-    /// # Errors
-    /// As [`Self::update`].
+    /// # Errors As [`Self::update`].
     pub fn extend(&mut self, more: &Intercept) -> Result<(), SteeringError> {
         let wanted = self.wanted(more);
         let added = self.add(&wanted);
         failed(added)
     }
 
-    /// Records that an entry was deleted, perhaps by another program: the next [`Self::update`]
-    /// reads the entries again.
+    /// Records that an entry may have been deleted: the next [`Self::update`] reads the entries
+    /// again.
     pub const fn distrust(&mut self) {
         self.stale = true;
     }
@@ -229,14 +225,14 @@ impl Steering {
         Ok(())
     }
 
-    /// Replaces the entries by `wanted`. It adds the missing entries before it deletes the others,
-    /// so that every packet has a route in between.
+    /// Replaces the entries by `wanted`. Adds entries before it deletes others, so that every
+    /// packet has a route in between.
     fn apply(&mut self, wanted: &BTreeSet<Entry>) -> Result<(), SteeringError> {
         let added = self.add(wanted);
         failed(added.or(self.delete_others(wanted)))
     }
 
-    /// Adds the missing entries of `wanted`, and returns the first failure.
+    /// Adds the missing entries of `wanted`. Returns the first failure.
     fn add(&mut self, wanted: &BTreeSet<Entry>) -> Option<SteeringError> {
         let mut failure = None;
         let missing: Vec<Entry> = wanted.difference(&self.present).cloned().collect();
@@ -253,7 +249,7 @@ impl Steering {
         failure
     }
 
-    /// Deletes the entries that are not in `wanted`, and returns the first failure.
+    /// Deletes the entries that are not in `wanted`. Returns the first failure.
     fn delete_others(&mut self, wanted: &BTreeSet<Entry>) -> Option<SteeringError> {
         let mut failure = None;
         let surplus: Vec<Entry> = self.present.difference(wanted).cloned().collect();
@@ -342,7 +338,7 @@ impl Steering {
                 let interfaces = self.interfaces.keys();
                 interfaces.map(move |&ifindex| Proxy { ifindex, addr })
             })
-            // Entries that the operator has added are kept.
+            // Entries of the operator are kept.
             .filter(|proxy| !self.foreign.contains(proxy));
         wanted.extend(proxies.map(Entry::Proxy));
         wanted
@@ -357,7 +353,7 @@ impl Steering {
         })
     }
 
-    /// Enables proxy neighbour discovery of IPv6, which is off by default.
+    /// Enables proxy neighbour discovery (IPv6), which is off by default.
     fn answer_discovery(&mut self, wanted: &BTreeSet<Entry>) {
         for entry in wanted {
             let Entry::Proxy(Proxy {
@@ -387,8 +383,8 @@ impl Steering {
         }
     }
 
-    /// Logs a warning that names the interfaces and address families for which the host does not
-    /// forward packets, unless the last warning was the same.
+    /// Logs the interfaces and address families for which the host does not forward packets, unless
+    /// the last warning was the same.
     fn complain(&mut self, wanted: &BTreeSet<Entry>) {
         let uses = |ipv6: bool| {
             let mut entries = wanted.iter();
@@ -482,15 +478,14 @@ fn unspecified(ipv6: bool) -> IpAddr {
     }
 }
 
-/// The prefixes that cover `addresses` of one family and no other address: one for each address,
-/// or, if there are many, as few as possible.
+/// Returns prefixes that cover exactly `addresses`, all of one family: one for each address, or,
+/// above [`SINGLE_ROUTES`], as few as possible.
 fn prefixes(addresses: &BTreeSet<IpAddr>) -> Vec<(IpAddr, u8)> {
     let each = addresses.iter().map(|&addr| (addr, host_bits(addr)));
     if addresses.len() <= SINGLE_ROUTES {
         return each.collect();
     }
-    // Addresses are in ascending order: the last prefix grows while it can be joined with its
-    // sibling.
+    // In ascending order, the last prefix grows while it can be joined with its sibling.
     let mut all: Vec<(IpAddr, u8)> = Vec::new();
     for mut last in each {
         while let Some(&before) = all.last()
@@ -506,7 +501,7 @@ fn prefixes(addresses: &BTreeSet<IpAddr>) -> Vec<(IpAddr, u8)> {
     all
 }
 
-/// Whether `low/len` and `high/len` are the two halves of a prefix.
+/// Whether `low/len` and `high/len` are the halves of a prefix.
 fn is_sibling(low: IpAddr, high: IpAddr, len: u8) -> bool {
     let (low, high, bits) = match (low, high) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits().into(), b.to_bits().into(), 32),

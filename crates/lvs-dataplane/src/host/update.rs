@@ -1,9 +1,9 @@
-//! Applies the services, servers, virtual addresses and settings of the control half to the host.
+//! Applies services, servers, virtual addresses and settings of the control half to the host.
 //!
 //! The cost of an update is in proportion to the change: added services and servers are intercepted
-//! at once. Removed ones stay intercepted until the keeper examines the whole configuration, which
-//! it does after a second without changes. Until then, the dataplane reinjects the packets of
-//! removed services into the host.
+//! at once. Removed ones stay intercepted until the keeper compares the whole configuration, after
+//! a second without changes. Until then, the dataplane reinjects packets of removed services into
+//! the host.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -19,16 +19,17 @@ use super::view::View;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
 
-/// With fewer services and servers than this, the keeper examines the whole configuration after
-/// each change, which takes less than a millisecond.
+/// With fewer services and servers than this, the keeper compares the whole configuration after
+/// each change, in less than a millisecond.
 const FEW: usize = 100;
-/// Number of servers that are read while the control half is locked, for some ten microseconds.
+/// Number of servers that are read while the control half is locked once, for some ten
+/// microseconds.
 const PIECE: usize = 256;
 
 /// A change in the control half.
 #[derive(Clone, Debug)]
 pub(crate) enum Update {
-    /// Services and servers were added, edited or removed. Contains the added and edited ones.
+    /// Services or servers were added, edited or removed. Contains the added and edited ones.
     Services(Vec<Touched>),
     /// Sysctls, timeouts or synchronisation daemons have changed.
     Settings,
@@ -36,16 +37,16 @@ pub(crate) enum Update {
     All,
 }
 
-/// A service or a server that was added or edited.
+/// A service or server that was added or edited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Touched {
-    /// A service; the flags are whether it is persistent, and whether a program owns it.
+    /// A service; whether it is persistent; whether a program owns it.
     Service(ServiceKey, bool, bool),
     Server(ServiceKey, SocketAddr, Forwarding),
 }
 
 impl Update {
-    /// The update of the host that these calls require; `None` if they change nothing that concerns
+    /// Returns the update of the host for these calls; `None` if they change nothing that concerns
     /// packets.
     pub(crate) fn of(applied: &Applied, calls: &[Call]) -> Option<Self> {
         if applied.is_empty() {
@@ -76,8 +77,8 @@ impl Update {
     }
 }
 
-/// Whether the configuration is so small that each change examines all of it. Removed servers with
-/// connections count too.
+/// Whether each change compares the whole configuration. Removed servers with connections count,
+/// too.
 fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
@@ -85,14 +86,14 @@ fn is_small(control: &Control) -> bool {
 /// The part of the control half's configuration that concerns the host.
 struct Wanted {
     spec: Intercept,
-    /// Addresses of services that no program owns. A program that owns a service, such as lvsd,
-    /// configures the dataplane's own addresses itself.
+    /// Addresses of services without an owner. A program that owns services, such as lvsd, chooses
+    /// the dataplane's own addresses itself.
     by_hand: HashSet<IpAddr>,
     servers: HashSet<IpAddr>,
 }
 
 impl Keeper {
-    /// Applies a change to the host. Returns the errors; the failed parts are tried again later.
+    /// Applies a change to the host. Returns the errors; failed parts are tried again later.
     pub(crate) fn update(&mut self, update: Update) -> Vec<String> {
         self.next.differs = true;
         self.next.config += 1;
@@ -117,14 +118,14 @@ impl Keeper {
         }
     }
 
-    /// The local addresses of full NAT: the configured ones, and the removed ones that connections
+    /// The local addresses of full NAT: the configured ones, and removed ones that connections
     /// still use.
     pub(super) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         let wanted = self.pool.addresses.iter().copied();
         wanted.chain(self.pool_in_use.iter().copied())
     }
 
-    /// The state of the host against which changes are checked.
+    /// The snapshot against which changes are checked.
     pub(super) fn view_of_tables(&self) -> View {
         View {
             tables: Arc::new(self.tables.clone()),
@@ -132,8 +133,8 @@ impl Keeper {
         }
     }
 
-    /// Applies the settings to the packet path. Returns whether they change the intercepted
-    /// packets: connections may arrive from a sync master, or the handling of ICMP has changed.
+    /// Applies the settings to the packet path. Returns true if other packets are to be
+    /// intercepted: of a sync master's connections, or of ICMP.
     fn take_settings(&mut self) -> bool {
         let control = self.dataplane.control();
         self.next.pmtu_disc = control.sysctls().pmtu_disc;
@@ -145,7 +146,7 @@ impl Keeper {
         if self.take_settings() {
             return self.update_all();
         }
-        // A sync backup that was stopped may have left connections.
+        // A stopped sync backup may have left connections.
         self.changed = Some(self.dataplane.now());
         Ok(())
     }
@@ -181,8 +182,7 @@ impl Keeper {
         self.updated = self.dataplane.now();
         let taken = self.interception.update(&spec);
         if taken.is_err() {
-            // The shield hides the same packets as before the failed update, and the packet path
-            // has to use the same specification.
+            // The shield is unchanged after a failure, and workers must use the same specification.
             let before = &self.intercept;
             spec.services.clone_from(&before.services);
             spec.nat_servers.clone_from(&before.nat_servers);
@@ -213,7 +213,7 @@ impl Keeper {
         taken
     }
 
-    /// Reads the control half in pieces. Between two pieces, workers can lock it for packets of new
+    /// Reads the control half in pieces, between which workers can lock it for packets of new
     /// connections.
     fn read_control(&mut self) -> Wanted {
         let (keys, helped) = {
@@ -222,8 +222,8 @@ impl Keeper {
             self.own_vips = control.own_vips().iter().copied().collect();
             let (pool, hairpin) = control.local_pool();
             let addresses: Vec<IpAddr> = pool.iter().map(|local| local.addr).collect();
-            // Addresses that are no longer configured count as in use until the workers report that
-            // no connection uses them.
+            // Removed addresses count as used until the workers report that no connection uses
+            // them.
             self.pool_in_use.append(&mut self.pool.addresses);
             self.pool = LocalPool { addresses, hairpin };
             let keys: Vec<ServiceKey> = control.services().map(Service::key).collect();
@@ -265,7 +265,7 @@ impl Keeper {
         wanted
     }
 
-    /// Reads one service; returns the number of its servers.
+    /// Reads one service. Returns the number of its servers.
     fn read_service(
         &self,
         control: &Control,
@@ -297,7 +297,7 @@ impl Keeper {
         }
     }
 
-    /// Reads the servers that were removed and still have connections.
+    /// Reads removed servers that have connections.
     fn read_removed(&self, helped: &[u16], wanted: &mut Wanted) {
         let mut start = 0;
         loop {
@@ -314,7 +314,8 @@ impl Keeper {
         }
     }
 
-    /// Adds the destinations of mark rules. Returns the networks that are only routed to this host.
+    /// Adds the destinations of mark rules. Returns the networks, which are only routed to this
+    /// host.
     fn add_marks(&self, spec: &mut Intercept, vips: &mut HashSet<IpAddr>) -> HashSet<IpAddr> {
         let mut reached = HashSet::new();
         let rules = self.next.marks.iter().flat_map(|marks| marks.iter());
@@ -331,9 +332,9 @@ impl Keeper {
         reached
     }
 
-    /// The own addresses of the dataplane: the configured ones, with `--own-vips` all addresses of
-    /// services, those that are announced by routes, and the local addresses of full NAT; all
-    /// without addresses of the host.
+    /// Returns the dataplane's own addresses: the configured ones, those that are announced by
+    /// routes, the local addresses of full NAT, and with `--own-vips` all addresses of services.
+    /// Excludes addresses of the host.
     fn choose_own(&self, vips: &HashSet<IpAddr>) -> HashSet<IpAddr> {
         let all = self.setup.own_all_vips.then_some(vips);
         self.own_vips
@@ -346,8 +347,8 @@ impl Keeper {
             .collect()
     }
 
-    /// Adds the virtual addresses to the next snapshot. With the TUN backend, all of them count as
-    /// own: the host routes them into a device, so the dataplane answers packets to their unused
+    /// Sets the virtual addresses of the next snapshot. With the TUN backend, all of them count as
+    /// own: the host routes them into the device, so the dataplane answers packets to their unused
     /// ports.
     fn set_reached(
         &mut self,
@@ -368,7 +369,7 @@ impl Keeper {
         }
     }
 
-    /// Adds to the next snapshot the addresses for which the dataplane does not answer ARP and
+    /// Sets the own addresses of the next snapshot for which the dataplane does not answer ARP and
     /// neighbour discovery.
     fn set_quiet(&mut self) {
         let quiet = self.announced.addresses().collect();
@@ -410,7 +411,7 @@ impl Keeper {
         self.vips.add(addr, &self.tables);
     }
 
-    /// Applies the added and edited services and servers, and removes nothing.
+    /// Applies added and edited services and servers, and removes nothing.
     fn update_some(&mut self, touched: &[Touched]) -> Result<(), String> {
         self.changed = Some(self.dataplane.now());
         let (helped, has_backup) = {

@@ -2,8 +2,8 @@
 //! has a number.
 //!
 //! A worker switches to the latest snapshot between two batches: it compares one atomic number, and
-//! if the number has increased, it takes a lock to copy a pointer. Views share the unchanged parts
-//! ([`SharedMap`](lvs_packet::shared_map::SharedMap)).
+//! only if the number has increased, locks and copies a pointer. Snapshots share their unchanged
+//! parts ([`SharedMap`](lvs_packet::shared_map::SharedMap)).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,32 +30,31 @@ use lvs_packet::wire::Mac;
 /// The host's interfaces, addresses and routes for the packet path.
 #[derive(Debug, Default)]
 pub(crate) struct View {
-    /// Number of the view; it increases with every view.
+    /// Number of the snapshot, which increases.
     pub(crate) generation: u64,
-    /// Generation of routes. It differs from the previous snapshot's if packets may use another
-    /// route.
+    /// Number that increases if packets may use other routes than in the previous snapshot.
     pub(crate) ways: u64,
-    /// Ports, routes, neighbours and virtual addresses. Views share them until they change.
+    /// Ports, routes, neighbours and virtual addresses; shared with earlier snapshots until they
+    /// change.
     pub(crate) tables: Arc<Tables>,
     /// The traffic that is hidden from the host.
     pub(crate) intercept: Arc<Intercept>,
-    /// The rules that set marks on packets.
     pub(crate) marks: Option<Arc<[MarkRule]>>,
     /// Value of the sysctl `pmtu_disc`.
     pub(crate) pmtu_disc: bool,
     /// Value of the sysctl `ignore_tunneled`.
     pub(crate) ignore_tunneled: bool,
-    /// Generation of the control half. It increases when the control half has changed, so that each
-    /// worker must apply the changes to its shard.
+    /// Number that increases when the control half has changed, so that each worker applies the
+    /// changes to its shard.
     pub(crate) config: u64,
     /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
-    /// The ephemeral ports of the host, read at the first use.
+    /// The host's ephemeral ports, read at the first use.
     pub(crate) ephemeral: OnceLock<(u16, u16)>,
 }
 
 impl View {
-    /// The packet worker that handles the packets of a client's connection.
+    /// The packet worker that receives the packets of a client's connections.
     pub(crate) fn worker_of_client(&self, client: SocketAddr) -> usize {
         let steering = self.steering.as_ref();
         steering.map_or(0, |steering| steering.of_client(client.ip(), client.port()))
@@ -68,10 +67,10 @@ pub(crate) struct KnownPort {
     pub(crate) ifindex: u32,
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
-    /// The time since which the port is down; `None` while it is up.
+    /// Time since which the port is down; `None` while it is up.
     pub(crate) down: Option<Instant>,
-    /// Whether packets that arrive on this interface were encapsulated in packets that IPVS does
-    /// not balance.
+    /// Whether the host has decapsulated the packets of this interface, and IPVS does not balance
+    /// the outer packets.
     pub(crate) decapsulates: bool,
 }
 
@@ -81,8 +80,7 @@ struct PortTable {
     by_ifindex: HashMap<u32, PortId>,
 }
 
-/// A bit set of the last bytes of some addresses: it excludes most other addresses without a
-/// look-up.
+/// A bit set of the last bytes of addresses, which excludes most other addresses without a look-up.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastBytes([u64; 4]);
 
@@ -116,27 +114,24 @@ impl FromIterator<IpAddr> for LastBytes {
     }
 }
 
-/// Ports, routes, neighbours and virtual addresses. Cheap to copy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tables {
-    /// The kernel's links, addresses, routes and neighbours.
     pub(crate) state: NetState,
     ports: Arc<PortTable>,
-    /// The port of all routes, if the host routes the dataplane's packets (TUN backend).
+    /// With the TUN backend: the port of all routes.
     hop: Option<PortId>,
-    /// The regions of addresses with the same route.
     regions: Arc<Regions>,
     /// Virtual addresses of services and of rules for marks.
     pub(crate) vips: SharedSet<IpAddr>,
-    /// The last bytes of the addresses in `vips`, and possibly of some removed addresses.
+    /// The last bytes of the addresses in `vips`; may still contain those of removed addresses.
     virtual_addresses: LastBytes,
-    /// The own addresses of the dataplane: the host does not have them, and the dataplane answers
-    /// packets to their unused ports. With the TUN backend, also all other virtual addresses.
+    /// The dataplane's own addresses, which the host does not have: the dataplane answers packets
+    /// to their unused ports. With the TUN backend, also all other virtual addresses.
     pub(crate) own: SharedSet<IpAddr>,
-    /// The own addresses that are announced by routes: the dataplane does not answer ARP and
-    /// neighbour discovery for them.
+    /// Own addresses that are announced by routes: the dataplane does not answer ARP and neighbour
+    /// discovery for them.
     pub(crate) quiet: SharedSet<IpAddr>,
-    /// The last bytes of the addresses of the host itself.
+    /// The last bytes of the host's own addresses.
     own_addresses: LastBytes,
     /// The last bytes of the addresses in `own`.
     answered: LastBytes,
@@ -153,19 +148,19 @@ impl Tables {
         this
     }
 
-    /// Updates the view after a change of the host's addresses.
+    /// Updates the data that are derived from the host's addresses.
     pub(crate) fn follow_addresses(&mut self) {
         let links = self.state.links();
         let addresses = links.flat_map(|link| self.state.addresses(link.index));
         self.own_addresses = addresses.map(|address| address.ip).collect();
     }
 
-    /// Updates the view after a change of the kernel's addresses or routes.
+    /// Updates the data that are derived from the kernel's addresses and routes.
     pub(crate) fn follow_routes(&mut self) {
         self.regions = Arc::new(Regions::of(&self.state));
     }
 
-    /// Updates the view after an addition to [`vips`](Self::vips).
+    /// Updates the data that are derived from [`vips`](Self::vips).
     pub(crate) fn follow_vips(&mut self) {
         self.virtual_addresses = self.vips.iter().copied().collect();
     }
@@ -176,7 +171,7 @@ impl Tables {
         self.virtual_addresses.add(addr);
     }
 
-    /// Updates the view after a change of [`own`](Self::own).
+    /// Updates the data that are derived from [`own`](Self::own).
     pub(crate) fn follow_own(&mut self) {
         self.answered = self.own.iter().copied().collect();
     }
@@ -197,13 +192,13 @@ impl Tables {
         Some(gone)
     }
 
-    /// Makes `port` the port of all routes from now on, because the host routes the packets that it
-    /// receives there. The MTU and the source address of a route still apply.
+    /// Makes `port` the port of all routes, because the host routes the packets that it receives
+    /// there. MTU and source address of a route still apply.
     pub(crate) const fn route_over(&mut self, port: PortId) {
         self.hop = Some(port);
     }
 
-    /// Whether the host routes the services' packets through a device.
+    /// Whether the host routes packets through a TUN device.
     pub(crate) const fn is_routed(&self) -> bool {
         self.hop.is_some()
     }
@@ -213,7 +208,7 @@ impl Tables {
         self.ports.all.get(port.index())?.as_ref()
     }
 
-    /// The interfaces in use, with their ports, without the devices to the host.
+    /// The interfaces in use, with their ports. Excludes the devices to the host.
     pub(crate) fn interfaces(&self) -> impl Iterator<Item = (PortId, &KnownPort)> {
         let ports = (0..).map(PortId).zip(&self.ports.all);
         let ports = ports.filter_map(|(port, known)| Some((port, known.as_ref()?)));
@@ -221,7 +216,7 @@ impl Tables {
         ports.filter(move |(port, _)| !devices.contains(&Some(*port)))
     }
 
-    /// The lowest number that no interface has.
+    /// The lowest number that no port has.
     pub(crate) fn free_port(&self) -> PortId {
         let (all, first) = (&self.ports.all, PortId::FIRST.index());
         let free = (first..all.len()).find(|&place| all[place].is_none());
@@ -242,7 +237,6 @@ impl Tables {
             .map_or("a port that was removed", |port| &port.name)
     }
 
-    /// The regions of addresses with the same route.
     pub(crate) fn regions(&self) -> &Regions {
         &self.regions
     }
@@ -253,15 +247,15 @@ impl Tables {
     }
 
     /// Whether the address is in [`own`](Self::own). The dataplane answers ARP and neighbour
-    /// discovery for it, except in the TUN backend and for the addresses in [`quiet`](Self::quiet).
+    /// discovery for such an address, except with the TUN backend and for the addresses in
+    /// [`quiet`](Self::quiet).
     pub(crate) fn is_own(&self, addr: IpAddr) -> bool {
         self.answered.may_have(addr) && self.own.contains(&addr)
     }
 
-    /// Whether `src` may be an address of this director, which a packet from another host cannot
-    /// have as its source. It is also true for other addresses with the same last byte, because it
-    /// needs no search; the caller checks the address. It is always false with the TUN backend:
-    /// there, the host has already checked the source, and the host's own packets arrive on the
+    /// Whether `src` may be an address of this director, which a packet from another host must not
+    /// have as its source. Compares only the last byte: the caller must look up the address. Always
+    /// false with the TUN backend, where the host checks sources, and its own packets arrive on the
     /// same device.
     #[inline]
     pub(crate) fn may_be_forged(&self, src: IpAddr) -> bool {
@@ -278,15 +272,15 @@ impl Tables {
     }
 
     /// Returns the route to `dst`, and whether its next hop is a gateway, which may be `dst`
-    /// itself. All addresses of a [region](Self::regions) have the same route; without a gateway,
-    /// each address is its own next hop.
+    /// itself. The route applies to the whole [region](Self::regions); without a gateway, each
+    /// address is its own next hop.
     pub(crate) fn route_of_region(&self, dst: IpAddr) -> Option<(NextHop, bool)> {
         let hit = self.state.lookup(dst)?;
         if hit.kind != RouteKind::Unicast {
             return None;
         }
         let port = match self.hop {
-            // A route into the dataplane's own device is unusable.
+            // A route into the dataplane's own device cannot be used.
             Some(hop) if self.port_of(hit.oif).is_none() => hop,
             Some(_) => return None,
             None => self.port_of(hit.oif)?,
@@ -303,7 +297,7 @@ impl Tables {
 }
 
 impl Tables {
-    /// Returns the reason why there is no route to `dst`.
+    /// Returns why the dataplane cannot send packets to `dst`.
     pub(crate) fn why_no_route(&self, dst: IpAddr) -> NoRoute {
         let Some(hit) = self.state.lookup(dst) else {
             return NoRoute::Missing;
@@ -318,8 +312,8 @@ impl Tables {
         }
     }
 
-    /// The outgoing devices of routes that the dataplane does not use: with `link_layer` false, the
-    /// devices without a link layer; otherwise all other unused devices.
+    /// The devices of routes that the dataplane does not use, by `link_layer`: those with a link
+    /// layer, or those without.
     pub(crate) fn unused_devices(&self, link_layer: bool) -> Vec<&str> {
         let links = self.state.routed_links();
         let links = links.filter_map(|ifindex| self.state.link(ifindex));
@@ -334,7 +328,7 @@ impl Tables {
     }
 }
 
-/// Reasons for a missing route to an address.
+/// Why the dataplane cannot send packets to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoute {
     /// The host has no route to the address.
@@ -343,7 +337,7 @@ pub(crate) enum NoRoute {
     Refuses,
     /// The route uses this device, which has no link layer.
     NoLinkLayer(String),
-    /// The route uses this interface, which the dataplane does not use.
+    /// The route uses this interface, but the dataplane does not.
     Unused(String),
 }
 
@@ -407,7 +401,7 @@ impl Host for View {
     }
 }
 
-/// Access to the latest view.
+/// The latest snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     generation: AtomicU64,
@@ -415,19 +409,16 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    /// The number of the latest view.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The latest view.
     pub(crate) fn latest(&self) -> Arc<View> {
         let latest = self.latest.lock();
         Arc::clone(&latest.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces the latest view.
     pub(crate) fn publish(&self, view: Arc<View>) {
         let generation = view.generation;
         let old = {

@@ -1,9 +1,9 @@
-//! Virtual addresses: whether the host or the dataplane answers ARP and neighbour discovery for
-//! them, conflicts with other hosts, announcements and probes.
+//! Virtual addresses: who answers ARP and neighbour discovery for them, conflicts with other hosts,
+//! announcements and probes.
 //!
 //! The keeper has its own socket for announcements, probes and multicast listener reports, so that
 //! even a thousand of them do not delay a packet worker. Packet workers answer ARP requests and
-//! neighbour solicitations from the published snapshot.
+//! neighbour solicitations by the published snapshot.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -26,54 +26,54 @@ use lvs_packet::{arp, ndp};
 use lvs_sys::PacketSocket;
 
 /// The times between the announcements of an own address, the last one first. Announcements are
-/// repeated because an announcement can be lost, and because an answer of another director to a
-/// neighbour can arrive after it.
+/// repeated because they can be lost, or be followed by another director's late answer to a
+/// neighbour.
 const GAPS: [Duration; 3] = [
     Duration::from_secs(1),
     Duration::from_millis(800),
     Duration::from_millis(200),
 ];
-/// The number of probes for other hosts with a service's address.
+/// Number of probes for other hosts that have a service's address.
 const PROBES: u8 = 2;
-/// The time between two rounds of probes for other hosts that have begun to use an address of this
-/// director, and the number of addresses of a round.
+/// Interval between two rounds of probes for other hosts that have begun to use an address of this
+/// director.
 const WATCH_PERIOD: Duration = Duration::from_secs(10);
+/// Number of addresses in a round of probes.
 const WATCHED: usize = 64;
-/// The number of announcements of an address after another host has announced it, and the shortest
-/// time between two such defences. The limit keeps two hosts with the same address from flooding
-/// the network (RFC 5227 section 2.4, DEFEND_INTERVAL).
+/// Number of announcements of an address after another host has announced it.
 const DEFENCES: usize = 2;
+/// Shortest time between two defences of an address. It keeps two hosts with the same address from
+/// flooding the network (RFC 5227 section 2.4, DEFEND_INTERVAL).
 const DEFEND_PERIOD: Duration = Duration::from_secs(10);
 /// Shortest interval between two log lines about the same conflict.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 
-/// The time between two probes for the other host of a conflict, and the number of probes without
-/// an answer after which the conflict is over.
+/// Interval between two probes for the other host of a conflict.
 const CONFLICT_PROBE_PERIOD: Duration = Duration::from_secs(15);
+/// Number of probes without an answer after which a conflict is over.
 const CONFLICT_PROBES: u8 = 2;
 
-/// The time in which this director has to release an address that another director has announced.
-/// In a planned handover, the new director announces the address first.
+/// Time in which this director may release an address after another director has announced it: in a
+/// planned handover, the new director announces first.
 const HANDOVER: Duration = Duration::from_secs(3);
 
-/// An announcement of an address of this director by another host, which may be the beginning of a
-/// handover.
+/// Another host's announcement of an address of this director, perhaps in a handover.
 #[derive(Clone, Debug)]
 struct Claim {
     mac: Mac,
     port: PortId,
-    /// Time at which the announcement becomes a conflict.
+    /// Time at which the announcement counts as a conflict.
     due: Instant,
-    /// Counter of the ARP and neighbour discovery answers of the other host so far.
+    /// ARP and neighbour discovery answers of the other host so far.
     answers: RecentCounter,
 }
 
-/// Another host that also has an address of a service, or of this host.
+/// Another host with an address of a service or of this host.
 #[derive(Clone, Debug)]
 pub(super) struct KnownConflict {
     pub(super) mac: Mac,
     pub(super) port: PortId,
-    /// Counter of the ARP and neighbour discovery answers of the other host.
+    /// ARP and neighbour discovery answers of the other host.
     answers: RecentCounter,
     /// The time of the last log line.
     logged: Instant,
@@ -90,7 +90,7 @@ struct Burst {
     next: Instant,
 }
 
-/// The shortest time between two announcements on a flapping interface.
+/// Shortest time between two announcements on a flapping interface.
 const AGAIN_PERIOD: Duration = GAPS[GAPS.len() - 1];
 
 impl Burst {
@@ -102,7 +102,7 @@ impl Burst {
         }
     }
 
-    /// Schedules all announcements again. `last` is the time of the previous one.
+    /// Schedules all announcements again, after the previous one at `last`.
     fn renew(&mut self, last: Instant) {
         *self = Self {
             left: GAPS.len() + 1,
@@ -110,7 +110,7 @@ impl Burst {
         };
     }
 
-    /// Whether an announcement is due. If so, it is counted as sent.
+    /// Whether an announcement is due; counts it as sent.
     fn take(&mut self, now: Instant) -> bool {
         if self.left == 0 || now < self.next {
             return false;
@@ -122,22 +122,21 @@ impl Burst {
     }
 }
 
-/// The announcements, probes and conflicts of virtual addresses.
 #[derive(Debug)]
 pub(super) struct Vips {
-    /// The socket for announcements and probes. `None` with the TUN backend: the host answers for
-    /// the addresses.
+    /// For announcements and probes. `None` with the TUN backend, where the host answers for the
+    /// addresses.
     socket: Option<PacketSocket>,
-    /// The own addresses of the dataplane, each with its remaining announcements.
+    /// The dataplane's own addresses, each with its remaining announcements.
     own: HashMap<IpAddr, Burst>,
     /// Interfaces on which all own addresses are announced again, and the time of the last
     /// announcement there.
     again: HashMap<PortId, (Burst, Instant)>,
-    /// Earliest time at which the next announcement can be due.
+    /// Earliest time at which an announcement can be due.
     next_announcement: Option<Instant>,
-    /// The remaining probes for other hosts with the services' addresses.
+    /// The number of remaining probes for each address.
     probing: BTreeMap<IpAddr, u8>,
-    /// The last address that the previous round of probes covered.
+    /// The last address of the previous round of probes.
     watched: Option<IpAddr>,
     /// The time of the next round of probes.
     next_watch: Instant,
@@ -147,15 +146,14 @@ pub(super) struct Vips {
     claims: HashMap<IpAddr, Claim>,
     /// The time of the last defence of each own address.
     defended: HashMap<IpAddr, Instant>,
-    /// Addresses of services for which the warning was logged that neither the host nor the
-    /// dataplane answers for them.
+    /// Addresses of services for which neither the host nor the dataplane answers, and which a
+    /// warning has named.
     unclaimed: HashSet<IpAddr>,
-    /// The answers to multicast listener queries.
     answers: Answers,
 }
 
 impl Vips {
-    /// Opens the socket; the dataplane answers for no address yet.
+    /// Opens the socket. The dataplane has no own addresses yet.
     pub(super) fn open(is_routed: bool) -> io::Result<Self> {
         Ok(Self {
             socket: (!is_routed).then(PacketSocket::new).transpose()?,
@@ -173,7 +171,6 @@ impl Vips {
         })
     }
 
-    /// The dataplane's own addresses.
     pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.own.keys().copied()
     }
@@ -182,7 +179,7 @@ impl Vips {
         self.own.contains_key(&addr)
     }
 
-    /// Addresses that another host has, too, with the answers of that host at `now`.
+    /// Addresses that another host has, too, and the answers of that host up to `now`.
     pub(super) fn conflicts(
         &self,
         now: Instant,
@@ -191,7 +188,7 @@ impl Vips {
         conflicts.map(move |(&addr, conflict)| (addr, conflict, conflict.answers.at(now)))
     }
 
-    /// Adds an address that the dataplane answers for.
+    /// Adds an own address of the dataplane.
     pub(super) fn add(&mut self, addr: IpAddr, tables: &Tables) {
         for (_, port) in tables.interfaces() {
             self.listen(port, addr, true);
@@ -201,7 +198,7 @@ impl Vips {
         self.next_announcement = Some(Instant::ZERO);
     }
 
-    /// Removes addresses that the dataplane answers for.
+    /// Removes own addresses of the dataplane.
     pub(super) fn remove(&mut self, gone: &[IpAddr], tables: &Tables) {
         for addr in gone {
             self.own.remove(addr);
@@ -231,8 +228,8 @@ impl Vips {
         }
     }
 
-    /// Joins or leaves the multicast group in which neighbours solicit an own IPv6 address. ARP
-    /// requests of IPv4 are broadcast.
+    /// Joins or leaves the multicast group for neighbour solicitations of an own IPv6 address. (ARP
+    /// requests of IPv4 are broadcast.)
     fn listen(&self, port: &KnownPort, addr: IpAddr, member: bool) {
         let (Some(socket), IpAddr::V6(addr)) = (&self.socket, addr) else {
             return;
@@ -248,8 +245,8 @@ impl Vips {
         }
     }
 
-    /// Replaces the services' addresses by `vips`, which `tables` already contains, and probes for
-    /// other hosts with the new addresses.
+    /// Replaces the services' addresses by `vips`, which `tables` already contains, and schedules
+    /// probes for the new ones.
     pub(super) fn set_services(&mut self, vips: &HashSet<IpAddr>, tables: &Tables) {
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts
@@ -259,13 +256,13 @@ impl Vips {
         }
     }
 
-    /// Probes for other hosts with the address of a new service.
+    /// Schedules probes for the address of a new service.
     pub(super) fn add_service(&mut self, addr: IpAddr) {
         self.probing.entry(addr).or_insert(PROBES);
     }
 
     /// Warns once about each address of a service for which neither the host nor the dataplane
-    /// answers ARP. `vips` are all service addresses that no other program manages.
+    /// answers ARP. `vips` are the addresses of services without an owner.
     pub(super) fn report_unclaimed(
         &mut self,
         vips: HashSet<IpAddr>,
@@ -306,8 +303,8 @@ impl Vips {
         self.unclaimed.insert(addr);
     }
 
-    /// Sends the remaining probes for the services' addresses. The packet workers report an answer
-    /// only if their view has the address.
+    /// Sends the due probes for services' addresses. The packet workers report an answer only if
+    /// their snapshot has the address.
     pub(super) fn probe(&mut self, tables: &Tables, now: Instant) {
         self.probe_conflicts(tables, now);
         self.watch(tables, now);
@@ -322,8 +319,7 @@ impl Vips {
     }
 
     /// Schedules one probe for each of the next addresses of this director, if the next round is
-    /// due. The probes find a host that has added one of these addresses without an announcement,
-    /// and answers requests of clients.
+    /// due. This finds hosts that use such an address without having announced it.
     fn watch(&mut self, tables: &Tables, now: Instant) {
         if now < self.next_watch {
             return;
@@ -341,8 +337,8 @@ impl Vips {
         }
     }
 
-    /// Schedules probes for the other hosts of conflicts. A conflict is over if the other host has
-    /// not answered the probes.
+    /// Schedules probes for the other hosts of conflicts, and removes conflicts whose hosts have
+    /// not answered.
     fn probe_conflicts(&mut self, tables: &Tables, now: Instant) {
         self.conflicts.retain(|addr, conflict| {
             if now < conflict.probed + CONFLICT_PROBE_PERIOD {
@@ -361,8 +357,7 @@ impl Vips {
             conflict.probed = now;
             conflict.probes += 1;
             self.probing.insert(*addr, 1);
-            // The answer to this probe is not a new announcement, so the dataplane does not defend
-            // the address against it.
+            // The dataplane does not defend the address against the answer to its own probe.
             self.defended.insert(*addr, now);
             true
         });
@@ -405,7 +400,7 @@ impl Vips {
     }
 
     /// Schedules announcements of own addresses on an interface that is new, has come up, or has
-    /// another link-layer address.
+    /// another MAC address.
     pub(super) fn announce_again(&mut self, id: PortId) {
         if self.socket.is_none() || self.own.is_empty() {
             return;
@@ -452,8 +447,7 @@ impl Vips {
         }
     }
 
-    /// Records a multicast listener query of a router or a switch, if it concerns the group of an
-    /// own address.
+    /// Records a multicast listener query for the group of an own address, or for all groups.
     pub(super) fn hear_query(&mut self, port: PortId, query: mld::Query, now: Instant) {
         let groups = groups_of(self.own.keys());
         let ours = match query.group {
@@ -473,8 +467,8 @@ impl Vips {
         }
     }
 
-    /// Returns the time of the next answer, of the next announcement, or of the moment at which
-    /// another host's announcement becomes a conflict.
+    /// The time at which an answer or an announcement is due, or another host's announcement counts
+    /// as a conflict.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let claims = self.claims.values().map(|claim| claim.due);
         let next = [self.answers.next(), self.next_announcement, claims.min()];
@@ -533,9 +527,9 @@ impl Vips {
         }
     }
 
-    /// Records that another host answers for an address of a service or of this host. It becomes a
-    /// conflict if this director still has the address after [`HANDOVER`]. The dataplane then
-    /// announces the address again to the neighbours, if it owns the address.
+    /// Records that another host answers for an address of a service or of this host. This counts
+    /// as a conflict if this director still has the address after [`HANDOVER`]. The dataplane then
+    /// announces its own address again.
     pub(super) fn report_conflict(
         &mut self,
         port: PortId,
@@ -596,7 +590,7 @@ impl Vips {
         }
     }
 
-    /// Schedules the defence of an own address.
+    /// Schedules announcements that defend an own address.
     fn defend(&mut self, addr: IpAddr, now: Instant) {
         let Some(burst) = self.own.get_mut(&addr) else {
             return;
@@ -610,7 +604,6 @@ impl Vips {
     }
 }
 
-/// Logs a conflict.
 fn log_conflict(addr: IpAddr, conflict: &KnownConflict, tables: &Tables) {
     let (mac, name) = (conflict.mac, tables.name(conflict.port));
     if !is_vip(addr, tables) {
@@ -632,22 +625,21 @@ fn log_conflict(addr: IpAddr, conflict: &KnownConflict, tables: &Tables) {
     );
 }
 
-/// Whether another host on an interface must not have an address. If neither the host nor the
-/// dataplane has the address at present, another director may have it. Other directors announce the
-/// addresses of `quiet`, too (ECMP).
+/// Whether it is a conflict if another host on the interface has the address. It is not if neither
+/// this host nor the dataplane has it: another director may have it now. Peers also announce the
+/// addresses in `quiet` (ECMP).
 fn can_conflict(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
     has(addr, tables)
         && !tables.quiet.contains(&addr)
         && (is_vip(addr, tables) || is_on(port, addr, tables))
 }
 
-/// Whether an address is a virtual address.
 pub(super) fn is_vip(addr: IpAddr, tables: &Tables) -> bool {
     tables.own.contains(&addr) || tables.vips.contains(&addr)
 }
 
-/// Whether an interface has an address. Several hosts may have an address that is on another
-/// interface and announced by routes.
+/// Whether the interface itself has the address. Several hosts may have an address that is on
+/// another interface and announced by routes.
 fn is_on(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
     tables.ifindex(port).is_some_and(|ifindex| {
         let mut addresses = tables.state.addresses(ifindex);
@@ -655,12 +647,12 @@ fn is_on(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
     })
 }
 
-/// Whether the host or the dataplane has an address.
+/// Whether the host or the dataplane has the address.
 fn has(addr: IpAddr, tables: &Tables) -> bool {
     tables.state.is_local(addr) || tables.own.contains(&addr)
 }
 
-/// The solicited-node multicast groups of these addresses, each once.
+/// The solicited-node multicast groups of these addresses, without duplicates.
 fn groups_of<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<Ipv6Addr> {
     let groups: BTreeSet<Ipv6Addr> = addresses
         .filter_map(|addr| match addr {
@@ -694,13 +686,13 @@ mod tests {
         assert_eq!(vips.next_due(), Some(at(4000)));
         vips.report_due(&own(addr), at(3999));
         assert_eq!(vips.conflicts(Instant::ZERO).count(), 0);
-        // The address was handed over in the meantime.
+        // The address has been handed over.
         vips.report_due(&Tables::default(), at(4000));
         assert_eq!(
             (vips.conflicts(Instant::ZERO).count(), vips.next_due()),
             (0, None)
         );
-        // The address was not handed over.
+        // The address has not been handed over.
         vips.report_conflict(port, addr, mac, &own(addr), at(5000));
         vips.report_due(&own(addr), at(8000));
         let answers = vips.conflicts(at(8500)).next().expect("one").2;
@@ -744,7 +736,7 @@ mod tests {
         assert_eq!(
             probed(20),
             [addr(WATCHED)],
-            "the last address is not announced here"
+            "probes were sent for other addresses than the last one on this interface"
         );
         assert_eq!(probed(30).first(), Some(&addr(0)));
     }
@@ -788,10 +780,14 @@ mod tests {
         vips.set_services(&none, &own(addr));
         vips.report_due(&own(addr), at(4));
         vips.set_services(&none, &own(addr));
-        assert_eq!(vips.conflicts(at(5)).count(), 1, "the dataplane answers");
+        assert_eq!(
+            vips.conflicts(at(5)).count(),
+            1,
+            "the conflict has ended, although the dataplane has the address"
+        );
         vips.set_services(&none, &Tables::default());
         assert_eq!(vips.conflicts(at(5)).count(), 0);
-        // Other directors begin to announce the address, too.
+        // Peers begin to announce the address, too.
         let mut quiet = own(addr);
         quiet.quiet.insert(addr);
         vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(6));

@@ -1,5 +1,5 @@
-//! Configured interfaces that do not exist on the host yet, or cannot be used: the keeper waits for
-//! them and uses them as soon as it can.
+//! Configured interfaces that do not exist yet or cannot be used. The keeper uses them as soon as
+//! it can.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,11 @@ use tracing::warn;
 use super::setup::Setup;
 use super::view::Tables;
 
-/// Interfaces for which the keeper waits.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    /// Existing interfaces that could not be opened, with the errors.
+    /// Existing interfaces that could not be opened, and the errors.
     failed: BTreeMap<String, String>,
-    /// The conditions that were logged, by interface, each with the time at which it was found.
+    /// The logged condition of each interface, and the time at which it was found.
     known: BTreeMap<String, (Instant, Waiting)>,
 }
 
@@ -24,7 +23,7 @@ impl Waits {
         self.known.is_empty()
     }
 
-    /// All conditions for which the keeper waits.
+    /// Everything that the keeper waits for.
     pub(super) fn all(&self, now: Instant) -> impl Iterator<Item = Waiting> {
         self.known.values().map(move |(since, waiting)| Waiting {
             since: Some(now.saturating_since(*since).as_secs()),
@@ -32,7 +31,7 @@ impl Waits {
         })
     }
 
-    /// Records that an interface could not be opened. The keeper tries it again.
+    /// Records that an interface could not be opened. The keeper tries again.
     pub(super) fn has_failed(&mut self, name: &str, error: String) {
         self.failed.insert(name.to_owned(), error);
     }
@@ -59,7 +58,7 @@ impl Waits {
         self.take(now, time);
     }
 
-    /// The reason why a configured interface is not in use; `None` if it is in use.
+    /// Returns why a configured interface is not in use; `None` if it is in use.
     fn why_unused(&self, name: &str, tables: &Tables, routed: bool) -> Option<Waiting> {
         let link = tables.state.link_by_name(name);
         if routed {
@@ -98,7 +97,7 @@ impl Waits {
         })
     }
 
-    /// Replaces the conditions, and logs the new ones.
+    /// Replaces the list of interfaces that the keeper waits for, and logs the new ones.
     fn take(&mut self, now: BTreeMap<String, Waiting>, time: Instant) {
         let before = std::mem::take(&mut self.known);
         for (name, waiting) in now {
@@ -161,7 +160,7 @@ mod tests {
         waits.take([down("eth0")].into(), Instant::from_secs(10));
         waits.take([down("eth0"), down("eth1")].into(), Instant::from_secs(13));
         assert_eq!(ages(&waits, 15), [Some(5), Some(2)]);
-        // The interface was removed meanwhile, and is down again.
+        // The interface was removed in the meantime, and is down again.
         let other = ("eth0".to_owned(), missing("eth0"));
         waits.take([other].into(), Instant::from_secs(16));
         waits.take([down("eth0")].into(), Instant::from_secs(20));

@@ -1,6 +1,6 @@
-//! Attaches the XDP program to the interfaces that the operator names. With `--xdp auto`, the
-//! keeper also attaches it to each interface whose driver has native XDP, unless `check` finds a
-//! reason against it, such as an offload that the interface would lose.
+//! Attaches the XDP program to the interfaces that the operator has named. With `--xdp auto`, also
+//! to each interface whose driver has native XDP, unless [`check`] finds a reason against it, such
+//! as an offload that the interface would lose.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,8 +15,8 @@ use crate::fast_path::{AttachedXdp, FastPath};
 use crate::io::af_packet::OpenError;
 use crate::netlink::{Driver, Link, NetState, Offloads, XdpFeatures};
 
-/// Offloads that merge received packets, by the kernel's names and those of `ethtool -K`. XDP
-/// runs before GRO, and drivers do not merge packets for a program.
+/// Offloads that merge received packets, by the kernel's and by ethtool's names. XDP runs before
+/// GRO, and drivers do not merge packets for a program.
 const MERGE: [(&str, &str); 3] = [
     ("rx-gro", "gro"),
     ("rx-gro-hw", "rx-gro-hw"),
@@ -32,15 +32,15 @@ const UNTAG: [(&str, &str); 2] = [
 #[derive(Clone, Debug)]
 struct Facts<'a> {
     name: &'a str,
-    /// The features of the driver and the offloads, or the error of the kernel.
+    /// The features of the driver, and the offloads.
     device: Result<(Driver, Offloads), String>,
-    /// Whether the interface has an XDP program of another owner.
+    /// Whether another program is attached to the interface by XDP.
     has_program: bool,
-    /// Whether the interface is a bond or team, whose ports have their own offloads.
+    /// Whether the interface is a bond or team: its ports have their own offloads.
     is_bond: bool,
     /// The bridge or bond of which the interface is a port.
     master: Option<&'a str>,
-    /// A VLAN interface above the interface.
+    /// A VLAN interface on top of the interface.
     vlan: Option<&'a str>,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// Decides whether an interface gets the XDP program with `--xdp auto`.
+/// Decides whether `--xdp auto` chooses an interface.
 fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
     let name = facts.name;
     let (driver, offloads) = match &facts.device {
@@ -86,7 +86,7 @@ fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
             return Err(no(NoXdp::UNREPORTED, reason, "use Linux 6.3 or newer"));
         }
     };
-    // A veth has GRO while it has an XDP program, even if the operator has disabled it.
+    // A veth has GRO while it has an XDP program, even if the operator has disabled GRO.
     let mut merges = set(&offloads.wanted, &MERGE[..1]);
     merges.extend(set(&offloads.active, &MERGE[1..]));
     let untags = set(&offloads.active, &UNTAG);
@@ -141,7 +141,7 @@ fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
     })
 }
 
-/// The offloads that are set, by their names for `ethtool -K`.
+/// Returns the names (for ethtool) of the `offloads` that are set.
 fn set(names: &BTreeSet<String>, offloads: &[(&str, &'static str)]) -> Vec<&'static str> {
     let set = offloads.iter().filter(|(name, _)| names.contains(*name));
     set.map(|(_, word)| *word).collect()
@@ -156,8 +156,8 @@ fn no(code: &str, reason: impl Into<String>, fix: impl Into<String>) -> NoXdp {
 }
 
 impl Keeper {
-    /// Attaches the XDP program to an interface, if the configuration names the interface, or
-    /// leaves the choice to the dataplane and [`check`] accepts the interface.
+    /// Attaches the XDP program to an interface that the operator has named, or that [`check`]
+    /// accepts with `--xdp auto`.
     pub(super) fn attach_xdp(&mut self, link: &Link) -> Result<(), HostError> {
         let Some(fast_path) = self.setup.fast_path.clone() else {
             return Ok(());
@@ -203,8 +203,8 @@ impl Keeper {
     }
 }
 
-/// Attaches the XDP program that the dataplane has chosen. Detaches it if the interface cannot
-/// send frames even then.
+/// Attaches the XDP program for `--xdp auto`. Detaches it if the interface cannot send frames even
+/// then.
 fn attach(
     fast_path: &Arc<FastPath>,
     ifindex: u32,

@@ -2,21 +2,19 @@
 //! partial checksums.
 //!
 //! Frames are received in a ring (`TPACKET_V2`), changed there, and sent from there. A frame that
-//! does not fit into its slot is received by `recvmmsg`, in the order of arrival. The newer ring,
-//! `TPACKET_V3`, passes on a block only when it is full or a millisecond has passed, which would be
-//! the latency of an idle director. A slot of `TPACKET_V2` can be read as soon as the kernel has
-//! filled it. Under load it is not slower, as long as its slots are spread over the cache
-//! ([`SLOT`]). If rings are not permitted, all frames are received by `recvmmsg`, directly into
-//! their buffers.
+//! does not fit into its slot is received by `recvmmsg`, in the order of arrival. `TPACKET_V3`
+//! would pass on a block only when it is full or after a millisecond, which would be the latency of
+//! an idle director. A slot of `TPACKET_V2` can be read as soon as the kernel has filled it, and it
+//! is as fast under load if its slots are spread over the cache ([`SLOT`]). If rings are not
+//! permitted, all frames are received by `recvmmsg`.
 //!
-//! Frames are sent without `PACKET_QDISC_BYPASS`. With this option, a device that cannot segment
-//! would refuse super-packets (`ENOBUFS`), which the ordinary path segments in software, and frames
-//! would bypass the host's egress rules.
+//! Frames are sent without `PACKET_QDISC_BYPASS`. With it, a device that cannot segment would
+//! refuse super-packets (`ENOBUFS`), and frames would bypass the host's egress rules.
 //!
-//! The socket receives a *copy* of each frame that the host receives, before the host's own
-//! filters. The [shield](crate::host::shield) hides the originals from the host. The kernel also
-//! delivers frames for other stations (a promiscuous device, a macvlan child of the same
-//! interface), so the caller compares the destination with the interface's own address.
+//! The socket receives a *copy* of each frame, before the host's own filters. The
+//! [shield](crate::host::shield) hides the originals from the host. The kernel also delivers frames
+//! for other stations (a promiscuous device, a macvlan child of the interface), so the caller
+//! compares the destination with the interface's own address.
 
 mod open;
 mod program;
@@ -34,7 +32,7 @@ use lvs_packet::frame::{Frame, MAX_FRAME};
 use lvs_packet::wire::{Mac, vlan};
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
 
-/// Longest total time that one call of `send` may wait for a full queue.
+/// Longest total wait of one call of `send` for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
 
 /// Counters of the backend since it was opened.
@@ -57,11 +55,11 @@ pub struct SocketCounters {
 #[derive(Debug)]
 pub struct AfPacket {
     /// The attached program of the kernel fast path. It handles the frames that the socket's filter
-    /// refuses, so it is dropped before the sockets.
+    /// refuses, so it must be dropped before the sockets.
     _ingress: Option<Attached>,
     interface: String,
     ifindex: u32,
-    /// The main socket: it sends, and receives all frames that [`Firsts`] does not receive.
+    /// The main socket, which sends, and receives all frames except those of [`Firsts`].
     inlet: Inlet,
     firsts: Option<Box<Firsts>>,
     receiver: Receiver,
@@ -69,8 +67,7 @@ pub struct AfPacket {
     back: Option<Back>,
     counters: SocketCounters,
     was_down: bool,
-    /// The position in the ring and the number of lost frames at the last call of
-    /// [`keep`](Self::keep).
+    /// The position in the ring and the number of lost frames at the last [`keep`](Self::keep).
     kept: ((u64, usize), u64),
 }
 
@@ -93,8 +90,8 @@ impl AfPacket {
         self.ifindex
     }
 
-    /// Reinjects frames into the host as if the interface had just received them; returns the
-    /// number of refused frames. All are refused if the backend was opened without reinjection
+    /// Reinjects frames into the host as if the interface had just received them. Returns the
+    /// number of refused frames: all, if the backend was opened without reinjection
     /// ([`Self::open_with`]).
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match &self.back {
@@ -116,16 +113,16 @@ impl AfPacket {
         }
     }
 
-    /// Number of received frames that were lost since the interface was opened: because a ring or
-    /// receive buffer was full, or because they were longer than the buffer or had no valid virtio
-    /// header. Reads the kernel's counter.
+    /// Number of received frames that were lost since the interface was opened: a ring or receive
+    /// buffer was full, or the frame was longer than the buffer or had no valid virtio header.
+    /// Reads the kernel's counter.
     pub fn drops(&mut self) -> u64 {
         let firsts = self.firsts.as_mut().map_or(0, |firsts| firsts.inlet.lost());
         self.inlet.lost() + firsts + self.receiver.cut
     }
 
-    /// Call this periodically between two calls of `recv`. It closes a ring that is stuck, and from
-    /// then on receives by system calls. Returns `true` if it closed the ring.
+    /// Closes a ring that is stuck; frames are then received by system calls. Returns true if it
+    /// has closed the ring. Call it periodically between two calls of `recv`.
     ///
     /// The kernel keeps the slot of a frame for which it has no virtio header, and loses all later
     /// frames. One datagram of a virtual machine that its host must fragment
@@ -141,8 +138,8 @@ impl AfPacket {
         if !waits || at != (rounds, next) || lost == before {
             return false;
         }
-        // The ring change would alter the socket's position in the fanout group: the socket has to
-        // leave the group first.
+        // The socket must leave the fanout group first: closing the ring would change its position
+        // there.
         self.firsts = None;
         let Some(ring) = self.inlet.ring.take() else {
             return false;
@@ -162,7 +159,7 @@ impl AfPacket {
                         "no frames are received any more: the kernel's ring is stuck and cannot be closed ({error}): restart the dataplane"
                     );
                 }
-                // Some slots are still in use: the next call tries again.
+                // Some slots are still in use: try again at the next call.
                 self.kept.1 = before;
                 self.inlet.ring = ring;
                 false
@@ -184,13 +181,13 @@ impl AfPacket {
 }
 
 impl AfPacket {
-    /// Converts the error of a receive call without frames: 0 frames for temporary errors;
-    /// otherwise the error for the caller.
+    /// Handles the error of a receive call. Returns 0 frames if it is temporary, otherwise the
+    /// error for the caller.
     fn nothing_received(&mut self, err: io::Error) -> io::Result<usize> {
         match err.raw_os_error() {
             Some(libc::EAGAIN | libc::EINTR) if !self.was_down => Ok(0),
-            // The kernel reports once that the interface went down (packet_notifier()), and does
-            // not report that it is unregistered afterwards.
+            // The kernel reports once that the interface went down (packet_notifier()), and not
+            // that it was unregistered afterwards.
             Some(libc::EAGAIN | libc::EINTR) => match self.inlet.socket.interface() {
                 Ok(None) => Err(self.down(io::Error::from_raw_os_error(libc::ENODEV))),
                 _ => Ok(0),
@@ -199,19 +196,19 @@ impl AfPacket {
                 self.was_down = true;
                 Err(self.down(err))
             }
-            // A frame for which the kernel has no virtio header: it is lost.
+            // The frame is lost, because the kernel has no virtio header for it.
             Some(libc::EINVAL) => {
                 self.receiver.cut += 1;
                 Ok(0)
             }
-            // An error of an earlier transmission; nothing was received.
+            // The error of an earlier transmission: nothing was received.
             Some(libc::ENOBUFS | libc::EMSGSIZE) => Ok(0),
             _ => Err(err),
         }
     }
 
-    /// Receives from the rings: first the frames of the main ring, then the SYNs that arrived no
-    /// later than these.
+    /// Receives from the rings: first from the main ring, then the SYNs that arrived no later than
+    /// these frames.
     fn receive_from_rings(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
         let Self {
             inlet,
@@ -219,8 +216,7 @@ impl AfPacket {
             receiver,
             ..
         } = self;
-        // Read before the main ring, so that the main ring contains all frames that arrived
-        // earlier.
+        // Read before the main ring, which then contains all frames that arrived earlier.
         let waiting = match firsts {
             Some(firsts) => firsts.look(receiver, frames.len() / 2),
             None => 0,
@@ -236,7 +232,7 @@ impl AfPacket {
         if !taken.seen && count == 0 {
             let none = io::Error::from_raw_os_error(libc::EAGAIN);
             if let Some(firsts) = firsts {
-                // The other socket reports the same error.
+                // Clear the same error of the other socket.
                 let _ = firsts.inlet.socket.take_error();
             }
             let err = inlet.socket.take_error().err().unwrap_or(none);
@@ -262,8 +258,7 @@ impl AfPacket {
 struct Inlet {
     socket: PacketSocket,
     ring: Option<PacketRing>,
-    /// Number of frames that were dropped because the buffer was full, according to the kernel's
-    /// counters.
+    /// Number of frames that were lost because the buffer was full, from the kernel's counters.
     lost: u64,
 }
 
@@ -285,16 +280,16 @@ impl Inlet {
     }
 }
 
-/// The socket that receives SYNs, so that a flood of SYNs does not displace other frames. A SYN is
-/// handled after all frames that arrived before it, so that the frames of one sender stay in order.
+/// The socket for SYNs, so that a flood of SYNs does not displace other frames. A SYN is handled
+/// after all frames that arrived earlier, so that frames of one sender stay in order.
 #[derive(Debug)]
 struct Firsts {
     inlet: Inlet,
-    /// Frames from the ring, at the indices from `next` to `end`, and vacant frames.
+    /// Frames of the ring from `next` to `end`, and vacant frames.
     room: Vec<Frame>,
     next: usize,
     end: usize,
-    /// The arrival time of the newest frame in nanoseconds.
+    /// Arrival time of the newest frame in nanoseconds.
     newest: u64,
 }
 
@@ -309,7 +304,7 @@ impl Firsts {
         }
     }
 
-    /// If no frame is waiting, reads some from the ring. Returns the number of waiting frames.
+    /// Reads frames from the ring if none is waiting. Returns the number of waiting frames.
     fn look(&mut self, receiver: &mut Receiver, limit: usize) -> usize {
         if self.next == self.end {
             let limit = limit.min(self.room.len());
@@ -329,9 +324,9 @@ impl Firsts {
     }
 }
 
-/// The part of the caller's batch after the frames that receive data; buffers and vacant frames are
-/// exchanged with it. Two interfaces can thus share a batch without allocating buffers, if one
-/// receives from a ring and the other from the queue of a socket.
+/// The rest of the caller's batch. Its buffers and vacant frames are exchanged for those of
+/// received frames, so that two interfaces share a batch without allocations even if only one
+/// receives from a ring.
 struct Rest<'a> {
     frames: &'a mut [Frame],
     /// Index from which on no frame is vacant.
@@ -378,9 +373,8 @@ impl<'a> Rest<'a> {
 
 /// The frames that one read of a ring yielded.
 struct Taken {
-    /// The number of frames.
     count: usize,
-    /// Whether the ring contained frames, and may contain more.
+    /// Whether the ring contained frames, so that it may contain more.
     seen: bool,
     /// Whether the ring is empty now.
     empty: bool,
@@ -388,12 +382,11 @@ struct Taken {
     newest: u64,
 }
 
-/// The buffers and counters for receiving, apart from the socket.
 #[derive(Debug)]
 struct Receiver {
     messages: MessageBatch,
-    /// Buffers of the caller that frames of the ring have replaced, and that are not in the batch.
-    /// Frames from the socket queue use them.
+    /// Buffers of the caller that frames of the ring have replaced. Frames of the socket queue use
+    /// them.
     spare: Vec<Frame>,
     /// See [`SocketCounters::receive_cut`].
     cut: u64,
@@ -408,21 +401,21 @@ impl Receiver {
         }
     }
 
-    /// Receives from a socket's queue. Returns the number of arrived frames, and the number of
-    /// complete ones.
+    /// Receives from a socket's queue. Returns the number of frames that arrived, and of those that
+    /// are complete.
     fn take_messages(&mut self, inlet: &Inlet, frames: &mut [Frame]) -> io::Result<(usize, usize)> {
         let buffers = frames.iter_mut().map(Frame::receive_buffer);
         let count = self.messages.receive(inlet.socket.as_fd(), buffers)?;
         let mut kept = 0;
         for i in 0..count {
             frames.swap(kept, i);
-            // A truncated frame is skipped: the complete frames keep their order.
+            // A truncated frame is skipped; complete frames keep their order.
             kept += usize::from(self.take_message(i, &mut frames[kept]));
         }
         Ok((count, kept))
     }
 
-    /// Completes the frame of message `i`; `false` if the message was cut.
+    /// Completes the frame of message `i`. Returns false if the message was truncated.
     fn take_message(&mut self, i: usize, frame: &mut Frame) -> bool {
         let (header, len, aux) = self.messages.received(i);
         if u32::try_from(len).is_ok_and(|len| len < aux.len) {
@@ -431,20 +424,19 @@ impl Receiver {
         }
         let offload = vnet::decode(header);
         frame.filled(len, offload);
-        // The kernel has removed the VLAN tag; insert it again, so that the frame is as on the
-        // wire.
+        // The kernel has removed the VLAN tag: insert it again.
         aux.vlan
             .is_none_or(|(ethertype, bits)| vlan::insert(frame, ethertype, bits))
     }
 
     /// Receives the frames of a ring in order. If a slot only marks a frame in the socket queue,
-    /// receives the frame from the queue.
+    /// receives it from the queue.
     fn take_from_ring(&mut self, inlet: &mut Inlet, frames: &mut [Frame]) -> Taken {
         let limit = frames.len().min(BATCH);
         let (frames, rest) = frames.split_at_mut(limit);
         let mut rest = Rest::new(rest);
-        // Returns the slots of the previous batch. If only few frames arrived from now on, these
-        // slots would otherwise stay in use, and the ring would stop at them one round later.
+        // Return the slots of the previous batch. Otherwise the ring would stop at them one round
+        // later, if only few frames arrive.
         for frame in frames.iter_mut().chain(&mut *rest.frames) {
             if frame.slot().is_some() {
                 drop(frame.take());
@@ -497,7 +489,7 @@ impl Receiver {
         taken
     }
 
-    /// Receives the frames that are in the socket queue. Returns the number of all frames, without
+    /// Receives the frames that are in the socket queue. Returns the number of all frames, except
     /// those that could not be received.
     fn take_queued(
         &mut self,
@@ -548,8 +540,7 @@ fn lent(found: RingFrame) -> Option<Frame> {
     }
     let mut frame = Frame::lent(found.memory, place, offload);
     match found.vlan {
-        // The kernel has removed the VLAN tag; insert it again, so that the frame is as on the
-        // wire.
+        // The kernel has removed the VLAN tag: insert it again.
         Some((ethertype, bits)) => vlan::insert(&mut frame, ethertype, bits).then_some(frame),
         None => Some(frame),
     }
@@ -584,7 +575,7 @@ impl PacketIo for AfPacket {
     }
 }
 
-/// Sends frames in order and returns the number of refused frames.
+/// Sends frames in order. Returns the number of refused frames.
 fn send(
     socket: &PacketSocket,
     transmit: &mut MessageBatch,

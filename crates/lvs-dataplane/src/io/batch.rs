@@ -60,8 +60,8 @@ impl Batch {
         Ok(self.filled)
     }
 
-    /// Returns lent frames to their backend. Frames that the packet path stores are returned when
-    /// they are sent.
+    /// Returns lent frames to their backend. Frames that the packet path has stored are returned
+    /// when they are sent.
     pub fn clear(&mut self) {
         self.lent.clear();
         self.filled = 0;

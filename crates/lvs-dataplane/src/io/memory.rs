@@ -53,8 +53,8 @@ impl PacketIo for MemoryIo {
                 break;
             };
             slot.clear();
-            // A slot is too small only if a test made it so; such a frame is lost completely, as
-            // with a short buffer.
+            // Tests can make a slot too small. The whole frame is then lost, as with a short
+            // buffer.
             if slot.extend(frame.bytes()) {
                 slot.offload = frame.offload;
                 count += 1;

@@ -20,18 +20,17 @@ pub const BATCH: usize = 64;
 /// Implementations never block in [`recv`](Self::recv) and [`send`](Self::send); the caller waits
 /// on [`fd`](Self::fd).
 pub trait PacketIo: Send {
-    /// Receives frames into the first items of `frames`, and returns the number of received frames;
-    /// 0 if none is waiting. A backend with its own memory takes back the lent frames that are
-    /// still in `frames`. A caller that keeps a frame moves it out of `frames`, and drops it soon:
-    /// a ring waits for each of its slots.
+    /// Receives frames into the first items of `frames`. Returns the number of received frames; 0
+    /// if none is waiting. A backend with its own memory takes back the lent frames that are still
+    /// in `frames`. A caller that keeps a frame moves it out of `frames`, and drops it soon: a ring
+    /// stops at a slot that is in use.
     ///
-    /// # Errors
-    /// Only errors of the whole attachment: `NetworkDown` if the interface is down, `NotFound` if
-    /// it was removed.
+    /// # Errors Only errors of the whole attachment: `NetworkDown` if the interface is down,
+    /// `NotFound` if it was removed.
     fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize>;
 
-    /// Sends `frames` in order and returns how many were refused (full queue, too long, interface
-    /// down). A refused frame is lost, and the backend has counted it.
+    /// Sends `frames` in order. Returns the number of refused frames (full queue, too long,
+    /// interface down), which are lost and which the backend has counted.
     fn send(&mut self, frames: &mut [Frame]) -> usize;
 
     /// The descriptor to poll for input.

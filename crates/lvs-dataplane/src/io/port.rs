@@ -12,25 +12,24 @@ use super::tun::{HostDevice, TunError};
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 
-/// One attachment to a network. The packet path uses all backends through this type: one match for
-/// each batch, and no indirect call for each frame.
+/// One attachment to a network. A match selects the backend for each batch, so that no indirect
+/// call is needed for each frame.
 #[derive(Debug)]
 pub enum Port {
     /// A packet socket on an Ethernet interface.
     AfPacket(Box<AfPacket>),
-    /// A TUN device: the device that reinjects packets into the host, or the device into which the
-    /// host routes packets (TUN backend); or a sender for such a device of another worker.
+    /// A TUN device, which reinjects packets into the host or into which the host routes packets;
+    /// or a sender for another worker's device.
     Tun(HostDevice),
     /// Memory, for tests and replay.
     Memory(MemoryIo),
 }
 
 impl Port {
-    /// Receives up to [`BATCH`](super::BATCH) frames of each queue and returns the number of
-    /// received frames; 0 if none is waiting.
+    /// Receives up to [`BATCH`](super::BATCH) frames of each queue. Returns the number of received
+    /// frames; 0 if none is waiting.
     ///
-    /// # Errors
-    /// As [`PacketIo::recv`].
+    /// # Errors As [`PacketIo::recv`].
     pub fn recv(&mut self, batch: &mut Batch) -> io::Result<usize> {
         match self {
             Self::AfPacket(io) => batch.fill(io.as_mut()),
@@ -39,7 +38,7 @@ impl Port {
         }
     }
 
-    /// Sends `frames` in order and returns how many were refused, as [`PacketIo::send`].
+    /// Sends `frames` in order. Returns the number of refused frames, as [`PacketIo::send`].
     pub fn send(&mut self, frames: &mut [Frame]) -> usize {
         match self {
             Self::AfPacket(io) => io.send(frames),
@@ -48,10 +47,10 @@ impl Port {
         }
     }
 
-    /// Reinjects packets unchanged; returns the number of refused ones. An Ethernet interface
-    /// reinjects frames as it receives them
-    /// ([`PortInfo::gives_back`](lvs_packet::net::PortInfo::gives_back)), a TUN device reinjects
-    /// packets.
+    /// Reinjects frames unchanged into the host. Returns the number of refused ones. An Ethernet
+    /// interface can do this only with
+    /// [`PortInfo::gives_back`](lvs_packet::net::PortInfo::gives_back); a TUN device reinjects the
+    /// packets in the frames.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match self {
             Self::AfPacket(io) => io.give_back(frames),
@@ -106,7 +105,7 @@ impl Port {
     }
 
     /// Number of frames that were lost since the port was opened, because they arrived faster than
-    /// the worker received them. This function may read the kernel's counter.
+    /// the worker received them. May read the kernel's counter.
     pub fn drops(&mut self) -> u64 {
         match self {
             Self::AfPacket(io) => io.drops(),
@@ -155,7 +154,7 @@ impl Ports {
     pub(crate) fn close(self) {
         thread::scope(|scope| {
             for port in self.all.into_iter().flatten() {
-                // If no thread can be started, the current thread closes the port.
+                // Without a thread, the calling thread closes the port.
                 let _ = thread::Builder::new().spawn_scoped(scope, move || drop(port));
             }
         });
@@ -165,13 +164,11 @@ impl Ports {
         self.all.get_mut(port.index())?.take()
     }
 
-    /// The ports and their numbers.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (PortId, &mut Port)> {
         let all = (0..).map(PortId).zip(&mut self.all);
         all.filter_map(|(port, io)| Some((port, io.as_mut()?)))
     }
 
-    /// The ports and their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PortId, &Port)> {
         let all = (0..).map(PortId).zip(&self.all);
         all.filter_map(|(port, io)| Some((port, io.as_ref()?)))
@@ -193,8 +190,8 @@ impl Ports {
         self.refused += refused as u64;
     }
 
-    /// Sends on a port. With the TUN backend, frames for the host are reinjected through the device
-    /// that received them.
+    /// Sends on a port. With the TUN backend, frames for the host are sent through the device that
+    /// received them.
     pub(crate) fn send(&mut self, port: PortId, frames: &mut [Frame]) {
         let refused = if let Some(io) = self.get(port) {
             io.send(frames)

@@ -1,7 +1,7 @@
-//! TUN devices: bare IP packets between this process and the host's own stack.
+//! TUN devices: IP packets between this process and the host's own stack.
 //!
-//! There are two uses: the dataplane reinjects packets that the shield has hidden from the host and
-//! that belong to the host, and the TUN backend receives and sends all packets.
+//! There are two uses: the dataplane reinjects packets that the shield has hidden and that are for
+//! the host, and the TUN backend receives and sends all packets.
 
 use std::fs;
 use std::io;
@@ -54,12 +54,11 @@ pub enum TunError {
 }
 
 impl TunError {
-    /// The reason why the kernel has not created the device of this name.
     fn of_creation(name: &str, source: io::Error) -> Self {
         let name = name.to_owned();
         match source.kind() {
             io::ErrorKind::NotFound => Self::NoDriver,
-            // Opening the file fails with EACCES, the driver fails with EPERM.
+            // Opening the file fails with EACCES, and the driver with EPERM.
             io::ErrorKind::PermissionDenied if source.raw_os_error() == Some(libc::EACCES) => {
                 Self::File
             }
@@ -70,25 +69,25 @@ impl TunError {
     }
 }
 
-/// Maximum number of packets that wait for the dataplane; the kernel's default of 500 is too low
+/// Maximum number of packets that wait for the dataplane. The kernel's default of 500 is too low
 /// for a burst of small packets.
 const QUEUE: u32 = 8192;
 
-/// The device through which the dataplane reinjects packets into the host, and into which the
-/// dataplane's own VIPs are routed.
+/// The device through which the dataplane reinjects packets into the host, and into which own VIPs
+/// are routed.
 ///
 /// It has no address, configures no IPv6 address automatically, and accepts packets of 64 KiB.
 /// Reverse-path filtering must not apply to it, because a reinjected packet has the source of a
 /// client elsewhere. The kernel uses the greater value of `net.ipv4.conf.all.rp_filter` and the
-/// device's own, so `all` must be 0. If it is not, the dataplane first moves its value into the
-/// interfaces, and into `default` for later ones. The filter of every other interface is therefore
-/// unchanged at every moment, even after a `kill -9`. An orderly stop restores all values (drop the
-/// device on a thread of the network namespace in which it was created). If an operator sets `all`
-/// again while the dataplane runs, the host filters reinjected packets.
+/// device's own, so `all` must be 0. If it is not, the dataplane first copies its value to the
+/// interfaces, and to `default` for later ones: the filter of every other interface never changes,
+/// even after a `kill -9`. An orderly stop restores all values (drop the device on a thread of the
+/// network namespace in which it was created). If an operator sets `all` again while the dataplane
+/// is running, the host filters reinjected packets.
 ///
-/// `accept_local` stays off, except with [`LOCAL`](Self::LOCAL) and in the TUN backend: a packet
-/// from outside with one of the host's own addresses as its source is forged, and the device refuses
-/// it, as the interface of its arrival would have done.
+/// `accept_local` is off, except with [`LOCAL`](Self::LOCAL) and in the TUN backend: a packet from
+/// outside with one of the host's own addresses as its source is forged, and the device refuses it
+/// as the interface of its arrival would have done.
 ///
 /// With the TUN backend, the host routes all packets through such a device, in both directions:
 ///
@@ -97,11 +96,11 @@ const QUEUE: u32 = 8192;
 ///               TTL - 1      TTL + 1   TTL - 1     TTL + 1   TTL - 1
 /// ```
 ///
-/// The host then forwards each packet twice, before and after the dataplane, and each time
-/// decrements the TTL. The dataplane therefore increments the TTL of a packet that it receives from
-/// the device, so that it decides about the packet as it arrived from the network, and increments it
-/// again when it sends the packet. It does not increment the TTL of a reinjected packet: if a rule
-/// of the host led that packet into the device again, it would loop forever.
+/// The host forwards each packet twice, before and after the dataplane, and decrements the TTL each
+/// time. The dataplane therefore increments the TTL when it receives a packet, in order to decide
+/// about it as it arrived, and again when it sends the packet. It does not increment the TTL of a
+/// reinjected packet: if a rule of the host led that packet into the device again, it would loop
+/// forever.
 #[derive(Debug)]
 pub struct HostDevice {
     device: TunDevice,
@@ -109,8 +108,8 @@ pub struct HostDevice {
     ifindex: u32,
     /// Whether the host routes all packets through the device.
     is_hop: bool,
-    /// The settings of the host that the device has changed; `None` for a sender of another worker,
-    /// which receives no packets.
+    /// The host's settings that the device has changed; `None` for another worker's sender, which
+    /// receives no packets.
     owns: Option<RpFilter>,
 }
 
@@ -132,11 +131,10 @@ impl HostDevice {
         Self::set_up(name, TunDevice::create(name), |_| Ok(()))
     }
 
-    /// As [`create`](Self::create), with `accept_local`: the host accepts packets from its own
-    /// addresses. `route_localnet` permits servers on loopback addresses.
+    /// As [`create`](Self::create), for [`LOCAL`](Self::LOCAL): `accept_local` permits packets from
+    /// the host's own addresses, and `route_localnet` permits servers on loopback addresses.
     ///
-    /// # Errors
-    /// See [`TunError`].
+    /// # Errors See [`TunError`].
     pub(crate) fn create_local() -> Result<Self, TunError> {
         let name = Self::LOCAL;
         Self::set_up(name, TunDevice::create(name), |conf| {
@@ -147,23 +145,22 @@ impl HostDevice {
         .with_long_queue()
     }
 
-    /// Creates the device of the TUN backend, with forwarding enabled, or reuses the device that
-    /// another dataplane has `left`. It accepts packets whose source is an address of the host, as
-    /// in the outer headers of tunnels.
+    /// Creates the device of the TUN backend with forwarding enabled, or reuses the device that
+    /// another dataplane has `left`. The device accepts packets whose source is an address of the
+    /// host, as in the outer headers of tunnels.
     ///
-    /// # Errors
-    /// See [`TunError`].
+    /// # Errors See [`TunError`].
     pub fn create_hop(left: Option<OwnedFd>) -> Result<Self, TunError> {
         let name = Self::HOP;
-        // The device may have been deleted since.
+        // The device may have been deleted in the meantime.
         let left = left.filter(|_| lvs_sys::if_index(name).is_ok());
         let device = match left {
             Some(left) => Ok(TunDevice::of(left)),
             None => TunDevice::create(name),
         };
         let host = Self::set_up(name, device, |conf| {
-            // The host has already checked the source of each packet on the interface on which it
-            // arrived.
+            // The host has already checked the sources of packets on the interface of their
+            // arrival.
             write_setting(&conf.join("accept_local"), 1)
                 .map_err(failed(name, "permit the host's own addresses as sources"))?;
             write_setting(&conf.join("forwarding"), 1).map_err(failed(name, "switch on forwarding"))
@@ -182,7 +179,7 @@ impl HostDevice {
         Ok(self)
     }
 
-    /// Sets up a created device; `prepare` runs before the device is up.
+    /// Configures a created device; `prepare` runs before the device is up.
     fn set_up(
         name: &str,
         device: io::Result<TunDevice>,
@@ -196,8 +193,8 @@ impl HostDevice {
         write_setting(&own.join("rp_filter"), 0).map_err(fail("switch off rp_filter"))?;
         let rp_filter = RpFilter::clear(&conf, name)
             .map_err(fail("move net.ipv4.conf.all.rp_filter to the interfaces"))?;
-        // No link-local address and no router solicitations. A host without IPv6 has nothing to
-        // set.
+        // No link-local address, and no router solicitations. A host without IPv6 lacks the
+        // settings.
         let conf6 = Path::new("/proc/sys/net/ipv6/conf").join(name);
         if conf6.is_dir() {
             write_setting(&conf6.join("addr_gen_mode"), 1)
@@ -216,11 +213,10 @@ impl HostDevice {
         })
     }
 
-    /// Returns a sender for the device, for another worker. The owner of the device receives the
-    /// packets of the host.
+    /// Returns a sender for the device, for another worker. Only the owner of the device receives
+    /// packets.
     ///
-    /// # Errors
-    /// If the process has no free file descriptor.
+    /// # Errors If the process has no free file descriptor.
     pub fn sender(&self) -> Result<Self, TunError> {
         let device = self.device.another();
         Ok(Self {
@@ -232,7 +228,7 @@ impl HostDevice {
         })
     }
 
-    /// Reinjects packets unchanged; returns the number of refused packets.
+    /// Reinjects packets unchanged. Returns the number of refused packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         if self.is_hop {
             for frame in &mut *frames {
@@ -310,8 +306,8 @@ impl PacketIo for HostDevice {
     }
 }
 
-/// The counter of dropped packets of a device in `/proc/net/dev`. The host transmits the packets
-/// that the dataplane receives, so the value is in the column for transmission.
+/// Returns a device's counter of dropped packets in `/proc/net/dev`: in the column for
+/// transmission, because the host transmits the packets that the dataplane receives.
 fn transmit_drops(text: &str, device: &str) -> Option<u64> {
     const TRANSMIT_DROP: usize = 11;
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
@@ -320,14 +316,12 @@ fn transmit_drops(text: &str, device: &str) -> Option<u64> {
     number.parse().ok()
 }
 
-/// Creates the error of a failed step.
 fn failed(name: &str, step: &'static str) -> impl FnOnce(io::Error) -> TunError {
     let name = name.to_owned();
     move |source| TunError::Os { name, step, source }
 }
 
-/// Settings that were moved from `all.rp_filter` to the interfaces, in the order in which they are
-/// restored.
+/// The changed `rp_filter` settings, in the order in which they are restored.
 #[derive(Debug, Default)]
 struct RpFilter {
     moved: Vec<Moved>,
@@ -350,7 +344,7 @@ impl RpFilter {
         if strictest == 0 {
             return Ok(this);
         }
-        // `all` is restored first and cleared last, so that no interface is ever filtered less
+        // `all` is cleared last and restored first, so that no interface is ever filtered less
         // strictly than before.
         this.moved.push(Moved {
             path: all.clone(),
@@ -388,7 +382,7 @@ impl RpFilter {
 impl Drop for RpFilter {
     fn drop(&mut self) {
         for Moved { path, old, new } in &self.moved {
-            // A value that another program has changed in the meantime stays in place.
+            // Keep a value that another program has changed in the meantime.
             if read_setting(path).is_ok_and(|now| now == *new)
                 && let Err(err) = write_setting(path, *old)
             {
@@ -398,7 +392,7 @@ impl Drop for RpFilter {
     }
 }
 
-/// Reads a number below `/proc/sys`.
+/// Reads a number from a file below `/proc/sys`.
 pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
     let text = fs::read_to_string(path)?;
     text.trim().parse().map_err(|_| {
@@ -413,8 +407,8 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
 const WRITABLE: &str = "run the container with `--security-opt unmask=/proc/sys` (podman), or `--security-opt systempaths=unconfined` (docker)";
 
 /// Writes a setting, even if it already has the value: a written setting no longer follows
-/// `default` (devinet_copy_dflt_conf()). If `/proc/sys` is read-only, as in a container, a setting
-/// that already has the value is accepted.
+/// `default` (devinet_copy_dflt_conf()). With a read-only `/proc/sys`, as in a container, it is no
+/// error if the setting has the value.
 pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),

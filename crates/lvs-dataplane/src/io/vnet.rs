@@ -21,8 +21,8 @@ const GSO_TCPV6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
-/// Reads a header. A GSO type that is not supported yields an ordinary frame, which is too long for
-/// any device; the device refuses and counts it.
+/// Reads a header. An unsupported GSO type yields an ordinary frame that is too long for any
+/// device, so that the device refuses and counts it.
 pub(crate) fn decode(header: &[u8; LEN]) -> Offload {
     let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let kind = match header[1] & !GSO_ECN {
@@ -47,9 +47,9 @@ pub(crate) fn decode(header: &[u8; LEN]) -> Offload {
     }
 }
 
-/// The header for a partial checksum or a super-packet. It does not contain the flag "checksum
-/// verified": the receiver of a virtual link would rely on it, although the dataplane may have
-/// changed the frame.
+/// Returns the header for a partial checksum or a super-packet. It never has the flag "checksum
+/// verified": the receiver on a virtual link would trust it, but the dataplane may have changed the
+/// frame.
 pub(crate) fn encode(offload: &Offload) -> [u8; LEN] {
     let mut header = [0; LEN];
     let mut put = |at: usize, value: u16| {

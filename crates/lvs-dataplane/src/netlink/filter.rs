@@ -9,18 +9,20 @@ use std::io;
 use super::message::{Message, attributes, text, u32_at};
 use super::requests::Requests;
 
-/// The parent of ingress queueing disciplines (`TC_H_CLSACT`, equal to `TC_H_INGRESS`), their
-/// handle, and the parents of filters in them.
+/// The parent of an ingress queueing discipline (`TC_H_CLSACT`, equal to `TC_H_INGRESS`).
 const PARENT: u32 = 0xffff_fff1;
+/// The handle of an ingress queueing discipline.
 const HANDLE: u32 = 0xffff_0000;
+/// The parent of filters at the ingress.
 const INGRESS: u32 = 0xffff_fff2;
+/// The parent of filters at the egress.
 const EGRESS: u32 = 0xffff_fff3;
-/// The first preference; filters of other programs may have it as well.
+/// The first preference. Filters of other programs may have it, too.
 const PREFERENCE: u32 = 1;
 /// "LVS", a handle that no other program uses by accident.
 const OURS: u32 = 0x004c_5653;
-/// The name of the filter in the output of `tc`. A longer name marks a filter whose queueing
-/// discipline the dataplane has created.
+/// The name of the filter in the output of `tc`. A longer name means that the dataplane has also
+/// created the queueing discipline.
 const NAME: &str = "lvs_ingress";
 const NAME_WITH_QDISC: &str = "lvs_ingress+clsact";
 
@@ -39,13 +41,12 @@ const TCA_CLS_FLAGS_SKIP_HW: u32 = 1;
 /// `tcmsg`: family, 3 bytes unused, interface, handle, parent, preference and protocol.
 const HEADER: usize = 20;
 
-/// The kernel's filters, in this thread's network namespace.
+/// Access to the kernel's filters, in this thread's network namespace.
 #[derive(Debug)]
 pub(crate) struct Filters {
     requests: Requests,
 }
 
-/// A filter, or the beginning of a list of filters.
 #[derive(Debug)]
 struct Filter {
     handle: u32,
@@ -98,12 +99,11 @@ impl Filters {
     }
 
     /// Attaches a program to the ingress of an interface, before all other filters. It replaces the
-    /// filter of an earlier dataplane in one step, so that every frame passes a filter.
+    /// filter of an earlier dataplane in one step: no frame bypasses both.
     ///
-    /// # Errors
-    /// If the interface does not exist, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
-    /// `CONFIG_NET_CLS_BPF`), or another program has filters of another kind at the first
-    /// preference.
+    /// # Errors The interface does not exist, the kernel has no such filters
+    /// (`CONFIG_NET_SCH_INGRESS`, `CONFIG_NET_CLS_BPF`), or another program has filters of another
+    /// kind at the first preference.
     pub(crate) fn put(&mut self, ifindex: u32, program: i32) -> io::Result<()> {
         let there = self.at(ifindex, INGRESS)?;
         let there = there
@@ -129,11 +129,10 @@ impl Filters {
         put
     }
 
-    /// Removes the filter of a dataplane, and the queueing discipline if the dataplane created it
-    /// and no other filter uses it. Returns whether there was a filter.
+    /// Removes the filter of a dataplane, and the queueing discipline if the dataplane has created
+    /// it and no other filter uses it. Returns whether there was a filter.
     ///
-    /// # Errors
-    /// If the kernel refuses the request or does not answer.
+    /// # Errors The kernel refuses the request or does not answer.
     pub(crate) fn take_away(&mut self, ifindex: u32) -> io::Result<bool> {
         let there = self.at(ifindex, INGRESS)?;
         let Some(ours) = there.iter().find(|filter| filter.is_ours()) else {
@@ -153,20 +152,18 @@ impl Filters {
         Ok(true)
     }
 
-    /// The kernel's number of the program that is the first filter at the ingress of an interface;
-    /// 0 if the first filter is not a BPF program.
+    /// Returns the kernel's number of the program that is the first filter at the ingress of an
+    /// interface; 0 if the first filter is not a BPF program.
     ///
-    /// # Errors
-    /// If the kernel does not answer.
+    /// # Errors The kernel does not answer.
     pub(crate) fn first(&mut self, ifindex: u32) -> io::Result<u32> {
         let there = self.at(ifindex, INGRESS)?;
         Ok(there.first().map_or(0, |filter| filter.program))
     }
 
-    /// Interfaces that have a filter of a dataplane.
+    /// Returns the interfaces with a filter of a dataplane.
     ///
-    /// # Errors
-    /// If the kernel does not answer.
+    /// # Errors The kernel does not answer.
     pub(crate) fn interfaces(&mut self) -> io::Result<BTreeSet<u32>> {
         let mut candidates = BTreeSet::new();
         let any = header(0, 0, 0, 0);
@@ -185,8 +182,7 @@ impl Filters {
         Ok(interfaces)
     }
 
-    /// Returns the filters at one side (ingress or egress) of an interface, in the order in which
-    /// they run.
+    /// Returns the filters in the order in which they run.
     fn at(&mut self, ifindex: u32, side: u32) -> io::Result<Vec<Filter>> {
         let mut filters = Vec::new();
         let header = header(ifindex, 0, side, 0);
@@ -199,7 +195,7 @@ impl Filters {
         Ok(filters)
     }
 
-    /// Creates the queueing discipline; `false` if it existed before.
+    /// Creates the queueing discipline. Returns false if it existed before.
     fn make_qdisc(&mut self, ifindex: u32) -> io::Result<bool> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
         let header = header(ifindex, HANDLE, PARENT, 0);

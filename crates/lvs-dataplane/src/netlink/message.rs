@@ -1,7 +1,7 @@
-//! Netlink messages: a builder and a reader for headers and attributes.
+//! Builds and reads netlink messages: headers and attributes.
 //!
-//! Unknown attributes are ignored, so that the dataplane reads the links of a newer kernel. All
-//! reading is bounds-checked; an attribute that does not parse counts as absent.
+//! Unknown attributes are ignored, so that messages of a newer kernel can be read. An attribute
+//! that does not parse counts as absent.
 
 /// Length of `nlmsghdr` in bytes.
 pub(crate) const HEADER: usize = 16;
@@ -94,7 +94,6 @@ impl Builder {
     }
 }
 
-/// One received message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) kind: u16,
@@ -104,8 +103,8 @@ pub(crate) struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// The answer in an `NLMSG_ERROR`: a positive errno, 0 for an acknowledgement; and the kernel's
-    /// message.
+    /// Reads the answer in an `NLMSG_ERROR`: a positive errno, or 0 for an acknowledgement; and the
+    /// kernel's message.
     pub(crate) fn error(&self) -> Option<(i32, Option<String>)> {
         const NLMSG_ERROR: u16 = 2;
         const NLM_F_CAPPED: u16 = 0x100;
@@ -132,7 +131,6 @@ impl Message<'_> {
     }
 }
 
-/// The messages in a received buffer.
 pub(crate) fn messages(mut buf: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let len = usize::try_from(u32_at(buf, 0)?).ok()?;
@@ -149,7 +147,7 @@ pub(crate) fn messages(mut buf: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// Returns the attributes in a buffer: their kinds without flags, and their values.
+/// Returns the attributes in a buffer: kinds without flags, and values.
 pub(crate) fn attributes(mut buf: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     const NLA_TYPE_MASK: u16 = 0x3fff;
     std::iter::from_fn(move || {
@@ -171,7 +169,7 @@ pub(crate) fn u32_at(buf: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*buf.get(at..)?.first_chunk()?))
 }
 
-/// Converts a NUL-terminated string.
+/// Converts a NUL-terminated string, and replaces invalid UTF-8.
 pub(crate) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|b| *b == 0).unwrap_or(value.len());
     String::from_utf8_lossy(&value[..end]).into_owned()

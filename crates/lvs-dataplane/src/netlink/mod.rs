@@ -31,7 +31,7 @@ pub use self::state::{
 };
 pub(crate) use self::xdp::{Driver, Offloads, XdpFeatures};
 
-/// The error if the kernel's routing tables cannot be read or changed.
+/// The error if the kernel's tables cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
     /// The kernel refused a request, or does not answer.
@@ -52,26 +52,25 @@ fn hint(source: &io::Error) -> &'static str {
     }
 }
 
-/// Groups of events: `RTNLGRP_LINK`, `NEIGH`, `IPV4_IFADDR`, `IPV4_ROUTE`, `IPV4_RULE`,
+/// Multicast groups for events: `RTNLGRP_LINK`, `NEIGH`, `IPV4_IFADDR`, `IPV4_ROUTE`, `IPV4_RULE`,
 /// `IPV6_IFADDR`, `IPV6_ROUTE`, `IPV6_RULE`.
 const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 
-/// Size in bytes of the receive buffer for events: enough for a table of tens of thousands of
-/// routes at once.
+/// Size in bytes of the receive buffer for events: enough for tens of thousands of routes at once.
 const EVENT_BUFFER: i32 = 8 << 20;
 
 /// Maximum number of messages that one call of [`Netlink::poll_events`] reads, so that a flood of
 /// events does not delay packets.
 const EVENTS_MAX: usize = 256;
 
-/// The two sockets: one for requests, one for events.
+/// Two netlink sockets: one for requests, one for events.
 #[derive(Debug)]
 pub struct Netlink {
     requests: Requests,
     events: Socket,
     buf: Vec<u8>,
     rules_seen: bool,
-    /// Whether a read failed; the next call of [`Netlink::poll_events`] repeats it.
+    /// Whether the tables could not be read; the next [`Netlink::poll_events`] reads them again.
     stale: bool,
 }
 
@@ -116,12 +115,11 @@ impl Netlink {
         self.events.as_fd()
     }
 
-    /// Applies a bounded number of waiting events to `state`, and returns the changes. If events
-    /// were lost, it reads all tables again.
+    /// Applies a bounded number of waiting events to `state`. Returns the changes. If events were
+    /// lost, reads all tables again.
     ///
-    /// # Errors
-    /// If events cannot be received, or the tables cannot be read again. The events that arrived
-    /// before stay applied to `state`. After a failed reading, the next call repeats it.
+    /// # Errors Events cannot be received, or the tables cannot be read; the next call then reads
+    /// them again. Earlier events stay applied to `state`.
     pub fn poll_events(&mut self, state: &mut NetState) -> Result<Changes, NetlinkError> {
         let mut changes = Changes::default();
         let mut routes_stale = false;
@@ -141,7 +139,7 @@ impl Netlink {
                 }
                 Err(err) if err.kind() == io::ErrorKind::WouldBlock => break,
                 Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-                // ENOBUFS: the socket's buffer was full. Empty it, then read everything.
+                // ENOBUFS: events were lost. Empty the buffer, then read all tables.
                 Err(err) if err.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
                 Err(source) => {
                     // The next call reads all tables.
@@ -196,19 +194,18 @@ impl Netlink {
     }
 
     /// Makes the kernel resolve a neighbour, or confirm its entry; the answer arrives as an event.
-    /// The dataplane's frames do not pass the kernel's neighbour code, so it has to request the
-    /// resolution repeatedly. (Entries that the kernel keeps fresh, `NTF_EXT_MANAGED`, would remain
-    /// after this process has exited.) Permanent entries of the operator stay unchanged.
+    /// The kernel does not see the dataplane's frames, so this must be repeated. (`NTF_EXT_MANAGED`
+    /// would make the kernel repeat it even after this process has exited.) Permanent entries of
+    /// the operator stay unchanged.
     ///
-    /// # Errors
-    /// If the kernel refuses.
+    /// # Errors The kernel refuses.
     pub fn resolve(
         &mut self,
         state: &NetState,
         ifindex: u32,
         ip: IpAddr,
     ) -> Result<(), NetlinkError> {
-        // The kernel would remove the permanent state of such an entry (__neigh_update()).
+        // The kernel would make such an entry temporary (__neigh_update()).
         if state.neighbour(ifindex, ip).is_some_and(|n| n.is_static()) {
             return Ok(());
         }
@@ -232,8 +229,7 @@ impl Netlink {
     /// does not answer within three seconds counts as failed. Unresolved neighbours and permanent
     /// entries of the operator stay unchanged.
     ///
-    /// # Errors
-    /// If the kernel refuses.
+    /// # Errors The kernel refuses.
     pub fn confirm(
         &mut self,
         state: &NetState,
@@ -288,11 +284,10 @@ impl Netlink {
         }
     }
 
-    /// As [`Self::add_host_route`], with a protocol number by which routing daemons select it.
-    /// If `replaces` is true, it replaces an existing route in one step.
+    /// As [`Self::add_host_route`], with a protocol number by which routing daemons select the
+    /// route. `replaces`: replaces an existing route in one step.
     ///
-    /// # Errors
-    /// If the kernel refuses, or if the route exists and `replaces` is false.
+    /// # Errors The kernel refuses, or the route exists and `replaces` is false.
     pub fn announce_route(
         &mut self,
         ip: IpAddr,
@@ -371,8 +366,8 @@ impl Netlink {
     }
 }
 
-/// Logs a warning about a policy rule that is neither a default rule of the kernel nor a rule of
-/// the dataplane; returns whether it did.
+/// Logs a warning about a policy rule that neither the kernel nor the dataplane has made. Returns
+/// whether it did.
 fn warn_of_rule(message: &Message<'_>) -> bool {
     if policy::is_own_rule(message) {
         return false;

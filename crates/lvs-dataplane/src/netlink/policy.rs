@@ -1,6 +1,6 @@
-//! The kernel's policy rules, routes in separate tables, and proxy neighbours, which route packets
-//! to a device. All of them have the protocol number [`PROTOCOL`], by which the next dataplane
-//! identifies them if the process that added them was killed.
+//! Policy rules, routes in separate tables and proxy neighbours, which route packets to a device.
+//! They have the protocol number [`PROTOCOL`], by which the next dataplane finds them if the
+//! process that added them was killed.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use super::{family_of, octets};
 pub(crate) const PROTOCOL: u8 = 76;
 
 /// A route, a policy rule or a proxy neighbour. Entries are added in the order of this type, and
-/// deleted in the opposite order.
+/// deleted in the reverse order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entry {
     Route(PolicyRoute),
@@ -37,20 +37,19 @@ pub(crate) struct PolicyRoute {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PolicyRule {
     pub(crate) ipv6: bool,
-    /// Priority of the rule. The kernel evaluates rules in ascending order of priority.
+    /// The kernel evaluates rules in ascending order of priority.
     pub(crate) priority: u32,
     /// The interface that received the packet.
     pub(crate) interface: Option<String>,
     /// The source address of the packet.
     pub(crate) from: Option<IpAddr>,
     pub(crate) protocol: Option<u8>,
-    /// The rule's source ports, first and last, above 0 and below 65535. Fragments have no ports
-    /// and do not match.
+    /// First and last source port that match; above 0 and below 65535. Fragments have no ports and
+    /// do not match.
     pub(crate) ports: Option<(u16, u16)>,
     pub(crate) action: Action,
 }
 
-/// The action of a policy rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Action {
     /// Looks up a table, and continues with the next rule if the table has no route.
@@ -62,7 +61,7 @@ pub(crate) enum Action {
 }
 
 /// An address for which the host answers ARP or neighbour discovery on an interface, because it
-/// forwards packets to this address into the device of the dataplane.
+/// routes packets to this address into the dataplane's device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Proxy {
     pub(crate) ifindex: u32,
@@ -85,7 +84,7 @@ const FR_ACT_NOP: u8 = 3;
 const NDA_PROTOCOL: u16 = 12;
 
 impl Requests {
-    /// Adds an entry. An entry that exists already is accepted.
+    /// Adds an entry, unless it exists.
     pub(crate) fn add(&mut self, entry: &Entry) -> io::Result<()> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
         match self.change(entry, true, flags) {
@@ -94,7 +93,7 @@ impl Requests {
         }
     }
 
-    /// Deletes an entry. An entry that does not exist is accepted.
+    /// Deletes an entry, if it exists.
     pub(crate) fn delete(&mut self, entry: &Entry) -> io::Result<()> {
         match self.change(entry, false, 0) {
             Err(err)
@@ -130,11 +129,11 @@ impl Requests {
         }
     }
 
-    /// All entries with the dataplane's protocol number, routes only of `tables`; and the proxy
-    /// neighbours of other programs.
+    /// Returns all entries with the dataplane's protocol number (routes only of `tables`), and the
+    /// proxy neighbours of other programs.
     pub(crate) fn entries(&mut self, tables: &[u32]) -> io::Result<(Vec<Entry>, Vec<Proxy>)> {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
-        // A kernel without policy routing refuses this dump.
+        // A kernel without policy routing refuses this, and has no rules.
         let _ = self.dump(libc::RTM_GETRULE, &[0; 12], |message| {
             ours.extend(PolicyRule::parse(message).map(Entry::Rule));
         });
@@ -239,8 +238,8 @@ impl PolicyRule {
         }
     }
 
-    /// Parses a rule with the dataplane's protocol number. Attributes that the dataplane's rules
-    /// never have are ignored, so that the rule is deleted, too.
+    /// Parses a rule with the dataplane's protocol number. Ignores attributes that the dataplane
+    /// never sets, so that such a rule is deleted, too.
     fn parse(message: &Message<'_>) -> Option<Self> {
         let header = *message.payload.first_chunk::<12>()?;
         if message.kind != libc::RTM_NEWRULE {
@@ -289,7 +288,7 @@ impl Proxy {
         header
     }
 
-    /// Parses a proxy neighbour; true if it has the dataplane's protocol number.
+    /// Parses a proxy neighbour. Returns true with it if it has the dataplane's protocol number.
     fn parse(message: &Message<'_>) -> Option<(Self, bool)> {
         let payload = message.payload;
         if message.kind != libc::RTM_NEWNEIGH || payload.get(10)? & libc::NTF_PROXY == 0 {
@@ -325,7 +324,7 @@ fn unspecified(family: u8) -> Option<IpAddr> {
     }
 }
 
-/// Whether a kernel message reports the deletion of an entry of this program.
+/// Whether a kernel message reports the deletion of an entry with the dataplane's protocol number.
 pub(super) fn is_deletion(message: &Message<'_>) -> bool {
     let of = |kind| Message { kind, ..*message };
     match message.kind {
@@ -336,8 +335,7 @@ pub(super) fn is_deletion(message: &Message<'_>) -> bool {
     }
 }
 
-/// Whether a kernel message describes a rule that exists and has the protocol number of this
-/// program.
+/// Whether a kernel message describes an existing rule with the dataplane's protocol number.
 pub(super) fn is_own_rule(message: &Message<'_>) -> bool {
     PolicyRule::parse(message).is_some()
 }

@@ -6,7 +6,6 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::message::{Builder, Message, messages};
 
-/// A socket for requests.
 #[derive(Debug)]
 pub(crate) struct Requests {
     socket: Socket,
@@ -20,7 +19,7 @@ impl Requests {
         Self::of(NETLINK_ROUTE)
     }
 
-    /// Opens a socket like [`open`](Self::open), for another part of the kernel (`NETLINK_*`).
+    /// As [`open`](Self::open), for another netlink family (`NETLINK_*`).
     pub(super) fn of(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
@@ -57,7 +56,7 @@ impl Requests {
         self.ask(kind, flags, header, fill, |_| {})
     }
 
-    /// As [`request`](Self::request); `each` receives the messages before the acknowledgement.
+    /// As [`request`](Self::request). `each` receives the messages before the acknowledgement.
     pub(super) fn ask(
         &mut self,
         kind: u16,
@@ -70,7 +69,7 @@ impl Requests {
         self.answers(&mut each)
     }
 
-    /// Requests a whole table. If the table changes during the reading, the later events report the
+    /// Requests a whole table. If the table changes during the reading, later events report the
     /// changes.
     pub(crate) fn dump(
         &mut self,
@@ -119,7 +118,7 @@ impl Requests {
     }
 }
 
-/// Receives one complete datagram; repeats the call if a signal interrupts it.
+/// Receives one complete datagram, even if a signal interrupts the call.
 fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {
     loop {
         match socket.recv(buf, libc::MSG_TRUNC) {

@@ -1,6 +1,6 @@
-//! Reads from the kernel the properties of an interface on which the use of XDP depends: the XDP
-//! features of its driver (family `netdev` of generic netlink), its offloads (family `ethtool`),
-//! and an attached program.
+//! Reads the properties of an interface on which the use of XDP depends: the XDP features of its
+//! driver (family `netdev` of generic netlink), its offloads (family `ethtool`), and an attached
+//! program.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -10,7 +10,7 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 use super::message::{attributes, text, u32_at};
 use super::requests::Requests;
 
-/// The netlink family of the generic netlink controller (`GENL_ID_CTRL`), and its command.
+/// The netlink family of the generic netlink controller (`GENL_ID_CTRL`).
 const CONTROL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
@@ -35,12 +35,12 @@ const IFLA_XDP_ATTACHED: u16 = 2;
 /// `genlmsghdr`: command, version, 2 bytes unused.
 const HEADER: usize = 4;
 
-/// The XDP features of a driver.
+/// The XDP features of a driver (`enum netdev_xdp_act`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Driver(pub(crate) u64);
 
 impl Driver {
-    /// Whether the driver runs programs, and redirects frames for them.
+    /// Whether the driver runs XDP programs and redirects their frames.
     pub(crate) const fn redirects(self) -> bool {
         let needed = NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT;
         self.0 & needed == needed
@@ -57,13 +57,13 @@ impl Driver {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offloads {
     /// Offloads that the operator has enabled. On a veth with an XDP program, `rx-gro` is active
-    /// even if the operator has not enabled it.
+    /// even without this.
     pub(crate) wanted: BTreeSet<String>,
     /// Offloads that are active.
     pub(crate) active: BTreeSet<String>,
 }
 
-/// Reads the XDP features of interfaces from the kernel.
+/// Access to the XDP features of interfaces.
 #[derive(Debug)]
 pub(crate) struct XdpFeatures {
     requests: Requests,
@@ -186,7 +186,7 @@ impl XdpFeatures {
     }
 }
 
-/// The value of an attribute after a header of this length.
+/// Returns the value of an attribute after a header of `header` bytes.
 fn value(payload: &[u8], header: usize, kind: u16) -> Option<&[u8]> {
     let all = payload.get(header..)?;
     attributes(all).find(|(k, _)| *k == kind).map(|(_, v)| v)
@@ -198,7 +198,7 @@ fn driver(payload: &[u8]) -> Driver {
     Driver(features.map_or(0, u64::from_ne_bytes))
 }
 
-/// The names in a bit set that lists only bits that are set.
+/// Returns the names in a bit set that lists only bits that are set.
 fn names(bit_set: &[u8]) -> BTreeSet<String> {
     let bits = value(bit_set, 0, ETHTOOL_A_BITSET_BITS).unwrap_or_default();
     let names = attributes(bits).filter_map(|(_, bit)| value(bit, 0, ETHTOOL_A_BITSET_BIT_NAME));

@@ -1,5 +1,5 @@
-//! The thread of a sync backup: it receives and reads datagrams, and passes their connections to
-//! the packet workers in portions.
+//! The thread of a sync backup: receives datagrams, and passes their connections to the packet
+//! workers in portions.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -17,19 +17,18 @@ use super::{Director, Stop, add_stop, has_waited};
 use lvs_sys::Poller;
 use lvs_sys::lock;
 
-/// The interval at which the interface is checked.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Number of datagrams that are read from one socket before the next socket is read.
 const DATAGRAMS_PER_TURN: usize = 32;
-/// Number of connections that a packet worker takes over at a time, which needs some ten
+/// Maximum number of connections in a portion: a packet worker takes them over in some ten
 /// microseconds.
 const PORTION: usize = 32;
-/// Maximum number of portions that wait for packet workers.
+/// Maximum number of portions that the packet workers have at the same time.
 const PORTIONS_MAX: usize = 2;
-/// The longest wait for packet workers before the stop flag is checked again.
+/// Longest wait for packet workers before the stop flag is checked again.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Receives until `stop` is set.
+/// Receives datagrams until `stop` is set.
 pub(super) fn run(
     mut sockets: Sockets,
     director: &dyn Director,
@@ -58,11 +57,12 @@ pub(super) fn run(
     }
 }
 
-/// Reads the connections in datagrams, and passes them to the packet workers.
+/// Reads connections from datagrams, and passes them to the packet workers.
 #[derive(Debug)]
 struct Reader {
     syncid: u8,
-    /// The receive buffer, one byte longer than a message may be.
+    /// The receive buffer: one byte longer than a message may be, so that longer datagrams are
+    /// noticed.
     buffer: Vec<u8>,
     counts: Arc<Counts>,
     limiter: Arc<Limiter>,
@@ -96,7 +96,7 @@ impl Reader {
         }
     }
 
-    /// Reads the datagram of `len` bytes that is in the buffer.
+    /// Reads the connections from the datagram of `len` bytes in the buffer.
     fn read(&self, len: usize) -> Vec<Entry> {
         let counts = &*self.counts;
         count(&counts.received, 1);
@@ -121,7 +121,7 @@ impl Reader {
         }
     }
 
-    /// Passes connections to the packet workers; each portion waits for a free slot.
+    /// Passes connections to the packet workers, as soon as they have handled earlier portions.
     fn deliver(&self, entries: Vec<Entry>, director: &dyn Director, stop: &Stop) {
         let mut entries = entries.into_iter();
         loop {
@@ -138,7 +138,7 @@ impl Reader {
     }
 }
 
-/// Limits the portions that the packet workers handle at a time.
+/// Limits the number of portions that the packet workers have at the same time.
 #[derive(Debug, Default)]
 struct Limiter {
     inside: Mutex<usize>,
@@ -146,7 +146,7 @@ struct Limiter {
 }
 
 impl Limiter {
-    /// Waits for a free slot; `false` if `stop` is set.
+    /// Waits for a free slot. Returns false if `stop` is set.
     fn enter(&self, stop: &Stop) -> bool {
         let mut inside = lock(&self.inside);
         while *inside >= PORTIONS_MAX {
@@ -161,8 +161,8 @@ impl Limiter {
     }
 }
 
-/// The slot of a portion in the limiter. Each worker that handles a part of the portion has a copy;
-/// when the last copy is dropped, the slot is free.
+/// A portion's slot in the limiter. Each worker with a part of the portion has a copy; the slot
+/// becomes free when all copies are dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     _place: Arc<Place>,
@@ -176,7 +176,6 @@ impl Ticket {
     }
 }
 
-/// A portion's slot in a [`Limiter`].
 #[derive(Debug)]
 struct Place(Arc<Limiter>);
 

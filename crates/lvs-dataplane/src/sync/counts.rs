@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lvs_core::api::SyncCounts;
 use lvs_core::replication::TakenOver;
 
-/// Counters of all daemons that run or have run.
+/// Counters of all synchronisation daemons that are running or have run.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(super) sent: AtomicU64,
@@ -26,7 +26,6 @@ pub(crate) struct Counts {
     pub(super) no_room: AtomicU64,
 }
 
-/// Adds `more` to a counter.
 pub(super) fn count(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
@@ -38,7 +37,6 @@ impl Counts {
         count(&self.no_room, done.no_room);
     }
 
-    /// The current values.
     pub(crate) fn read(&self) -> SyncCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         SyncCounts {

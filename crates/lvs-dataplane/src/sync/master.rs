@@ -16,12 +16,12 @@ use lvs_sys::{Poller, wait_writable};
 /// Interval at which the interface is checked, and at which the messages of the control half are
 /// sent.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Longest wait for room in the socket, after which the master checks whether it must stop.
+/// Longest wait for room in the socket before the stop flag is checked again.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Time limit for a stopping master to send its remaining messages.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Sends until `stop` is set, and then the remaining messages.
+/// Sends messages until `stop` is set, and then the remaining ones.
 pub(super) fn run(
     mut sockets: Sockets,
     director: &dyn Director,
@@ -70,7 +70,7 @@ struct Manner<'a> {
 }
 
 impl Manner<'_> {
-    /// Longest wait for room in the socket; zero when a stopping master must discard its messages.
+    /// Longest wait for room in the socket; zero once a stopping master must discard its messages.
     fn patience(&mut self) -> Duration {
         if !self.stop.is_asked() {
             return PATIENCE;
@@ -90,7 +90,7 @@ fn send(
     for message in messages {
         let sent = loop {
             match sockets.send(&message) {
-                // The other messages wait, up to the maximum of the queue.
+                // The other messages stay queued, up to the maximum of the queue.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let patience = manner.patience();
                     match sockets.of(&message) {
@@ -143,12 +143,16 @@ mod tests {
             last: None,
         };
         assert_eq!(manner.patience(), PATIENCE);
-        assert_eq!(manner.last, None, "it continues");
+        assert_eq!(manner.last, None, "a running master has a deadline");
         stop.ask();
         assert!(manner.patience() <= PATIENCE);
         let last = manner.last.expect("the stop sets a deadline");
         manner.patience();
-        assert_eq!(manner.last, Some(last), "one second for all messages");
+        assert_eq!(
+            manner.last,
+            Some(last),
+            "the deadline of a stopping master has moved"
+        );
         manner.last = Some(Instant::now());
         assert_eq!(manner.patience(), Duration::ZERO);
     }

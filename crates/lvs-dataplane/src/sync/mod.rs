@@ -1,16 +1,16 @@
 //! The synchronisation daemons of IPVS: they send connections to other directors, and receive
 //! connections from them, as UDP datagrams of a multicast group on one interface.
-//! [`lvs_core::sync`] decides which connections are sent at which time, and how received ones are
-//! used; this module has the sockets and threads.
+//! [`lvs_core::sync`] decides which connections are sent and when, and how received ones are used;
+//! this module has the sockets and threads.
 //!
 //! ```text
 //! lvs-worker-N ─ full messages ─▶ Outbox, bounded ─▶ lvs-sync-master ─▶ sockets to port, port + 1 ...
 //! sockets at port, port + 1 ... ─▶ lvs-sync-backup ─ portions, few at a time ─▶ mailbox of lvs-worker-N
 //! ```
 //!
-//! A packet worker never waits. If the outbox is full, a message is dropped and counted. The backup
-//! passes the next portion when an earlier one is complete; until then, datagrams wait in the
-//! buffers of the sockets.
+//! A packet worker never waits: if the outbox is full, a message is dropped and counted. The backup
+//! passes on a portion when the workers have handled an earlier one; until then, datagrams wait in
+//! the sockets' buffers.
 
 mod backup;
 mod counts;
@@ -39,17 +39,16 @@ use self::sockets::Sockets;
 use lvs_sys::EventFd;
 use lvs_sys::lock;
 
-/// The functions of the director that the daemons' threads call.
+/// The functions of the dataplane that the daemons' threads call.
 pub(crate) trait Director: Send + Sync {
-    /// Due messages of the control half.
+    /// Returns the due messages of the control half.
     fn messages(&self) -> Vec<Message>;
 
-    /// Passes connections to the packet workers that own them. The workers drop the ticket when
-    /// they have taken over the connections.
+    /// Passes connections to the packet workers that own them. The workers drop `ticket` when they
+    /// have taken the connections over.
     fn take_over(&self, entries: Vec<Entry>, ticket: Ticket);
 }
 
-/// The daemons of a dataplane.
 #[derive(Debug)]
 pub(crate) struct Daemons {
     running: Mutex<Vec<Running>>,
@@ -58,7 +57,6 @@ pub(crate) struct Daemons {
     pub(crate) counts: Arc<Counts>,
 }
 
-/// A running synchronisation daemon with its thread.
 #[derive(Debug)]
 struct Running {
     daemon: SyncDaemon,
@@ -66,7 +64,7 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// The stop flag of a daemon's thread, and the descriptor that wakes it.
+/// Stops a daemon's thread: a flag, and the descriptor that wakes the thread.
 #[derive(Debug)]
 struct Stop {
     asked: AtomicBool,
@@ -84,8 +82,8 @@ impl Stop {
     }
 }
 
-/// A daemon with open sockets and a thread that waits for the start. Dropping it ends the thread,
-/// and no message is sent.
+/// A daemon with open sockets, whose thread waits for the start. Dropping it ends the thread before
+/// it sends a message.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     running: Running,
@@ -93,7 +91,7 @@ pub(crate) struct Prepared {
 }
 
 impl Daemons {
-    /// Creates the set without a running daemon.
+    /// Creates the set without running daemons.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             running: Mutex::default(),
@@ -103,16 +101,15 @@ impl Daemons {
         })
     }
 
-    /// Sets the director that the daemons serve.
+    /// Sets the dataplane that the daemons serve.
     pub(crate) fn serve(&self, director: Weak<dyn Director>) {
         let _ = self.director.set(director);
     }
 
-    /// Opens the sockets of a daemon and creates its thread, which waits. `ports` is the value of
-    /// `sync_ports` when the first daemon starts; `sock_size` is `sync_sock_size`.
+    /// Opens the sockets of a daemon, and creates its thread, which waits. `ports` is the value of
+    /// `sync_ports` at the start of the first daemon, and `sock_size` that of `sync_sock_size`.
     ///
-    /// # Errors
-    /// If IPVS would refuse to start the daemon, or no descriptor or thread is available.
+    /// # Errors IPVS would refuse to start the daemon, or no descriptor or thread is available.
     pub(crate) fn prepare(
         &self,
         daemon: &SyncDaemon,
@@ -172,11 +169,11 @@ impl Daemons {
         })
     }
 
-    /// Starts the prepared daemons, and stops the running daemons that are not in `wanted`. It
-    /// returns after the threads of stopped daemons have exited.
+    /// Starts the prepared daemons, and stops the running ones that are not in `wanted`. Returns
+    /// after the threads of stopped daemons have exited.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = lock(&self.running);
-        // A daemon that is stopped and started again may use different ports and buffers.
+        // A daemon that is stopped and started again may have other ports and buffers.
         let anew = |role| {
             let mut new = prepared.iter().map(|prepared| &prepared.running.daemon);
             new.any(|daemon| daemon.role == role)
@@ -186,7 +183,7 @@ impl Daemons {
             .partition(|running| wanted.contains(&running.daemon) && !anew(running.daemon.role));
         *running = keep;
         end(stop);
-        // The last start of a role is the one that counts.
+        // The last start of a role counts.
         for Prepared { running: new, go } in prepared.into_iter().rev() {
             let runs = |running: &Running| running.daemon.role == new.daemon.role;
             if wanted.contains(&new.daemon) && !running.iter().any(runs) && go.send(()).is_ok() {
@@ -195,7 +192,6 @@ impl Daemons {
         }
     }
 
-    /// Stops all daemons.
     pub(crate) fn end(&self) {
         let all = std::mem::take(&mut *lock(&self.running));
         end(all);
@@ -223,7 +219,6 @@ const fn role(role: SyncRole) -> &'static str {
     }
 }
 
-/// The multicast group of a daemon: the configured one, or the default.
 fn group(daemon: &SyncDaemon) -> IpAddr {
     daemon.group.unwrap_or_else(|| lvs_core::sync::GROUP.into())
 }
@@ -246,14 +241,13 @@ pub(crate) fn entry(port: u16) -> Entry {
     }
 }
 
-/// Adds the stop descriptor to the poller of a daemon's thread.
 fn add_stop(poller: &mut lvs_sys::Poller, stop: &Stop) {
     poller.add(stop.wake.as_fd());
 }
 
-/// Whether a daemon's thread has waited for its descriptors. Otherwise it has slept for a short time,
-/// and tries all of them: it does not end, because it would still be listed. `failed` is whether the
-/// previous wait failed.
+/// Whether waiting for a daemon's descriptors has succeeded. If it fails, sleeps for 100 ms, so
+/// that the daemon keeps running and tries its sockets; logs this unless the previous wait has
+/// `failed`, too.
 fn has_waited(wait: io::Result<usize>, failed: &mut bool, of: SyncRole) -> bool {
     let Err(error) = wait else {
         *failed = false;

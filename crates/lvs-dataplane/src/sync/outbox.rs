@@ -9,13 +9,13 @@ use lvs_core::sync::Message;
 use lvs_sys::EventFd;
 use lvs_sys::lock;
 
-/// Maximum number of bytes of waiting messages, even if `sync_qlen_max` permits more messages.
+/// Maximum number of queued bytes, even if `sync_qlen_max` permits more messages.
 const BYTES_MAX: usize = 64 << 20;
-/// Number of bytes at which the master stops fetching messages; the last message may exceed it.
-/// Fetched messages wait too, if the interface accepts no more.
+/// Number of bytes of messages that the master takes from the queue at a time. The last message may
+/// exceed it.
 const PORTION: usize = 256 << 10;
 
-/// Messages that wait to be sent. A full outbox drops messages instead of delaying a packet worker.
+/// The queue of messages to send. A full queue drops messages, so that a packet worker never waits.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     queued: Mutex<Queued>,
@@ -40,7 +40,7 @@ impl Outbox {
         lock(&self.queued)
     }
 
-    /// Adds a message, unless `max` messages wait already; `false` if it was not added.
+    /// Adds a message. Returns false if `max` messages are queued already.
     pub(crate) fn push(&self, message: Message, max: usize) -> bool {
         let first = {
             let mut queued = self.queued();
@@ -58,7 +58,7 @@ impl Outbox {
         true
     }
 
-    /// Removes and returns a portion of the messages, in order; empty only if no message waits.
+    /// Removes and returns a portion of the messages, in order; it is empty only if the queue is.
     pub(super) fn take(&self) -> Vec<Message> {
         self.wake.take();
         let (mut portion, mut bytes) = (Vec::new(), 0);
@@ -99,15 +99,24 @@ mod tests {
         assert_eq!((pushed, outbox.take().len()), (4, 4));
         let push = || (0..2000).filter(|_| outbox.push(message(64 << 10), 5000));
         assert_eq!(push().count(), 1024);
-        // The taken portion may wait for the interface.
+        // The master may keep the taken portion while the interface accepts no more.
         let taken = outbox.take().len();
         assert_eq!(taken, PORTION / (64 << 10));
         assert_eq!(push().count(), taken);
-        assert!(outbox.wake().take(), "more messages wait");
+        assert!(
+            outbox.wake().take(),
+            "the master was not woken, although messages are queued"
+        );
         let portions = std::iter::from_fn(|| Some(outbox.take().len()).filter(|&count| count > 0));
         assert_eq!(portions.sum::<usize>(), 1024);
-        assert!(!outbox.wake().take(), "no message remains");
-        assert!(outbox.push(message(1), 1), "the queue has room again");
+        assert!(
+            !outbox.wake().take(),
+            "the master was woken, although no message is queued"
+        );
+        assert!(
+            outbox.push(message(1), 1),
+            "the empty queue refused a message"
+        );
         assert!(outbox.wake().take());
     }
 }

@@ -11,18 +11,18 @@ use tracing::{info, warn};
 use super::counts::{Counts, count};
 use super::{group, role};
 
-/// Sockets of a daemon on its interface, which may be removed and added again.
+/// The sockets of a daemon on its interface, which may be removed and added again.
 #[derive(Debug)]
 pub(super) struct Sockets {
     pub(super) daemon: SyncDaemon,
     ports: u16,
     sock_size: i32,
-    /// The index of the interface to which the sockets are bound.
+    /// Index of the interface to which the sockets are bound.
     index: u32,
-    /// The source address of a master with an IPv4 group.
+    /// The source address of a master whose group is IPv4.
     source: Option<Ipv4Addr>,
     open: Vec<UdpSocket>,
-    /// The number of datagrams that each socket had lost at the last check.
+    /// Number of lost datagrams of each socket at the last check.
     lost: Vec<u32>,
     /// Whether the interface was missing at the last check.
     away: bool,
@@ -31,8 +31,7 @@ pub(super) struct Sockets {
 impl Sockets {
     /// Opens the sockets.
     ///
-    /// # Errors
-    /// If the kernel would refuse to start the daemon.
+    /// # Errors The kernel would refuse to start the daemon.
     pub(super) fn open(daemon: &SyncDaemon, ports: u16, sock_size: i32) -> Result<Self, Failure> {
         let last = port(daemon).checked_add(ports - 1);
         if last.is_none() {
@@ -61,15 +60,13 @@ impl Sockets {
         this.open = this.all(this.index).map_err(refused)?;
         this.lost = vec![0; this.open.len()];
         if daemon.role == SyncRole::Master {
-            // This fails for an interface that is down, as in the kernel, before the first message
-            // is sent.
+            // As in the kernel, a master cannot be started on an interface that is down.
             let probe = this.one(this.index, 0).map_err(refused)?;
             probe.connect(this.target(0)).map_err(refused)?;
         }
         Ok(this)
     }
 
-    /// Opens one socket for each port.
     fn all(&self, index: u32) -> io::Result<Vec<UdpSocket>> {
         (0..self.ports)
             .map(|number| self.one(index, number))
@@ -94,7 +91,7 @@ impl Sockets {
         Ok(socket)
     }
 
-    /// The source address of a master with an IPv4 group: the first address of the interface.
+    /// The source address of a master whose group is IPv4: the first address of the interface.
     fn primary(&self) -> Option<Ipv4Addr> {
         let sends = self.daemon.role == SyncRole::Master && group(&self.daemon).is_ipv4();
         sends.then(|| lvs_sys::primary_address(&self.daemon.interface).ok()?)?
@@ -109,12 +106,12 @@ impl Sockets {
         }
     }
 
-    /// Iterates over the open sockets; none while the interface does not exist.
+    /// The open sockets; none while the interface does not exist.
     pub(super) fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
         self.open.iter()
     }
 
-    /// Returns the socket for a message, and the number of this socket.
+    /// Returns the socket for a message, and the socket's number.
     pub(super) fn of(&self, message: &sync::Message) -> Option<(u16, &UdpSocket)> {
         let number = message
             .port
@@ -130,8 +127,8 @@ impl Sockets {
         Ok(())
     }
 
-    /// Opens the sockets again if the interface was removed and added again, because a socket that
-    /// is bound to the removed interface receives nothing. Also counts lost datagrams. Call it
+    /// Counts lost datagrams, and opens the sockets again if the interface was removed and added
+    /// again: a socket that is bound to the removed interface receives nothing. Call it
     /// periodically.
     pub(super) fn keep(&mut self, counts: &Counts) {
         for (socket, before) in self.open.iter().zip(&mut self.lost) {
@@ -182,7 +179,6 @@ fn port(daemon: &SyncDaemon) -> u16 {
     daemon.port.unwrap_or(sync::PORT)
 }
 
-/// The failure to start a daemon because its sockets cannot be opened.
 fn refusal(daemon: &SyncDaemon, error: &io::Error) -> Failure {
     let (role, interface) = (role(daemon.role), &daemon.interface);
     let code = match error.raw_os_error() {

@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use lvs_core::stats::Counts;
 use lvs_core::{Control, ServiceKey};
 
-/// Number of counters of packets and bytes of a server.
+/// Number of counters of packets and bytes of a server, in both directions.
 const COUNTED: usize = 4;
-/// Number of words that are stored for a server: its counters, and the part of them that the BPF
-/// programs have counted.
+/// Number of words for a server: its connections, packets and bytes, and the part of the packets
+/// and bytes that the BPF programs have counted.
 pub(crate) const KEPT_WORDS: usize = 1 + 2 * COUNTED;
 
-/// The index of a server's counters.
+/// Where the counters of a server are stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     pub(crate) service: ServiceKey,
@@ -27,12 +27,12 @@ pub(crate) const fn text_words(bytes: usize) -> usize {
     1 + 2 * bytes.div_ceil(8)
 }
 
-/// The shared memory of the counters and of the configuration text, as words.
+/// The shared memory for counters and services, as words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Area<'a> {
     /// The stored counters: [`KEPT_WORDS`] words for each record.
     pub(crate) counts: &'a [AtomicU64],
-    /// One word that selects the valid half, and two halves for the text.
+    /// One word that selects the valid half, and two halves for the services and settings.
     pub(crate) text: &'a [AtomicU64],
 }
 
@@ -42,7 +42,7 @@ impl Area<'_> {
         self.counts.get(at..at + KEPT_WORDS)
     }
 
-    /// Stores the counters of the servers at these indices; `elsewhere` contains for each record
+    /// Stores the counters of the servers at these indices. `elsewhere` contains for each record
     /// the packets and bytes that the BPF programs have counted.
     pub(crate) fn keep_counts(
         &self,
@@ -70,7 +70,7 @@ impl Area<'_> {
         }
     }
 
-    /// Adds the counters of the earlier dataplane's servers to those of this dataplane; `elsewhere`
+    /// Adds the counters of the predecessor's servers to those of this dataplane. `elsewhere`
     /// contains for each record the packets and bytes that the BPF programs have counted so far.
     pub(crate) fn take_counts(
         &self,
@@ -111,7 +111,8 @@ impl Area<'_> {
         }
     }
 
-    /// Stores a text. Returns `false` if the text is too long; a successor then finds no text.
+    /// Stores the services and settings. Returns false if `text` is too long; a successor then
+    /// finds none.
     pub(crate) fn save(&self, text: &[u8]) -> bool {
         let (first, halves) = (self.text[0].load(Relaxed), &self.text[1..]);
         let half = halves.len() / 2;
@@ -130,7 +131,7 @@ impl Area<'_> {
         true
     }
 
-    /// The stored text.
+    /// The stored services and settings.
     pub(crate) fn saved(&self) -> Option<Vec<u8>> {
         let (first, halves) = (self.text[0].load(Acquire), &self.text[1..]);
         let half = halves.len() / 2;

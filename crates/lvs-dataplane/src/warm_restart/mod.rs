@@ -1,6 +1,6 @@
-//! Warm restart without a BPF file system: when the dataplane is killed, a small process, the state
-//! keeper, keeps the memory with the connection table, services, settings and counters, and the
-//! socket of the shield, until the next dataplane starts.
+//! Warm restart without a BPF file system. When the dataplane is killed, a small process, the state
+//! keeper, keeps open the memory with the connection table, services, settings and counters, and
+//! the socket of the shield, until the next dataplane starts.
 //!
 //! ```text
 //!  dataplane ─── maps ───▶ memory ◀── keeps ─── state keeper (lvs-dataplane --hold)
@@ -10,8 +10,8 @@
 //! Between the two dataplanes no packet is forwarded: clients and servers retransmit.
 //!
 //! Each packet worker has a connection table. A dataplane with one worker that finds a single table
-//! of its own size continues with this table. In all other cases it moves the connections into new
-//! memory, and passes the new memory to the state keeper when the move is complete.
+//! of its own size continues with this table. In all other cases it copies the connections into new
+//! memory, and then passes the new memory to the state keeper.
 
 mod area;
 mod state_keeper;
@@ -34,41 +34,41 @@ pub use self::state_keeper::{StateKeeper, hold};
 use lvs_sys::SharedArray;
 use lvs_sys::lock;
 
-/// Time for which connections are kept while no dataplane runs.
+/// Time for which connections are kept while no dataplane is running.
 pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);
-/// Maximum number of servers whose counters are stored. Only the written pages use memory.
+/// Maximum number of servers whose counters are stored. Only written pages use memory.
 const RECORDS: usize = 1 << 20;
-/// Number of bytes for services and settings, which are stored twice: enough for more than a
+/// Number of bytes for each of the two copies of services and settings: enough for more than a
 /// million servers.
 const TEXT: usize = 1 << 29;
-/// The message if the memory has connections, but no complete services and servers.
+/// The reason for a successor without connections: the services and servers are incomplete.
 pub(crate) const INCOMPLETE: &str =
     "its services and servers could not be stored for a warm restart, see its log";
 /// The word "LVSOUTLV", which marks the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
-/// The version of the memory's format, without the connection table. It changes with the meaning of
-/// any word.
+/// Version of the memory's format, except the connection table. It changes with the meaning of any
+/// word.
 const VERSION: u64 = 2;
 
 /// Indices of the words at the beginning of the memory.
 mod head {
     pub(super) const MAGIC: usize = 0;
     pub(super) const VERSION: usize = 1;
-    /// `CLOCK_MONOTONIC` at the zero of the dataplane's clock.
+    /// The time of `CLOCK_MONOTONIC` at the zero of the dataplane's clock.
     pub(super) const BASE: usize = 2;
-    /// The time, by the dataplane's clock, until which a successor may take over.
+    /// The time of the dataplane's clock until which a successor may take over.
     pub(super) const ALIVE: usize = 3;
-    /// The number of tables; 0 means one.
+    /// Number of connection tables; 0 means one.
     pub(super) const TABLES: usize = 4;
-    /// Index of the number of servers whose counters are stored.
+    /// Number of servers whose counters are stored.
     pub(super) const RECORDS: usize = 5;
-    /// The description of each table.
+    /// First word of the description of the connection tables.
     pub(super) const TABLE: usize = 8;
     pub(super) const WORDS: usize = TABLE + super::Layout::HEADER_WORDS;
 }
 
-/// Returns the parts of the memory with `tables` connection tables: for each its offset in bytes,
-/// aligned to a page, and its length in words.
+/// Returns the offset in bytes (page-aligned) and the length in words of each part of the memory,
+/// with `tables` connection tables; and the length of the memory.
 fn parts(layout: &Layout, tables: usize) -> (Vec<(u64, usize)>, u64) {
     const PAGE: u64 = 4096;
     let table = layout.region_words();
@@ -83,7 +83,6 @@ fn parts(layout: &Layout, tables: usize) -> (Vec<(u64, usize)>, u64) {
     (parts.collect(), at)
 }
 
-/// The memory, mapped.
 #[derive(Debug)]
 struct Mapped {
     head: SharedArray,
@@ -139,7 +138,7 @@ impl Mapped {
             .collect()
     }
 
-    /// Copies all parts but the connection tables.
+    /// Copies everything except the connection tables.
     fn copy_from(&self, left: &Self) {
         for word in [head::BASE, head::ALIVE] {
             self.set(word, left.word(word));
@@ -147,7 +146,7 @@ impl Mapped {
         if let Some(text) = left.area().saved() {
             self.area().save(&text);
         }
-        // Reading a page also allocates it.
+        // Reading an unused page would allocate it.
         let records = left.word(head::RECORDS);
         self.set(head::RECORDS, records);
         let words = usize::try_from(records).unwrap_or(usize::MAX);
@@ -164,19 +163,18 @@ impl Mapped {
 pub struct WarmRestart {
     mapped: Mapped,
     found: bool,
-    /// The memory of an earlier dataplane, from which the connections move. Its lock excludes other
+    /// The memory of a predecessor whose connections must be copied. Its lock excludes other
     /// dataplanes.
     left: Mutex<Option<(Mapped, File)>>,
     state_keeper: StateKeeper,
 }
 
 impl WarmRestart {
-    /// Takes over the state of an earlier dataplane, if this version can read it and the kill was
-    /// not too long ago. Otherwise it starts without state and logs the reason. `tables` is the
-    /// number of tables with this layout.
+    /// Takes over the state of a predecessor, if this version can read it and the kill was not too
+    /// long ago. Otherwise starts without state and logs the reason. `tables` is the number of
+    /// connection tables with this layout.
     ///
-    /// # Errors
-    /// If the memory cannot be allocated or mapped.
+    /// # Errors The memory cannot be allocated or mapped.
     pub fn open(layout: Layout, tables: usize, mut state_keeper: StateKeeper) -> io::Result<Self> {
         let tables = tables.clamp(1, WORKERS_MAX);
         let mut left = None;
@@ -186,7 +184,7 @@ impl WarmRestart {
                 Err(why) => warn!("connections of the previous dataplane have ended: {why}"),
             }
         }
-        // Unreadable memory stays locked until the state keeper has the new memory.
+        // Keep unreadable memory locked until the state keeper has the new memory.
         let mut unread = None;
         let is_alike = |left: &Mapped| {
             let keys = left.layout.keys;
@@ -235,7 +233,7 @@ impl WarmRestart {
         })
     }
 
-    /// Whether this dataplane takes over the connections of an earlier dataplane.
+    /// Whether this dataplane takes over the connections of a predecessor.
     pub(crate) const fn is_successor(&self) -> bool {
         self.found
     }
@@ -248,20 +246,18 @@ impl WarmRestart {
         self.mapped.memories()
     }
 
-    /// The tables of the earlier dataplane whose connections must move into
-    /// [`memories`](Self::memories); `None` if they already are there.
+    /// The predecessor's connection tables, to be copied into [`memories`](Self::memories); `None`
+    /// if `memories` are these tables.
     ///
-    /// # Errors
-    /// No error is known.
+    /// # Errors No error is known.
     pub(crate) fn memories_left(&self) -> io::Result<Option<Vec<Memory>>> {
         let left = lock(&self.left);
         left.as_ref().map(|(left, _)| left.memories()).transpose()
     }
 
-    /// Passes the new memory to the state keeper after all connections have moved.
+    /// Passes the new memory to the state keeper after all connections are copied.
     ///
-    /// # Errors
-    /// If the state keeper has exited.
+    /// # Errors The state keeper has exited.
     pub(crate) fn has_taken_over(&self) -> io::Result<()> {
         let mut left = lock(&self.left);
         match left.take() {
@@ -270,15 +266,14 @@ impl WarmRestart {
         }
     }
 
-    /// The area for services, settings and counters.
+    /// The memory for services, settings and counters.
     pub(crate) fn area(&self) -> Area<'_> {
         self.mapped.area()
     }
 
-    /// Saves services and settings.
+    /// Stores services and settings.
     ///
-    /// # Errors
-    /// If they are too long.
+    /// # Errors They are too long.
     pub(crate) fn save(&self, text: &[u8]) -> io::Result<()> {
         match self.area().save(text) {
             true => Ok(()),
@@ -290,7 +285,7 @@ impl WarmRestart {
         }
     }
 
-    /// Stores the counters of the servers at these indices; returns the next index, if there are
+    /// Stores the counters of the servers at these indices. Returns the next index, if there are
     /// more servers.
     pub(crate) fn keep_counts(&self, control: &Control, places: Range<usize>) -> Option<usize> {
         let all = control.endpoint_places();
@@ -304,12 +299,12 @@ impl WarmRestart {
         (end < all).then_some(end)
     }
 
-    /// Sets the clock of the connections' deadlines; its present time is `now`.
+    /// Sets the clock of the connections' deadlines to `now`.
     pub(crate) fn set_clock(&self, now: Instant) {
         set_clock(&self.mapped, now);
     }
 
-    /// Records that the dataplane runs.
+    /// Records that the dataplane is running.
     pub(crate) fn is_alive(&self, now: Instant) {
         is_alive(&self.mapped, now);
     }
@@ -320,8 +315,7 @@ impl WarmRestart {
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
-    /// Stops the state keeper at an orderly exit of the dataplane, so that the next dataplane
-    /// starts without state.
+    /// Stops the state keeper at an orderly exit, so that the next dataplane starts without state.
     pub(crate) fn end(&self) {
         self.mapped.set(head::ALIVE, 0);
         self.state_keeper.end();
@@ -332,7 +326,6 @@ impl WarmRestart {
         self.mapped.set(word, value);
     }
 
-    /// The state keeper.
     pub(crate) const fn state_keeper(&self) -> &StateKeeper {
         &self.state_keeper
     }
@@ -348,13 +341,13 @@ fn is_alive(mapped: &Mapped, now: Instant) {
     mapped.set(head::ALIVE, (now + WITHOUT_DATAPLANE).as_nanos());
 }
 
-/// Whether a successor may still take over the state of a dataplane: `alive` is the end of the
-/// permitted time, by the dataplane's clock, whose zero is at `base`.
+/// Whether a successor may still take over. `alive` is the end of the permitted time, by the
+/// dataplane's clock, and `base` the time of `CLOCK_MONOTONIC` at that clock's zero.
 fn is_worth_waiting(base: u64, alive: u64) -> bool {
     lvs_sys::monotonic().wrapping_sub(base) < alive
 }
 
-/// Maps the state of an earlier dataplane; the error is the reason why this version cannot use it.
+/// Maps the state of a predecessor, or returns the reason why this version cannot use it.
 fn found(state_keeper: &StateKeeper) -> Result<Mapped, String> {
     let head = SharedArray::of_file(state_keeper.memory(), 0, head::WORDS);
     let head = head.map_err(|error| error.to_string())?;
@@ -375,7 +368,7 @@ fn found(state_keeper: &StateKeeper) -> Result<Mapped, String> {
     }
     let mapped =
         Mapped::map(state_keeper.memory(), layout, tables).map_err(|error| error.to_string())?;
-    // If the services are missing, the dataplane would reset all connections one by one.
+    // Without the services, the dataplane would reset all connections one by one.
     match mapped.area().saved() {
         Some(_) => Ok(mapped),
         None => Err(INCOMPLETE.to_owned()),

@@ -1,8 +1,8 @@
-//! The state keeper: a process that stores file descriptors for the next dataplane when the current
-//! one is killed.
+//! The state keeper: a process that keeps file descriptors for the next dataplane, in case the
+//! present one is killed.
 //!
-//! It listens on an abstract Unix socket. The kernel frees this name when the process exits, and
-//! each network namespace has separate names, so there is one state keeper for each dataplane. It
+//! It listens on an abstract Unix socket. The kernel frees the name when the process exits, and
+//! each network namespace has its own names, so there is one state keeper for each dataplane. It
 //! accepts only processes of its own user.
 
 use std::fs::File;
@@ -31,30 +31,29 @@ use lvs_sys::Poller;
 use lvs_sys::lock;
 use lvs_sys::peercred::{own_uid, peer_cred};
 
-/// The argument that makes the program of the dataplane a state keeper.
+/// The argument that makes the dataplane's program a state keeper.
 const ARGUMENT: &str = "--hold";
 /// Time limit for a new state keeper to listen on its socket.
 const START: Duration = Duration::from_secs(2);
-/// The longest time that a dataplane waits for an answer.
+/// Longest time that a dataplane waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The longest time that the state keeper waits for the request of one client, while other clients
-/// wait.
+/// Longest time that the state keeper waits for one client's request, while other clients wait.
 const HASTE: Duration = Duration::from_millis(200);
 /// Interval at which a state keeper checks whether a dataplane can still use its descriptors.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// A state keeper without usable memory runs at least this long after its start, so that a starting
-/// dataplane can pass its memory.
+/// A state keeper without usable memory runs at least this long, so that a starting dataplane can
+/// pass its memory.
 const EMPTY: Duration = Duration::from_secs(60);
-/// Maximum number of stored shields: the shield of a killed dataplane and those of its successors.
+/// Maximum number of kept shields: that of a killed dataplane and those of its successors.
 const SHIELDS: usize = 4;
 
-/// The requests to a state keeper, one byte each.
+/// Requests to a state keeper, one byte each.
 mod ask {
     /// Requests the memory; the answer contains the descriptor, if one is stored.
     pub(super) const GIVE: u8 = b'?';
-    /// Passes the shared memory to the state keeper.
+    /// Passes the shared memory.
     pub(super) const MEMORY: u8 = b'm';
-    /// Passes a shield, which is stored in addition to the earlier ones.
+    /// Passes a shield, which is kept in addition to the earlier ones.
     pub(super) const SHIELD: u8 = b's';
     /// Closes the device, and all shields except the last one.
     pub(super) const LAST: u8 = b'l';
@@ -66,14 +65,14 @@ mod ask {
     pub(super) const END: u8 = b'e';
 }
 
-/// The answer to a request that succeeded; any other byte means a failure.
+/// The answer to a request that has succeeded; any other byte means a failure.
 const DONE: u8 = b'+';
 
 /// The dataplane's connection to its state keeper.
 #[derive(Debug)]
 pub struct StateKeeper {
     name: Vec<u8>,
-    /// The shared memory. Its file lock excludes other dataplanes.
+    /// The shared memory. A lock of this file excludes other dataplanes.
     memory: File,
     /// The state keeper's process, if this process has started it.
     child: Mutex<Option<Child>>,
@@ -84,11 +83,10 @@ fn refused(what: impl Into<String>) -> io::Error {
 }
 
 impl StateKeeper {
-    /// Connects to the state keeper for the dataplane of this name, and starts a state keeper if
-    /// there is none. Call it while the process may still start programs.
+    /// Connects to the state keeper of the dataplane of this name, or starts one. Call it while the
+    /// process may still start programs.
     ///
-    /// # Errors
-    /// If no state keeper can be started, if it belongs to another user, or if another dataplane
+    /// # Errors No state keeper can be started, it belongs to another user, or another dataplane
     /// uses it.
     pub fn of(name: &str) -> io::Result<Self> {
         let name = format!("lvs-state:{name}").into_bytes();
@@ -111,8 +109,8 @@ impl StateKeeper {
         })
     }
 
-    /// Replaces the memory by a new one, which is not passed to the state keeper yet, and returns
-    /// the old one.
+    /// Replaces the memory by a new one, which the state keeper does not have yet. Returns the old
+    /// one.
     pub(super) fn take_other_memory(&mut self) -> io::Result<File> {
         let own = memory_file()?;
         Ok(mem::replace(&mut self.memory, locked(own.as_fd())?))
@@ -139,46 +137,44 @@ impl StateKeeper {
     }
 
     /// Sets the length of empty memory, and seals it: if the memory became shorter, the kernel
-    /// would kill a process that has mapped it.
+    /// would kill processes that have mapped it.
     pub(super) fn resize(&self, len: u64) -> io::Result<()> {
         self.memory.set_len(len)?;
         lvs_sys::seal(&self.memory)
     }
 
-    /// Passes the socket of the shield to the state keeper, so that the shield stays in force after
-    /// a kill of this dataplane.
+    /// Passes the socket of the shield to the state keeper, so that the shield stays in force if
+    /// this dataplane is killed.
     ///
-    /// # Errors
-    /// If the state keeper has exited.
+    /// # Errors The state keeper has exited.
     pub(crate) fn hold_shield(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         call(&self.name, ask::SHIELD, Some(socket)).map(drop)
     }
 
-    /// Makes the state keeper close the shields and the TUN device of earlier dataplanes, after
-    /// this dataplane has installed its own shield.
+    /// Makes the state keeper close the shields and the TUN device of earlier dataplanes. Call it
+    /// when this dataplane's shield is in force.
     pub(crate) fn keep_last_shield(&self) -> io::Result<()> {
         call(&self.name, ask::LAST, None).map(drop)
     }
 
-    /// Passes the TUN device to the state keeper, so that the device exists after a kill of this
-    /// dataplane.
+    /// Passes the TUN device to the state keeper, so that the device stays if this dataplane is
+    /// killed.
     pub(crate) fn hold_device(&self, device: BorrowedFd<'_>) -> io::Result<()> {
         call(&self.name, ask::DEVICE, Some(device)).map(drop)
     }
 
-    /// The device of an earlier dataplane; `None` from a state keeper of an earlier version.
+    /// The device of a predecessor; `None` if there is none, or the state keeper's version has no
+    /// devices.
     pub(crate) fn device(&self) -> Option<OwnedFd> {
         call(&self.name, ask::GIVE_DEVICE, None).ok().flatten()
     }
 
-    /// Stops the state keeper at an orderly exit of the dataplane, so that the next dataplane
-    /// starts without state.
+    /// Stops the state keeper at an orderly exit, so that the next dataplane starts without state.
     pub(crate) fn end(&self) {
-        // The memory keeps its length: the kernel would kill a process that touched a removed page.
+        // The memory keeps its length: the kernel would kill a process that uses a removed page.
         let _ = call(&self.name, ask::END, None);
         let child = lock(&self.child).take();
         if let Some(mut child) = child {
-            // The state keeper has no more work.
             let ended = Instant::now();
             while matches!(child.try_wait(), Ok(None)) && ended.elapsed() < HASTE {
                 thread::sleep(Duration::from_millis(1));
@@ -186,10 +182,9 @@ impl StateKeeper {
         }
     }
 
-    /// Removes the state that a dataplane of this name has left; `false` if there is none.
+    /// Removes the state that a dataplane of this name has left. Returns false if there is none.
     ///
-    /// # Errors
-    /// If the state belongs to another user, or a dataplane uses it.
+    /// # Errors The state belongs to another user, or a dataplane uses it.
     pub fn clean_up(name: &str) -> io::Result<bool> {
         let abstract_name = format!("lvs-state:{name}").into_bytes();
         match connect(&abstract_name).map(drop) {
@@ -203,13 +198,13 @@ impl StateKeeper {
     }
 }
 
-/// Opens the memory file again, with its own open file description.
+/// Opens the memory file again: its own open file description has its own lock.
 fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     File::options().read(true).write(true).open(path)
 }
 
-/// As [`opened`], with a lock that belongs to the dataplane, not to the state keeper.
+/// As [`opened`], with a lock that the dataplane owns, not the state keeper.
 fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
     let memory = opened(shared)?;
     flock(&memory, FlockOperation::NonBlockingLockExclusive)
@@ -217,7 +212,7 @@ fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
     Ok(memory)
 }
 
-/// An empty memory file, whose length can still change.
+/// Creates an empty memory file, whose length can still change.
 fn memory_file() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     Ok(memfd_create("lvs-table", flags)?)
@@ -241,7 +236,7 @@ fn start(name: &[u8]) -> io::Result<Child> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        // Signals that the terminal sends to the dataplane must not reach the state keeper.
+        // Signals from the terminal to the dataplane must not reach the state keeper.
         .process_group(0);
     let mut child = command.spawn()?;
     let started = Instant::now();
@@ -271,7 +266,7 @@ fn connect(name: &[u8]) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Sends one request, and returns the descriptor of the answer. Repeating a request is harmless.
+/// Sends one request, which may be a repetition. Returns the descriptor in the answer.
 fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Option<OwnedFd>> {
     let started = Instant::now();
     loop {
@@ -284,9 +279,9 @@ fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Optio
     }
 }
 
-/// Whether the error means that a state keeper accepted the connection and closed it without an
-/// answer. Either the state keeper is exiting and its name will be free soon, or it did not receive
-/// the request in time on a busy machine.
+/// Whether the error means that a state keeper has closed the connection without an answer. Either
+/// it is exiting and its name will be free soon, or it did not receive the request in time on a
+/// busy machine.
 fn is_hung_up(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
@@ -334,7 +329,6 @@ fn receive(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> {
 
 // --- the state keeper itself ---------------------------------------------------------------
 
-/// The descriptors of a state keeper.
 #[derive(Debug, Default)]
 struct Held {
     memory: Option<File>,
@@ -343,7 +337,7 @@ struct Held {
 }
 
 impl Held {
-    /// Handles a request; `None` if the request is to end the state keeper.
+    /// Handles a request; `None` if the state keeper must stop.
     fn answer(&mut self, what: u8, with: Option<OwnedFd>) -> Option<(u8, Option<BorrowedFd<'_>>)> {
         const REFUSED: u8 = b'-';
         match (what, with) {
@@ -375,8 +369,8 @@ impl Held {
         Some((DONE, None))
     }
 
-    /// Whether a dataplane can still use the descriptors. The memory is read, not mapped: the
-    /// memory of a starting dataplane is empty.
+    /// Whether a dataplane can still use the descriptors. Reads the memory without mapping it,
+    /// because the memory of a starting dataplane is empty.
     fn is_worth_waiting(&self) -> bool {
         let word = |number: usize| {
             let mut bytes = [0; 8];
@@ -389,11 +383,9 @@ impl Held {
     }
 }
 
-/// The program of a state keeper: stores the descriptors of the dataplane of this name until no
-/// dataplane can use them any more.
+/// Runs a state keeper until no dataplane can use its descriptors any more.
 ///
-/// # Errors
-/// If the name is in use, or the kernel refuses a descriptor.
+/// # Errors The name is in use, or the kernel refuses a descriptor.
 pub fn hold(name: &str) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
     listener.set_nonblocking(true)?;
@@ -405,7 +397,7 @@ pub fn hold(name: &str) -> io::Result<()> {
             Ok((stream, _)) => match serve(&stream, &mut held) {
                 Ok(true) => {}
                 Ok(false) => {
-                    // Release the name before the answer, so that the client does not connect to an
+                    // Free the name before the answer, so that the client does not connect to an
                     // exiting state keeper.
                     drop(listener);
                     let _ = send(&stream, DONE, None);
@@ -430,8 +422,8 @@ pub fn hold(name: &str) -> io::Result<()> {
     }
 }
 
-/// Answers one request; `false` if the state keeper must stop. The request to stop is answered
-/// last.
+/// Answers one request. Returns false if the state keeper must stop; the caller answers that
+/// request.
 fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HASTE))?;
@@ -481,12 +473,12 @@ mod tests {
             "{refused}"
         );
         drop(first);
-        // A table with another seed has the same layout: the seed in the memory is used.
+        // The layout is equal; the seed in the memory is used.
         let second = WarmRestart::open(Layout::new(1000, 8), 1, StateKeeper::of(&name)?)?;
         assert!(second.is_successor() && second.memories_left()?.is_none());
         assert_eq!(second.area().saved().as_deref(), Some(&b"services"[..]));
         drop(second);
-        // If the new tables differ, connections are read from the old memory until all are copied.
+        // If the tables differ, connections are read from the old memory until all are copied.
         for (size, tables, were) in [(2000, 1, 1), (1000, 3, 1), (1000, 3, 3), (1000, 1, 3)] {
             let layout = Layout::new(size, 7);
             for done in [false, true] {
@@ -547,8 +539,7 @@ mod tests {
         running.join().expect("the keeper ends without a panic")
     }
 
-    /// A dataplane that starts while the state keeper of its predecessor exits gets a new state
-    /// keeper.
+    /// A dataplane that starts while its predecessor's state keeper is exiting gets a new one.
     #[test]
     fn closed_connection_to_state_keeper_is_opened_again() -> io::Result<()> {
         let name = format!("lvs-state:test-hangs-up-{}", std::process::id());
@@ -590,7 +581,7 @@ mod tests {
         let _waits = UnixStream::connect_addr(&address)?;
         let refused = StateKeeper::of(&name)
             .map(drop)
-            .expect_err("nobody answers");
+            .expect_err("the other process does not answer");
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
         assert!(StateKeeper::clean_up(&name).is_err());
         Ok(())
@@ -607,7 +598,7 @@ mod tests {
             let answer = held.answer(ask::SHIELD, Some(theirs.into()));
             assert!(matches!(answer, Some((DONE, None))));
         }
-        // The peer of a shield that is closed reads the end of the stream.
+        // The other end of a closed shield reads the end of the stream.
         let open = |shields: &[UnixStream]| {
             let waits = |mut shield: &UnixStream| {
                 let read = io::Read::read(&mut shield, &mut [0]);

@@ -1,7 +1,7 @@
-//! Tests of the program when nothing reads its standard error: it continues to run, and ends on a
-//! signal.
+//! Tests of the program while no process reads its standard error: it continues to run, and can be
+//! stopped.
 //!
-//! `lvs-testbed/tests/e2e/doors.rs` tests that packets are forwarded while the log has no reader.
+//! `lvs-testbed/tests/e2e/doors.rs` tests that packets are forwarded meanwhile.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read};
@@ -54,7 +54,7 @@ impl Dataplane {
         }
     }
 
-    /// Sends some requests, then the signal to stop; checks that the program ends normally.
+    /// Sends some requests, and then the call `stop`. Fails unless the program ends normally.
     fn works_and_ends(mut self) {
         let mut client = self.client();
         for _ in 0..100 {
@@ -66,7 +66,10 @@ impl Dataplane {
             if let Some(status) = self.process.try_wait().expect("a child") {
                 break status;
             }
-            assert!(Instant::now() < deadline, "it does not stop");
+            assert!(
+                Instant::now() < deadline,
+                "the dataplane did not stop in time"
+            );
             thread::sleep(Duration::from_millis(10));
         };
         assert!(status.success(), "{status}");

@@ -1,5 +1,5 @@
-//! Tests of the program under a service manager with a watchdog: the program sends keep-alive
-//! messages (`WATCHDOG=1`) while its threads answer, and none while the process is stopped.
+//! Tests of the program under a service manager with a watchdog: it sends keep-alive messages
+//! (`WATCHDOG=1`) while its threads answer, and none while the process is stopped.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The longest wait for a message; generous, for a busy machine.
+/// Longest wait for a message on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn next(manager: &UnixDatagram) -> Option<String> {
@@ -37,7 +37,7 @@ fn watchdog_is_fed_while_dataplane_answers() {
     }
     let pid = Pid::from_child(&dataplane);
     kill_process(pid, Signal::STOP).expect("the process is a child of this test");
-    // A stopped process sends nothing: all earlier messages are in the socket.
+    // All messages that the process sent before it was stopped are in the socket.
     let status = format!("/proc/{}/status", dataplane.id());
     while !std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tT")) {
         std::thread::yield_now();

@@ -34,13 +34,12 @@ fn open_two_queues(name: &str) -> AfPacket {
     let packets = AfPacket::open_with(lvs_sys::if_index(name).unwrap(), name, None, None).unwrap();
     assert!(
         packets.other_fd().is_some(),
-        "Linux 6.0 or newer supports this"
+        "SYNs have no queue of their own (this needs Linux 6.0 or newer)"
     );
     packets
 }
 
-/// A cable between the interfaces `a` and `b` of a host: every frame that arrives on one interface
-/// leaves on the other.
+/// A host that passes every frame between its interfaces `a` and `b`.
 struct Wire {
     stop: Arc<AtomicBool>,
     longest: Arc<AtomicUsize>,
@@ -122,8 +121,8 @@ fn super_packets_of_two_queues_are_forwarded_whole_with_correct_checksums() {
 fn aggregates_pass(open: fn(&str) -> AfPacket) {
     const LEN: usize = 256 << 20;
     let (left, middle, right) = hosts();
-    // The far device has no offloads: the kernel must segment and compute checksums when this test
-    // sends there.
+    // Without offloads of the other device, the kernel must segment and compute checksums when this
+    // test sends.
     for offload in [true, false] {
         if !offload {
             middle.sh("ethtool -K wb tx off tso off gso off");
@@ -256,7 +255,10 @@ fn frames_of_all_lengths_arrive_in_order_without_loss() {
         let (mut sent, mut expected) = (0, 0);
         let end = Instant::now() + Duration::from_secs(600);
         while expected < ALL {
-            assert!(Instant::now() < end, "{expected} of {ALL} frames arrived");
+            assert!(
+                Instant::now() < end,
+                "only {expected} of {ALL} frames arrived in time"
+            );
             let mut some: Vec<_> = (sent..ALL.min(sent + 64))
                 .map(|number| {
                     // Some frames are exactly as long as a slot can store.
@@ -310,16 +312,18 @@ fn full_ring_counts_losses_and_keeps_borrowed_frames() {
             if !found.is_empty() {
                 return found;
             }
-            assert!(Instant::now() < end, "no frame arrives");
+            assert!(Instant::now() < end, "no frame arrived in time");
         }
     };
     let mut kept = frames();
     send(0..64);
     let first = next(&mut receiver, &mut kept[..32]);
     assert_eq!(first[0].0, 0);
-    assert!(kept[0].slot().is_some(), "the frame is in the ring");
-    // This is more than the number of slots in the ring, while some of the first slots are still
-    // lent.
+    assert!(
+        kept[0].slot().is_some(),
+        "the frame is not in a slot of the ring"
+    );
+    // More than the number of slots in the ring, while some of the first slots are still lent.
     const FLOOD: u32 = 20_000;
     send(64..FLOOD);
     let mut batch = frames();
@@ -327,9 +331,9 @@ fn full_ring_counts_losses_and_keeps_borrowed_frames() {
     let mut came = last + 1;
     let deadline = Instant::now() + Duration::from_secs(120);
     while came < 8000 {
-        assert!(Instant::now() < deadline, "{came} came");
+        assert!(Instant::now() < deadline, "{came} frames arrived");
         for (number, _) in next(&mut receiver, &mut batch) {
-            assert!(number > last, "{number} after {last}");
+            assert!(number > last, "frame {number} arrived after frame {last}");
             (last, came) = (number, came + 1);
         }
     }
@@ -337,7 +341,7 @@ fn full_ring_counts_losses_and_keeps_borrowed_frames() {
     assert!(lost > 5000, "{came} arrived, {lost} were lost");
     // The host sends frames of its own, too.
     let still: Vec<_> = kept[..32].iter().filter_map(number_of).collect();
-    assert_eq!(still, first, "the lent frames are unchanged");
+    assert_eq!(still, first, "lent frames were overwritten");
     drop(kept);
     while receiver.recv(&mut batch).unwrap() > 0 {}
     drop(batch);
@@ -373,7 +377,7 @@ fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() 
     middle.ip("link set wa mtu 9000");
     let mut receiver = middle.run(|| open("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
-    // This is less than the number of slots in the ring.
+    // Less than the number of slots in the ring.
     const ALL: u64 = 7000;
     const LEN: u64 = 9000;
     for number in 0..7000 {
@@ -383,7 +387,7 @@ fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() 
     let mut came = 0;
     let end = Instant::now() + Duration::from_secs(120);
     while came + receiver.drops() < ALL {
-        assert!(Instant::now() < end, "{came} came");
+        assert!(Instant::now() < end, "{came} frames arrived");
         let count = receiver.recv(&mut batch).unwrap();
         for (_, whole) in batch[..count].iter().filter_map(number_of) {
             assert!(whole);
@@ -395,13 +399,16 @@ fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() 
     // The kernel counts the memory that it has allocated for a frame, and doubles the requested
     // size.
     let bytes = came * LEN;
-    assert!((8 << 20..=32 << 20).contains(&bytes), "{came} came");
+    assert!(
+        (8 << 20..=32 << 20).contains(&bytes),
+        "{came} frames arrived"
+    );
     for number in 0..20 {
         assert_eq!(sender.send(&mut [numbered(number, 9000)]), 0);
     }
     let mut next = 0;
     while next < 20 {
-        assert!(Instant::now() < end, "{next} came");
+        assert!(Instant::now() < end, "{next} frames arrived");
         let count = receiver.recv(&mut batch).unwrap();
         for found in batch[..count].iter().filter_map(number_of) {
             assert_eq!(found, (next, true));
@@ -436,8 +443,7 @@ fn segment(number: u32, v6: bool, flags: u8, data: usize) -> Frame {
     Frame::from_bytes(&bytes)
 }
 
-/// Returns the sequence number and the flags of a segment that the test sent; `None` for other
-/// frames.
+/// Returns the sequence number and flags of a segment of this test; `None` for other frames.
 fn number_of_segment(frame: &Frame) -> Option<(u32, u8)> {
     let bytes = frame.bytes();
     let at = match bytes.get(12..15)? {
@@ -470,7 +476,7 @@ fn interfaces_that_share_a_batch_allocate_no_buffers() {
     let mut unmarked = 0;
     for round in 0..40 {
         for (sender, receiver, len) in [(&mut near, &mut short, 60), (&mut far, &mut long, 5000)] {
-            // The numbers differ, so that each position of the batch contains frames of both kinds
+            // The counts differ, so that each position of the batch contains frames of both kinds
             // in turn.
             let count = 1 + pattern(round * len) as usize % (BATCH - 1);
             let mut some: Vec<_> = (0..count).map(|_| numbered(7, len)).collect();
@@ -478,7 +484,10 @@ fn interfaces_that_share_a_batch_allocate_no_buffers() {
             let end = Instant::now() + Duration::from_secs(120);
             let mut came = 0;
             while came < count {
-                assert!(Instant::now() < end, "{came} of {count} came");
+                assert!(
+                    Instant::now() < end,
+                    "only {came} of {count} frames arrived in time"
+                );
                 let received = receiver.recv(&mut batch).unwrap();
                 came += batch[..received].iter().filter(|f| f.len() == len).count();
                 // The packet path does the same with lent frames.
@@ -524,7 +533,7 @@ fn syn_flood_displaces_no_other_packets() {
     let end = Instant::now() + Duration::from_secs(120);
     // Frames that were sent may not have arrived yet.
     while others < ALL / 10 {
-        assert!(Instant::now() < end, "{others} came");
+        assert!(Instant::now() < end, "{others} other frames arrived");
         let count = receiver.recv(&mut batch).unwrap();
         for (number, flags) in batch[..count].iter().filter_map(number_of_segment) {
             if flags & ACK == 0 {
@@ -558,7 +567,7 @@ fn syn_is_received_after_all_earlier_packets() {
                 .map(|number| match pattern(number as usize * 31) % 4 {
                     0 => segment(number, false, SYN, 0),
                     1 => segment(number, true, SYN, 0),
-                    // The segment has data and is longer than a slot, as with TCP Fast Open.
+                    // With data, the segment is longer than a slot, as with TCP Fast Open.
                     2 if number % 16 == 2 => segment(number, number % 32 == 2, SYN, 1200),
                     _ => segment(number, number % 2 == 0, ACK, number as usize % 1000),
                 })
@@ -579,7 +588,7 @@ fn syn_is_received_after_all_earlier_packets() {
     let (mut last_syn, mut last_other, mut count) = (None, None, 0);
     let end = Instant::now() + Duration::from_secs(600);
     while count < 50_000 {
-        assert!(Instant::now() < end, "{count} came");
+        assert!(Instant::now() < end, "{count} frames arrived");
         let received = receiver.recv(&mut batch).unwrap();
         for frame in &batch[..received] {
             let Some((number, flags)) = number_of_segment(frame) else {
@@ -598,7 +607,10 @@ fn syn_is_received_after_all_earlier_packets() {
             if flags == SYN {
                 let before = &came[(number as usize).saturating_sub(1000)..number as usize];
                 let missing = before.iter().rposition(|came| !came);
-                assert_eq!(missing, None, "in front of {number}");
+                assert_eq!(
+                    missing, None,
+                    "the SYN before packet {number} arrived later than this packet"
+                );
             }
         }
     }
@@ -606,8 +618,8 @@ fn syn_is_received_after_all_earlier_packets() {
     assert_eq!(receiver.drops(), 0);
 }
 
-/// A datagram of a guest that its host must fragment (`VIRTIO_NET_HDR_GSO_UDP`): the kernel cannot
-/// describe it in a ring, and drops it.
+/// The kernel cannot describe the datagram of a guest that its host must fragment
+/// (`VIRTIO_NET_HDR_GSO_UDP`) in a ring, and drops it.
 #[test]
 fn ring_that_stops_at_unsupported_frame_is_replaced() {
     let host = Host::new();
@@ -620,7 +632,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
             assert!(Instant::now() < end, "{error}");
         }
     };
-    // An IPv4 datagram of 3,000 bytes with an unfinished checksum; it is fragmented at 1,480 bytes.
+    // A datagram of 3,000 bytes with an unfinished checksum, to be fragmented at 1,480 bytes.
     let mut whole = vec![0; 14 + 20 + 8 + 3000];
     whole[..6].fill(0xff);
     whole[12..14].copy_from_slice(&[0x08, 0x00]);
@@ -658,7 +670,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
             }
         }
     }
-    // A kernel in which this fault is corrected keeps its ring.
+    // A corrected kernel keeps its ring.
     assert!(gave_up <= 1 && receiver.drops() >= 20);
     // A ring that is only full stays open.
     let (left, middle, _right) = hosts();
@@ -720,7 +732,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
             match packets.recv(&mut batch) {
                 Err(err) if err.kind() == kind => return,
                 Err(err) => panic!("{err}"),
-                Ok(_) => assert!(Instant::now() < end, "no {kind:?}"),
+                Ok(_) => assert!(Instant::now() < end, "{kind:?} was not reported in time"),
             }
         }
     };
@@ -733,7 +745,10 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     middle.ip("link set wa up");
     let end = Instant::now() + Duration::from_secs(120);
     while packets.send(&mut one) != 0 {
-        assert!(Instant::now() < end, "sending works again");
+        assert!(
+            Instant::now() < end,
+            "frames are still refused on the interface, which is up again"
+        );
     }
     let mut long = [Frame::from_bytes(&[0xff; 9000])];
     assert_eq!(packets.send(&mut long), 1);
@@ -744,7 +759,10 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
         match packets.recv(&mut frames()) {
             Err(err) if err.kind() == ErrorKind::NotFound => break,
             Err(err) => assert_eq!(err.kind(), ErrorKind::NetworkDown),
-            Ok(_) => assert!(Instant::now() < end, "the interface was removed"),
+            Ok(_) => assert!(
+                Instant::now() < end,
+                "the removal of the interface was not reported in time"
+            ),
         }
     }
     assert_eq!(packets.send(&mut one), 1);
@@ -758,7 +776,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     );
 }
 
-/// The sum of RFC 1071.
+/// The one's complement sum of RFC 1071.
 fn checksum(bytes: &[u8]) -> u16 {
     let mut sum = 0_u32;
     for pair in bytes.chunks(2) {

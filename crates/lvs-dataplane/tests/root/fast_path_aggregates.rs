@@ -1,5 +1,5 @@
-//! GSO super-packets of datagrams at the program of an interface's ingress: those that it forwards
-//! as a whole, and those that it passes to the dataplane.
+//! GSO super-packets of datagrams at an interface's ingress: the program forwards some as a whole,
+//! and passes the others to the dataplane.
 
 use lvs_core::{
     Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
@@ -12,7 +12,7 @@ const LOOPBACK: u32 = 1;
 const REDIRECTED: i32 = 7;
 const MTU: u32 = 1500;
 
-/// A sum of 16-bit words, folded (RFC 1071).
+/// The sum of 16-bit words, folded to 16 bits (RFC 1071).
 fn sum(bytes: &[u8]) -> u16 {
     let mut sum = 0_u32;
     for word in bytes.chunks(2) {
@@ -24,7 +24,7 @@ fn sum(bytes: &[u8]) -> u16 {
     u16::try_from(sum).unwrap_or(0)
 }
 
-/// Returns the sum over a datagram and its pseudo-header; it is 0xffff if the checksum is correct.
+/// The sum over a datagram and its pseudo-header: 0xffff if the checksum is correct.
 fn sum_of_udp(packet: &[u8]) -> u16 {
     let length = u16::try_from(packet.len() - 20).unwrap_or(0).to_be_bytes();
     let mut all = packet[12..20].to_vec();
@@ -33,7 +33,7 @@ fn sum_of_udp(packet: &[u8]) -> u16 {
     sum(&all)
 }
 
-/// A datagram with `data` bytes from the client to the service, as a frame.
+/// A frame with a datagram of `data` bytes from the client to the service.
 fn frame(data: usize) -> Vec<u8> {
     let (ip, udp) = (28 + data, 8 + data);
     let word = |n: usize| u16::try_from(n).unwrap_or(0).to_be_bytes();
@@ -49,15 +49,15 @@ fn frame(data: usize) -> Vec<u8> {
     packet.extend((0..data).map(|n| u8::try_from(n % 251).unwrap_or(0)));
     let check = !sum_of_udp(&packet);
     packet[26..28].copy_from_slice(&check.to_be_bytes());
-    // The frame is for the loopback interface's own address.
+    // Both MAC addresses are 0, as on `lo`.
     let mut frame = vec![0; 12];
     frame.extend([8, 0]);
     frame.extend(packet);
     frame
 }
 
-/// The kernel fast path, and a director with an offloaded connection that uses this forwarding
-/// method; `None` if BPF is not permitted.
+/// The kernel fast path, and a director with an offloaded connection; `None` without permission for
+/// BPF.
 fn published(method: Forwarding) -> Option<(FastPath, Director)> {
     let options = Options {
         max_connections: 1000,
@@ -99,7 +99,7 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
         28,
     );
     let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) else {
-        panic!("the packet is forwarded");
+        panic!("the packet was not forwarded");
     };
     let conn = forward.conn.expect("a connection");
     let offer = director
@@ -130,7 +130,10 @@ fn super_packets_of_datagrams_are_forwarded_whole() {
         let done = kernel.ingress().test_run(LOOPBACK, &sent, segment, false);
         let (verdict, out) = done.expect("the kernel runs the program");
         if verdict != REDIRECTED {
-            assert_eq!(out, sent, "packets that are passed on are unchanged");
+            assert_eq!(
+                out, sent,
+                "a packet that was passed to the dataplane was changed"
+            );
             return None;
         }
         Some(out)
@@ -144,7 +147,7 @@ fn super_packets_of_datagrams_are_forwarded_whole() {
         assert_eq!(&packet[22..24], 4433_u16.to_be_bytes());
         assert_eq!((sum(&packet[..20]), sum_of_udp(packet)), (0xffff, 0xffff));
     }
-    // A frame that does not fit and a frame of few bytes are not forwarded either.
+    // A super-packet that does not fit, and one of few bytes, are not forwarded either.
     assert!(run(2800, 0).is_none());
     assert!(run(2800, 1473).is_none());
     assert!(run(2800, 100).is_none());

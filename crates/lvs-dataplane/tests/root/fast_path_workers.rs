@@ -1,5 +1,5 @@
-//! Several packet workers and the program at an interface's ingress: it looks for a connection in
-//! the region of the worker that owns it.
+//! Several packet workers and the program at an interface's ingress, which looks for a connection
+//! in the region of the worker that owns it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -48,7 +48,7 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// A sum of 16-bit words, folded (RFC 1071).
+/// The sum of 16-bit words, folded to 16 bits (RFC 1071).
 fn sum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks_exact(2);
     let mut sum: u32 = words
@@ -60,7 +60,7 @@ fn sum(bytes: &[u8]) -> u16 {
     u16::try_from(sum).unwrap_or(0)
 }
 
-/// A datagram of four bytes, to the loopback's own link-layer address.
+/// A frame with a datagram of four bytes, to the MAC address of `lo`.
 fn frame(src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
     let ends = [octets(src.ip()), octets(dst.ip())].concat();
     let mut frame = vec![0; 12];
@@ -97,7 +97,7 @@ fn offload(
         Err(pending) => control.admit(shard, &packet, pending, now),
     };
     let Verdict::Forward(forward) = verdict else {
-        panic!("the packet is forwarded");
+        panic!("the packet was not forwarded");
     };
     let conn = forward.conn.expect("a connection");
     let offer = shard.offer(conn).expect("the connection can be offloaded");
@@ -112,7 +112,7 @@ fn offload(
     assert!(shard.publish(conn, epoch, Some(hop)));
 }
 
-/// The programs and a table for each worker; `None` if BPF is not permitted.
+/// The programs and a table for each worker; `None` without permission for BPF.
 fn opened(steering: &Steering) -> Option<(FastPath, Control, Vec<Shard>)> {
     let options = Options {
         max_connections: 500,

@@ -1,5 +1,4 @@
-//! Tests of the device of the TUN backend, and of the rules and routes that lead packets into the
-//! device, with a real kernel. Needs root.
+//! The device of the TUN backend, and the rules and routes into it, with a real kernel. Needs root.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -20,8 +19,8 @@ fn addr(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The TTLs of the waiting IPv4 packets. The host also sends IPv6 packets (router solicitations,
-/// listener reports) after some time.
+/// The TTLs of the waiting IPv4 packets. (The host also sends router solicitations and listener
+/// reports by IPv6.)
 fn received(io: &mut impl PacketIo) -> Vec<u8> {
     let mut batch: Vec<Frame> = (0..BATCH).map(|_| Frame::new()).collect();
     let mut poller = Poller::new();
@@ -83,7 +82,7 @@ fn spec(vip: &str, server: &str, port: u16) -> Intercept {
 /// A host between two links, with a device into which packets are steered.
 struct Router {
     host: Host,
-    /// Stored so that the hosts' links stay up.
+    /// Keeps the hosts' links up.
     _others: [Host; 2],
     device: HostDevice,
     links: BTreeMap<u32, String>,
@@ -108,7 +107,7 @@ impl Router {
         }
     }
 
-    /// Runs a function with the steering in the host's namespace, and returns the steering.
+    /// Runs a function with the steering in the host's namespace. Returns the steering.
     fn with(
         &self,
         steering: Option<Steering>,
@@ -155,7 +154,7 @@ fn packet_from_the_tun_device_is_not_routed_back() {
     for (packet, device) in [
         ("192.0.2.10 from 192.0.2.77 iif e0".to_owned(), true),
         ("192.0.2.10".to_owned(), true),
-        // No packet that arrives from the device is routed back to it.
+        // Packets from the device are not routed back to it.
         (format!("10.0.0.11 from 192.0.2.77 iif {DEVICE}"), false),
         (
             format!("192.0.2.77 from 10.0.0.11 iif {DEVICE} ipproto udp sport 53 dport 99"),
@@ -163,7 +162,7 @@ fn packet_from_the_tun_device_is_not_routed_back() {
         ),
         (format!("{client} sport 53 dport 99"), true),
         (format!("{client} sport 54 dport 99"), false),
-        // The packet is a fragment.
+        // A fragment.
         (client.to_owned(), true),
         (
             "10.0.0.77 from 10.0.0.11 iif e1 ipproto tcp sport 53 dport 99".to_owned(),
@@ -237,11 +236,15 @@ fn steering_keeps_entries_of_other_programs_and_restores_removed_ones() {
     });
     assert_eq!(router.steered(), all);
 
-    // The state is left behind as after a `kill -9`: the next dataplane removes it.
+    // As after a `kill -9`: the next dataplane removes the entries.
     std::mem::forget(steering);
     let steering = router.with(None, |_| {});
     assert_eq!(router.host.sh("ip rule; ip neigh show proxy"), before);
-    assert_eq!(proxy_ndp(), "1\n", "the previous value is unknown");
+    assert_eq!(
+        proxy_ndp(),
+        "1\n",
+        "proxy_ndp was changed, although its previous value is unknown"
+    );
     let steering = router.with(Some(steering), move |steering| {
         steering.update(&both).unwrap();
     });

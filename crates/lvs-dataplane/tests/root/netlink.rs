@@ -1,4 +1,4 @@
-//! The snapshot of the kernel's tables against a real kernel. Needs root.
+//! The snapshot of the kernel's tables, with a real kernel. Needs root.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn follow(
     while !done(state, &all) {
         assert!(
             Instant::now() < end,
-            "the kernel's events do not report it: {all:?}"
+            "no event of the kernel reported the change in time: {all:?}"
         );
         let mut poller = Poller::new();
         poller.add(netlink.fd());
@@ -182,7 +182,7 @@ fn neighbours_are_resolved_by_the_kernel() {
 fn state_is_read_again_after_lost_events() {
     let host = Host::new();
     let (mut netlink, mut state) = host.run(|| Netlink::open().unwrap());
-    // This is far more than fits into the socket's buffer.
+    // Far more than fits into the socket's buffer.
     host.sh(
         "ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up
          seq 1 60000 | awk '{ printf \"route add 10.%d.%d.%d/32 dev d0\\n\", $1/65536, $1/256%256, $1%256 }' | ip -batch -",

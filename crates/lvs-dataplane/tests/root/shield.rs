@@ -1,4 +1,4 @@
-//! The shield against a real kernel. Needs root.
+//! The shield with a real kernel. Needs root.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -63,7 +63,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Time to wait for a packet that must not arrive.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// Returns the time to wait for a packet, depending on whether it must arrive.
+/// [`PATIENCE`] for a packet that must arrive, otherwise [`SILENCE`].
 const fn limit(wanted: bool) -> Duration {
     if wanted { PATIENCE } else { SILENCE }
 }
@@ -83,7 +83,7 @@ const CONNECTED: io::ErrorKind = io::ErrorKind::Other;
 const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 const UNANSWERED: io::ErrorKind = io::ErrorKind::TimedOut;
 
-/// Answers UDP datagrams inside of a host as long as the test runs.
+/// Answers UDP datagrams in a host while the test runs.
 fn echo(host: &Host, at: &str) {
     let at = at.to_owned();
     let socket = host.run(move || UdpSocket::bind(&at).unwrap());
@@ -95,7 +95,7 @@ fn echo(host: &Host, at: &str) {
     });
 }
 
-/// Checks whether an echo request of this size is answered.
+/// Fails unless an echo request of this size is answered, or is not, as `wanted`.
 fn assert_echo(host: &Host, to: &str, size: usize, wanted: bool) {
     let address: SocketAddr = to.parse().unwrap();
     let echoed = host.run(move || {
@@ -103,7 +103,7 @@ fn assert_echo(host: &Host, to: &str, size: usize, wanted: bool) {
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let socket = UdpSocket::bind(any).unwrap();
         socket.set_read_timeout(Some(limit(wanted))).unwrap();
-        // An ICMP error may be pending already, or may arrive because of this call.
+        // This call may return an earlier ICMP error, or cause one.
         let _ = socket.connect(to);
         let _ = socket.send(&vec![1; size]);
         matches!(socket.recv(&mut [0; 65536]), Ok(n) if n == size)
@@ -202,7 +202,10 @@ fn services_are_hidden_from_host_and_received_by_packet_socket() {
     send("10.1.0.2:9");
     let end = Instant::now() + PATIENCE;
     while errors() == before {
-        assert!(Instant::now() < end, "the host receives ICMP errors again");
+        assert!(
+            Instant::now() < end,
+            "the host still receives no ICMP errors"
+        );
     }
 }
 
@@ -350,7 +353,7 @@ fn frames_to_own_vip_are_hidden_unless_tagged_or_for_another_station() {
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
     net.director.ip("addr add 10.1.0.9/32 dev lo");
-    // Each address has its own socket, so that the source of an answer is the requested address.
+    // Each address has its own socket, so that answers come from the requested address.
     for at in ["10.1.0.1:7", "10.1.0.9:7"] {
         echo(&net.director, at);
     }
@@ -363,9 +366,9 @@ fn frames_to_own_vip_are_hidden_unless_tagged_or_for_another_station() {
     shield.update(&spec).unwrap();
     assert_echo(&net.client, "10.1.0.9:7", 100, false);
     assert_echo(&net.client, "10.1.0.1:7", 100, true);
-    // Frames for a VLAN device or a macvlan of the shielded interface do not belong to the shielded
-    // interface: neither a tagged frame nor a frame for another station is hidden. (The test counts
-    // frames, because this kernel may have neither device.)
+    // Neither a tagged frame nor a frame for another station is hidden: it may be for a VLAN device
+    // or a macvlan on the shielded interface. (The test counts frames, because this kernel may have
+    // neither device.)
     let mac = |host: &Host, name: &'static str| {
         host.run(|| {
             let (_, state) = Netlink::open().unwrap();
@@ -407,7 +410,10 @@ fn frames_to_own_vip_are_hidden_unless_tagged_or_for_another_station() {
     assert_eq!(refused, 0);
     let end = Instant::now() + PATIENCE;
     while hidden() == before {
-        assert!(Instant::now() < end, "the plain frame was not hidden");
+        assert!(
+            Instant::now() < end,
+            "the frame to this host was not hidden in time"
+        );
     }
     assert_eq!(hidden(), before + 1);
 }
@@ -430,7 +436,7 @@ fn shield_update_sends_difference_in_one_transaction() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // It has joined when it reports a change; until then, make changes of another table.
+        // `nft monitor` has joined when it reports a change; until then, change another table.
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         sh("nft 'add table ip x; add set ip x y { type inet_service; }'");
         let mut line = String::new();
@@ -457,7 +463,10 @@ fn shield_update_sends_difference_in_one_transaction() {
     let mut ours = Vec::new();
     loop {
         let mut line = String::new();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "it has stopped");
+        assert!(
+            lines.read_line(&mut line).unwrap() > 0,
+            "nft monitor has exited"
+        );
         if line.contains("y { 2 }") {
             break;
         }
@@ -495,7 +504,7 @@ fn shield_follows_added_and_removed_interfaces() {
         ..Intercept::default()
     };
     shield.update(&spec).unwrap();
-    // Since Linux 6.16 a chain waits for its device to appear; before, there had to be one.
+    // Since Linux 6.16 a chain waits for its device to appear; before, the device must exist.
     let err = shield.add_interface("nowhere");
     assert!(
         matches!(err, Ok(()) | Err(ShieldError::NoInterface { .. })),
@@ -583,7 +592,7 @@ fn reinjected_frame_is_received_by_the_host() {
     dataplane.join().unwrap();
 }
 
-/// The process that the next test kills; not a test itself.
+/// The process that the next test kills. Not a test by itself.
 #[test]
 #[ignore = "by hand: another test starts it"]
 fn killed_owner_helper_process() {
@@ -634,7 +643,7 @@ fn frame_to_director(net: &Net, tag: &[u8], ip: &[u8]) -> Frame {
     Frame::from_bytes(&[&to[..], &from, tag, &[8, 0], ip].concat())
 }
 
-/// A host without VLANs accepts a frame with a priority tag: the shield must hide such frames of
+/// A host without VLANs accepts frames with a priority tag, so the shield must hide those of
 /// services.
 #[test]
 fn frame_with_priority_tag_stays_hidden() {
@@ -655,7 +664,10 @@ fn frame_with_priority_tag_stays_hidden() {
     };
     for tag in [&[][..], &[0x81, 0, 0xe0, 0]] {
         send(tag);
-        assert!(arrives(true), "{tag:?}: nothing is hidden yet");
+        assert!(
+            arrives(true),
+            "{tag:?}: the frame did not arrive, although nothing is hidden"
+        );
     }
     let shield = net.director.run(|| {
         let mut shield = Shield::open(None).unwrap();
@@ -675,14 +687,13 @@ fn frame_with_priority_tag_stays_hidden() {
 }
 
 /// IPVS drops packets to a service's address that end within their transport header, whatever
-/// protocols the services have. The host would answer them with an ICMP error about the protocol.
+/// protocols the services have. The host would answer with an ICMP error about the protocol.
 #[test]
 fn packets_with_incomplete_transport_header_are_hidden() {
     const SCTP: u8 = Protocol::SCTP.0;
     const AH: u8 = 51;
     let net = net();
-    // Both hosts have resolved each other, so that only the packet and the answer to it are on the
-    // wire.
+    // Both hosts resolve each other first, so that only the packet and the answer are on the wire.
     net.director.sh("ping -c1 -W60 fd01::2 >/dev/null");
     let mut wire = net
         .client
@@ -709,7 +720,7 @@ fn packets_with_incomplete_transport_header_are_hidden() {
             "{len} bytes"
         );
     };
-    // This kernel has no SCTP, and answers with an ICMP error.
+    // The kernel of the test has no SCTP, and answers with an ICMP error.
     sctp(0, true);
     let shield = net.director.run(|| {
         let mut shield = Shield::open(None).unwrap();
@@ -749,8 +760,8 @@ fn packets_with_incomplete_transport_header_are_hidden() {
     };
     six("fd01::1", SCTP, false, 15, false);
     six("fd01::1", SCTP, false, 16, true);
-    // Only the dataplane reads the header after AH: the shield hides all AH, and the dataplane
-    // reinjects the packets that are not for services.
+    // Only the dataplane reads past AH: the shield hides all AH packets, and the dataplane
+    // reinjects those that are not for services.
     for (protocol, header) in [(6, 20), (17, 8), (SCTP, 16)] {
         for len in [0, header - 1, header] {
             six("fd01::1", protocol, true, len, false);
@@ -761,7 +772,7 @@ fn packets_with_incomplete_transport_header_are_hidden() {
     drop(shield);
 }
 
-/// A UDP datagram from the client to port 7 of the director after these VLAN tags, as a frame.
+/// A UDP datagram from the client to port 7 of the director, as a frame with these VLAN tags.
 fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
     let mut ip = [
         0x45, 0, 0, 29, 0, 1, 0, 0, 64, 17, 0, 0, 10, 1, 0, 2, 10, 1, 0, 1, 0x30, 0x39, 0, 7, 0, 9,
@@ -805,7 +816,7 @@ fn packets_with_several_priority_tags_are_hidden() {
     ]
     .map(<[_]>::concat)
     .into();
-    // Without a shield, this kernel accepts packets with these tags.
+    // Without a shield, the host accepts packets with these tags.
     assert!(single.iter().all(|tags| arrives(tags, PATIENCE)));
     // Without a shield, the host accepts at least some of the packets with nested tags.
     let often = (0..20).flat_map(|_| &nested);

@@ -14,39 +14,40 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use super::wire::{u32_at, u64_at};
 
-/// Maximum length in bytes of a request that the supervisor examines. The longest request for IPVS
-/// has some 300 bytes.
+/// Maximum length in bytes of a request that the supervisor reads. The longest request for IPVS has
+/// some 300 bytes.
 const REQUEST_MAX: usize = 64 << 10;
 /// Maximum number of parts in a request (`UIO_MAXIOV`).
 const PARTS_MAX: usize = 1024;
-/// Length of `struct msghdr` in bytes, and offsets of two of its fields.
+/// Length of `struct msghdr` in bytes.
 const MESSAGE: usize = 56;
+/// Offset of the address of the parts in `struct msghdr`.
 const MESSAGE_PARTS: usize = 16;
+/// Offset of the address of the ancillary data in `struct msghdr`.
 const MESSAGE_CONTROL: usize = 32;
 /// Length of `struct iovec` in bytes.
 const PART: usize = 16;
 
-/// The thread that makes a system call, and its directory in `/proc`. Both refer to the same
-/// thread, even if its number is reused.
+/// The thread that makes a system call, and its directory in `/proc`. Both refer to this thread,
+/// even if its number is reused.
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) thread: u32,
     directory: OwnedFd,
-    /// A pidfd of the thread, which may have other descriptors than its process. Before Linux 6.9,
-    /// a pidfd of the process.
+    /// A pidfd of the thread, which may have other descriptors than its process; before Linux 6.9,
+    /// of the process.
     pidfd: OwnedFd,
-    /// Keeps the inode of the caller's user namespace in memory. Without it, the kernel creates a
-    /// new inode for each look-up.
+    /// Keeps the inode of the thread's user namespace in memory. Without it, the kernel creates the
+    /// inode again at each look-up.
     _pin: Option<OwnedFd>,
-    /// The caller's user namespace.
     user: NamespaceId,
     has_net_admin: bool,
 }
 
 impl Caller {
-    /// Returns the thread with its present capabilities; `None` if it is not visible in `/proc`.
-    /// `last` is the previous caller of the same worker, which is reused if it is this thread. The
-    /// result is valid only if the call is still valid afterwards.
+    /// Returns the thread with its present capabilities; `None` if `/proc` does not show it.
+    /// `last`, the previous caller, is reused if it is this thread. The result is valid only if the
+    /// call is still valid afterwards.
     pub(super) fn of(thread: u32, last: Option<Self>) -> Option<Self> {
         if let Some(last) = last.filter(|last| last.thread == thread)
             && let Some((user, has_net_admin)) = rights(&last.directory, thread)
@@ -93,22 +94,18 @@ impl Caller {
         self.has_net_admin && owners.contains(&self.user)
     }
 
-    /// Returns the process id of the caller.
     pub(super) fn process(&self) -> Option<u32> {
         process(&self.directory)
     }
 
-    /// Returns the network namespace of the caller.
     pub(super) fn network(&self) -> Option<NamespaceId> {
         namespace(&self.directory, NETWORK)
     }
 
-    /// The open network namespace.
     pub(super) fn open_network(&self) -> Option<File> {
         self.file(NETWORK, OFlags::RDONLY).ok()
     }
 
-    /// Returns a copy of the caller's descriptor `number`.
     pub(super) fn descriptor(&self, number: u64) -> Option<OwnedFd> {
         // The kernel, too, reads only the lower 32 bits.
         let number = (number & 0xffff_ffff) as u32;
@@ -121,7 +118,7 @@ impl Caller {
         Some((found.st_dev, found.st_ino))
     }
 
-    /// Returns the description of the caller's memory (`/proc/PID/maps`).
+    /// Returns `/proc/PID/maps` of the caller.
     pub(super) fn maps(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Ok(mut file) = self.file("maps", OFlags::RDONLY) {
@@ -130,13 +127,14 @@ impl Caller {
         bytes
     }
 
-    /// Returns read access to the caller's memory. This is cheaper than [`memory`](Self::memory):
-    /// the bytes are valid only if the call is still valid after they were read.
+    /// Gives read access to the caller's memory without opening it, unlike
+    /// [`memory`](Self::memory). The bytes are valid only if the call is still valid after they
+    /// were read.
     pub(super) const fn look(&self) -> Look {
         Look(self.thread)
     }
 
-    /// Opens the memory of the caller; `None` if the thread has exited.
+    /// Opens the caller's memory; `None` if the thread has exited.
     pub(super) fn memory(&self, call: &Call, listener: &Listener) -> Option<Memory> {
         let memory = Memory(self.file("mem", OFlags::RDWR).ok()?);
         // If the caller still waits for this call, the file is its memory, and not that of a later
@@ -155,11 +153,11 @@ impl Caller {
     }
 }
 
-/// Returns the user namespace of a thread, and whether the thread has CAP_NET_ADMIN in it; `None`
-/// if the thread has exited.
+/// Returns a thread's user namespace, and whether the thread has CAP_NET_ADMIN in it; `None` if the
+/// thread has exited.
 fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
     let user = namespace(directory, USER)?;
-    // Without a thread number, the call would read the capabilities of this thread.
+    // Without a number, the call would read the capabilities of this thread.
     let thread = Pid::from_raw(i32::try_from(thread).ok()?)?;
     let rights = capabilities(Some(thread)).ok()?;
     Some((user, rights.effective.contains(CapabilitySet::NET_ADMIN)))
@@ -170,13 +168,13 @@ const USER: &str = "ns/user";
 /// Path of a thread's network namespace, relative to the thread's directory in `/proc`.
 const NETWORK: &str = "ns/net";
 
-/// Returns a namespace of the thread to which a directory in `/proc` belongs.
+/// Returns a namespace of the thread whose directory in `/proc` this is.
 fn namespace(directory: &OwnedFd, name: &str) -> Option<NamespaceId> {
     let found = fs::statat(directory, name, AtFlags::empty()).ok()?;
     Some(NamespaceId::new(found.st_dev, found.st_ino))
 }
 
-/// Returns the process of the thread to which a directory in `/proc` belongs.
+/// Returns the process of the thread whose directory in `/proc` this is.
 fn process(directory: &OwnedFd) -> Option<u32> {
     let status = fs::openat(
         directory,
@@ -189,15 +187,14 @@ fn process(directory: &OwnedFd) -> Option<u32> {
     line?.trim().parse().ok()
 }
 
-/// The memory of a process. It refers to the same process, even if its number is reused.
+/// The memory of a process. It refers to this process, even if its number is reused.
 #[derive(Debug)]
 pub(super) struct Memory(File);
 
 impl Memory {
     /// Opens the memory of a process or thread.
     ///
-    /// # Errors
-    /// The thread or process has ended, or this process does not have CAP_SYS_PTRACE.
+    /// # Errors The thread or process has ended, or this process does not have CAP_SYS_PTRACE.
     pub(super) fn open(thread: u32) -> io::Result<Self> {
         let path = format!("/proc/{thread}/mem");
         File::options().read(true).write(true).open(path).map(Self)
@@ -215,7 +212,7 @@ impl Source for Memory {
     }
 }
 
-/// The memory of the thread that has this number at the time of the read.
+/// The memory of the thread that has this number at the time of a read.
 #[derive(Debug)]
 pub(super) struct Look(u32);
 
@@ -240,7 +237,7 @@ pub(super) trait Source {
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()>;
 }
 
-/// Address ranges in a program's memory.
+/// Address ranges (`struct iovec`) in a program's memory: address and length of each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parts(Vec<(u64, usize)>);
 
@@ -265,13 +262,13 @@ impl Parts {
         Some(Self(vec![(at, usize::try_from(length).ok()?)]))
     }
 
-    /// Returns the length of all ranges together in bytes, at most `limit`.
+    /// Returns the total length of the ranges in bytes, at most `limit`.
     fn room(&self, limit: usize) -> usize {
         let sum = |sum: usize, (_, length): &(u64, usize)| sum.saturating_add(*length);
         self.0.iter().fold(0, sum).min(limit)
     }
 
-    /// Copies the bytes of all ranges; `None` if there are more than [`REQUEST_MAX`], or if they
+    /// Copies the bytes of all ranges; `None` if there are more than [`REQUEST_MAX`], or they
     /// cannot be read.
     fn copy(&self, memory: &impl Source) -> Option<Vec<u8>> {
         let length = self.room(REQUEST_MAX + 1);
@@ -288,7 +285,7 @@ impl Parts {
         Some(all)
     }
 
-    /// Writes `bytes` to the ranges, in their order.
+    /// Writes `bytes` to the ranges, in order.
     fn fill(&self, memory: &Memory, mut bytes: &[u8]) -> Option<()> {
         for (at, length) in &self.0 {
             let (part, rest) = bytes.split_at(bytes.len().min(*length));
@@ -299,8 +296,8 @@ impl Parts {
     }
 }
 
-/// Returns a copy of the bytes that a call sends to the kernel. `None`: the bytes are for another
-/// receiver, too long, or cannot be read; the kernel then handles the call itself.
+/// Copies the bytes that a call sends to the kernel. `None` if they are for another receiver, too
+/// long, or cannot be read; the kernel then handles the call itself.
 pub(super) fn sent(call: &Call, memory: &impl Source) -> Option<Vec<u8>> {
     let [_, a, b, _, name, name_length] = call.arguments;
     let (parts, name, name_length) = match call.kind {
@@ -322,7 +319,7 @@ pub(super) fn sent(call: &Call, memory: &impl Source) -> Option<Vec<u8>> {
             return None;
         }
         memory.read(name, &mut address).ok()?;
-        // Port and groups of the kernel are 0.
+        // The kernel has port 0 and groups 0.
         if address[4..] != [0; 8] {
             return None;
         }
@@ -342,7 +339,7 @@ pub(super) struct Buffers {
     place: Place,
 }
 
-/// The place in the program's memory to which the sender's address and the lengths are written.
+/// Where the sender's address and the lengths are written in the program's memory.
 #[derive(Debug)]
 enum Place {
     /// `recvfrom`: the memory addresses for the sender's address and for its length.
@@ -352,7 +349,7 @@ enum Place {
 }
 
 impl Buffers {
-    /// Maximum length of received datagrams. Datagrams of the netlink family have at most some
+    /// Maximum length of received datagrams. Those of the netlink family have at most some
     /// kilobytes.
     const LENGTH_MAX: usize = 1 << 20;
     const CONTROL_MAX: usize = 4096;
@@ -444,7 +441,7 @@ mod tests {
         let memory = Memory::open(std::process::id()).expect("readable");
         assert!(
             memory.read(8, &mut [0; 4]).is_err(),
-            "the address has no memory"
+            "an address without memory was read"
         );
         assert!(memory.write(u64::MAX - 2, &[0; 4]).is_err());
         assert!(memory.read(8, &mut []).is_ok());
@@ -460,7 +457,7 @@ mod tests {
         assert_eq!(copy, bytes);
         assert!(
             own.read(8, &mut [0; 4]).is_err(),
-            "the address has no memory"
+            "an address without memory was read"
         );
         assert!(own.read(u64::MAX - 2, &mut [0; 4]).is_err());
         assert!(own.read(8, &mut []).is_ok());
@@ -492,7 +489,7 @@ mod tests {
         assert!(caller.may_administer(&owners));
         assert!(
             !caller.may_administer(&[]),
-            "the namespace belongs to another user namespace"
+            "a thread without the capability may administer the namespace"
         );
         caller.has_net_admin = false;
         assert!(!caller.may_administer(&owners));

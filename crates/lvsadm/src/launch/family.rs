@@ -1,4 +1,4 @@
-//! The family `IPVS` of generic netlink: requests of programs, answered by a dataplane.
+//! The generic netlink family `IPVS`: a dataplane answers the requests of programs.
 //!
 //! Numbers are those of `linux/ip_vs.h`; the tests compare the answers with recordings of a kernel.
 
@@ -14,21 +14,20 @@ use nix::libc;
 
 use super::wire::{self, Attributes, Message, Writer};
 
-/// The message type of the controller of generic netlink (`GENL_ID_CTRL`).
+/// The message type of generic netlink's controller (`GENL_ID_CTRL`).
 const CONTROLLER: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 const NEW_FAMILY: u8 = 1;
 
-/// The number of the netlink family. The kernel uses numbers from 0x13 up for its own families.
+/// The number of the netlink family. The kernel numbers its own families from 0x13 up.
 pub(super) const FAMILY: u16 = 1000;
 const NAME: &str = "IPVS";
 /// The version that the family reports: IPVS 1.2.1.
 pub(super) const VERSION: u32 = 0x0001_0201;
-/// The highest attribute number.
+/// The highest attribute number that the family reports.
 const ATTRIBUTES: u32 = 6;
 
-/// Maximum number of bytes of a datagram of a dump. It fits into the buffer of one page that old
-/// libraries use.
+/// Maximum number of bytes in a datagram of a dump: old libraries have a buffer of one page.
 const DATAGRAM: usize = 3584;
 
 const NEW_SERVICE: u8 = 1;
@@ -59,7 +58,7 @@ const TIMEOUT_UDP: u16 = 6;
 /// The flag of a service that is in the table (`IP_VS_SVC_F_HASHED`).
 pub(super) const HASHED: u32 = 2;
 
-/// The dataplane, with the calls that the interfaces of IPVS require.
+/// The calls to a dataplane that the interfaces of IPVS need.
 pub(super) trait Dataplane {
     fn change(&mut self, call: Call) -> Result<(), Errno>;
     /// All services, or one service; [`Errno::ESRCH`] if it does not exist.
@@ -69,7 +68,7 @@ pub(super) trait Dataplane {
     fn table_size(&mut self) -> Result<u32, Errno>;
 }
 
-/// Whether `message` is for this family, or queries the controller about this family.
+/// Whether `message` is for this family, or asks the controller about it.
 pub(super) fn is_ours(message: &Message<'_>) -> bool {
     if message.kind != CONTROLLER {
         return message.kind == FAMILY;
@@ -83,7 +82,7 @@ pub(super) fn is_ours(message: &Message<'_>) -> bool {
     }
 }
 
-/// Returns the datagrams that answer `request`, for the socket with the netlink port `port`.
+/// Answers `request` with datagrams for the socket with the netlink port `port`.
 pub(super) fn answer(
     request: &Message<'_>,
     port: u32,
@@ -114,7 +113,7 @@ pub(super) fn answer(
     }
 }
 
-/// A request, and the socket to which its answers are sent.
+/// A request, and the socket for its answers.
 struct Ask<'a> {
     request: &'a Message<'a>,
     port: u32,
@@ -125,7 +124,6 @@ impl Ask<'_> {
         Writer::generic(FAMILY, flags, self.request, self.port, (command, 1))
     }
 
-    /// Returns the message that describes the family `IPVS`.
     fn family(&self) -> Vec<u8> {
         let head = (NEW_FAMILY, 2);
         let mut message = Writer::generic(CONTROLLER, 0, self.request, self.port, head);
@@ -139,7 +137,8 @@ impl Ask<'_> {
             for (index, command) in (1..).zip(commands) {
                 message.nest(index, |message| {
                     message.u32(1, command.into());
-                    // Needs CAP_NET_ADMIN (1), answers requests (2), dumps (4), has a policy (8).
+                    // The flags: needs CAP_NET_ADMIN (1), answers requests (2), dumps (4), has a
+                    // policy (8).
                     let flags = match command {
                         GET_DEST | GET_DAEMON => 5,
                         GET_SERVICE => 15,
@@ -237,7 +236,7 @@ impl Ask<'_> {
     }
 }
 
-/// Returns the change that a command requests.
+/// Returns the call for a command.
 fn change(
     command: u8,
     attributes: Attributes<'_>,
@@ -292,7 +291,7 @@ fn change(
             let (server, config) = match read {
                 Ok(read) => read,
                 Err(errno) => {
-                    // The kernel finds the service before it reads the server.
+                    // The kernel looks for the service before it reads the server.
                     dataplane.services(Some(service))?;
                     return Err(errno);
                 }
@@ -374,7 +373,7 @@ fn family_number(family: Family) -> u16 {
     u16::try_from(number).unwrap_or(0)
 }
 
-/// The service that the attributes identify. A missing attribute is reported before an invalid one.
+/// Reads the service from attributes. A missing attribute is reported before an invalid one.
 fn service_id(of: Attributes<'_>) -> Result<(ServiceId, Family), Errno> {
     let number = of.u16(1).ok_or(Errno::EINVAL)?;
     if let Some(mark) = of.u32(5) {
@@ -400,8 +399,8 @@ pub(super) fn service_of(protocol: u16, address: SocketAddr) -> Option<ServiceId
     }
 }
 
-/// Reads the settings of a service. Flags outside the program's mask, and settings that the
-/// kernel's IPVS does not have, keep their values from `now`.
+/// Reads the settings of a service. `now`: keeps its flags outside of the program's mask, and its
+/// settings that the kernel's IPVS does not have.
 fn service_config(
     of: Attributes<'_>,
     family: Family,
@@ -440,7 +439,7 @@ pub(super) const fn forwarding(flags: u32) -> Option<Forwarding> {
     })
 }
 
-/// The number of a forwarding method. Full NAT, which the kernel does not have, is shown as NAT.
+/// The number of a forwarding method. Full NAT, which the kernel does not have, is reported as NAT.
 pub(super) const fn forwarding_number(forwarding: Forwarding) -> u32 {
     match forwarding {
         Forwarding::Nat | Forwarding::FullNat => 0,
@@ -594,7 +593,7 @@ pub(super) fn rows(stats: &Stats) -> [u64; 10] {
     ]
 }
 
-/// The low 32 bits, as the kernel shows its counters in old structures.
+/// The low 32 bits, as the kernel reports counters in old structures.
 #[allow(
     clippy::cast_possible_truncation,
     reason = "the fields of the kernel's structure have 32 bits"
@@ -641,7 +640,7 @@ fn put_daemon(message: &mut Writer, daemon: &SyncDaemon) {
     });
 }
 
-/// Messages of a dump, collected into datagrams.
+/// Messages of a dump, packed into datagrams.
 #[derive(Default)]
 struct Dump {
     full: Vec<Vec<u8>>,

@@ -50,14 +50,14 @@ const FILES: [&str; 6] = [
 const OPEN_MAX: usize = 256;
 /// Maximum number of bytes of all open files.
 const BYTES_MAX: usize = 256 << 20;
-/// Number of bytes by which a file's buffer grows at a time.
+/// Step in bytes by which the buffer of a file grows.
 const BYTES_STEP: usize = 1 << 20;
 /// Maximum number of threads that wait for a dataplane.
 const THREADS_MAX: usize = 16;
-/// Maximum number of stored names of files that do not belong to IPVS.
+/// Maximum number of remembered names of files that do not belong to IPVS.
 const LINKS_MAX: usize = 4096;
 
-/// Inode numbers of the first file, sysctl and link. Smaller numbers belong to directories.
+/// Inode number of the first file. Smaller numbers belong to directories.
 const FIRST_FILE: u64 = 16;
 const FIRST_SYSCTL: u64 = 64;
 const FIRST_LINK: u64 = 4096;
@@ -70,7 +70,7 @@ const SYSCTL_MODE: u32 = 0o100_644;
 /// A directory in which all names except those of IPVS are links to the real files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Overlay {
-    /// `/proc/sys/net`, the mount point of the file system. A mount point below it would not exist
+    /// `/proc/sys/net`, the mount point of the file system. A mount point below it would be missing
     /// in other network namespaces.
     Sys,
     /// `/proc/sys/net/ipv4`.
@@ -121,7 +121,7 @@ impl Node {
     }
 }
 
-/// The links to the kernel's own files, by their inode numbers.
+/// The links to the kernel's own files, by inode number.
 #[derive(Debug, Default)]
 struct Links {
     all: Vec<(Overlay, String)>,
@@ -129,7 +129,7 @@ struct Links {
 }
 
 impl Links {
-    /// Returns the inode number of a link; an error if there are too many links.
+    /// Returns the inode number of a link. Fails if there are too many links.
     fn number(&mut self, key: (Overlay, String)) -> Result<u64, Errno> {
         if let Some(known) = self.numbers.get(&key) {
             return Ok(*known);
@@ -144,17 +144,17 @@ impl Links {
     }
 }
 
-/// The content of an open file; it counts towards the limit of all contents.
+/// The content of an open file, which counts towards [`BYTES_MAX`].
 #[derive(Debug)]
 struct Content {
     text: String,
-    /// Bytes of all open files.
+    /// Number of bytes of all open files.
     all: Arc<AtomicUsize>,
     taken: usize,
 }
 
 impl Content {
-    /// Counts the bytes of the text; an error if all open files together exceed the limit.
+    /// Counts the bytes of the text. Fails if all open files together exceed [`BYTES_MAX`].
     fn fit(&mut self) -> Result<(), Errno> {
         while self.taken < self.text.len() {
             self.taken += BYTES_STEP;
@@ -172,7 +172,6 @@ impl Drop for Content {
     }
 }
 
-/// The file system.
 #[derive(Debug)]
 pub(super) struct Files {
     own: Arc<Supervisor>,
@@ -202,7 +201,7 @@ pub(super) fn start(own: Arc<Supervisor>, device: OwnedFd) {
     }
 }
 
-/// A node and its inode number, or the error of the look-up.
+/// A file or directory and its inode number, or the error of the look-up.
 type Found = Result<(u64, Node), Errno>;
 
 impl Files {
@@ -225,7 +224,8 @@ impl Files {
             if request.is_notice() {
                 continue;
             }
-            // The dataplane itself may read other files, and then waits for this thread.
+            // The dataplane may read files of this file system, and must not wait for this thread
+            // then.
             let asks_dataplane = matches!(request.operation, fuse::OPEN | fuse::WRITE);
             if !asks_dataplane {
                 self.reply(request.unique, self.answer(&request, &mut worker));
@@ -237,7 +237,7 @@ impl Files {
 
     fn reply(&self, unique: u64, result: Result<Vec<u8>, Errno>) {
         if (&self.device).write(&fuse::answer(unique, result)).is_err() {
-            // The caller has exited, so it will not close the file that this request has opened.
+            // The caller has exited, and will not close the file that this request has opened.
             lock(&self.open).remove(&unique);
         }
     }
@@ -335,7 +335,7 @@ impl Files {
         found.ok_or(Errno::ESTALE)
     }
 
-    /// Finds the node of a name in a directory.
+    /// Looks up a name in a directory.
     fn find(&self, directory: &Node, name: &str, thread: u32, worker: &mut Worker) -> Found {
         let number = match (directory, name) {
             (Node::Overlay(Overlay::Ipv4), VS) => 3,
@@ -348,8 +348,7 @@ impl Files {
             (Node::Overlay(overlay), _) => match number(FIRST_FILE, &FILES, name) {
                 Ok(number) if *overlay == Overlay::Net => number,
                 _ => {
-                    // The kernel does not cache names that do not exist, because their number is
-                    // unlimited.
+                    // The kernel must not cache names that do not exist: their number is unlimited.
                     let real = self.real(*overlay, thread, worker)?;
                     fs::symlink_metadata(format!("{real}/{name}")).map_err(|_| Errno::ENOENT)?;
                     lock(&self.links).number((*overlay, name.to_owned()))?
@@ -360,7 +359,7 @@ impl Files {
         Ok((number, self.node(number)?))
     }
 
-    /// Returns the path of the real directory that an overlay replaces, as `thread` sees it.
+    /// Returns the path of the real directory that an overlay replaces, for `thread`.
     fn real(&self, overlay: Overlay, thread: u32, worker: &mut Worker) -> Result<String, Errno> {
         match overlay {
             Overlay::Net => Ok(format!("/proc/{thread}/net")),
@@ -375,7 +374,7 @@ impl Files {
         }
     }
 
-    /// Types and names of all entries of a directory.
+    /// Returns types and names of all entries of a directory.
     fn list(&self, directory: &Node, thread: u32, worker: &mut Worker) -> Vec<(u32, String)> {
         let own = |mode: u32, names: &[&str]| -> Vec<(u32, String)> {
             let names = names.iter().map(|name| (mode, (*name).to_owned()));
@@ -446,8 +445,7 @@ impl Files {
             _ => return Err(Errno::EISDIR),
         }
         content.fit()?;
-        // Two waiting requests never have the same number; an open file has the number of its
-        // request.
+        // An open file has the number of its request, which no other waiting request has.
         lock(&self.open).insert(request.unique, Arc::new(content));
         Ok(fuse::opened(request.unique))
     }
@@ -474,13 +472,13 @@ impl Files {
     }
 }
 
-/// Returns the inode number of `name` in the list `names`, whose first name has the number `first`.
+/// Returns the inode number of `name`, where `first` is that of the first of `names`.
 fn number(first: u64, names: &[&str], name: &str) -> Result<u64, Errno> {
     let index = names.iter().position(|known| *known == name);
     index.map(|index| first + index as u64).ok_or(Errno::ENOENT)
 }
 
-/// Writes one of [`FILES`] into `content`.
+/// Writes the text of one of [`FILES`] into `content`.
 fn write_file(name: &str, client: &mut Client, content: &mut Content) -> Result<(), Errno> {
     let errno = |error: Error| errno_of(&error);
     // Writing to a string cannot fail.
@@ -530,7 +528,7 @@ mod tests {
         File::open("/dev/null").expect("readable").into()
     }
 
-    /// A file system without a program.
+    /// The file system, without a program that uses it.
     fn files() -> Arc<Files> {
         let places = Places::below(1024).expect("enough");
         let own = Supervisor::new(Listener::from(null()), places, None, false).expect("/proc");

@@ -25,27 +25,25 @@ pub(super) const BATCH_FORGET: u32 = 42;
 
 /// Maximum length of the data of a `WRITE`, in bytes.
 pub(super) const WRITE_MAX: usize = 4096;
-/// Size of the buffer for a request, in bytes. The kernel requires [`WRITE_MAX`] and 4,096 further
-/// bytes.
+/// Size of the buffer for a request, in bytes: the kernel requires 4,096 more than [`WRITE_MAX`].
 pub(super) const REQUEST_MAX: usize = 2 * WRITE_MAX + 4096;
 
-/// Lengths of `struct fuse_in_header` and of `struct fuse_out_header` in bytes.
+/// Length of `struct fuse_in_header` in bytes.
 const IN: usize = 40;
+/// Length of `struct fuse_out_header` in bytes.
 const OUT: usize = 16;
 
-/// Time in seconds for which the kernel may use an answer about a name.
+/// Time in seconds for which the kernel may cache the answer about a name.
 const VALID_SECONDS: u64 = 60;
 
-/// A request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request<'a> {
     pub(super) operation: u32,
-    /// Number of the request.
     pub(super) unique: u64,
     pub(super) node: u64,
     /// Id of the thread that makes the request.
     pub(super) thread: u32,
-    /// The parameters of the request, which depend on the operation.
+    /// The parameters of the operation.
     pub(super) body: &'a [u8],
 }
 
@@ -108,10 +106,10 @@ pub(super) fn answer(unique: u64, result: Result<Vec<u8>, Errno>) -> Vec<u8> {
     answer
 }
 
-/// The answer to `INIT`: the features of this server.
+/// Answers `INIT` with the features of this server.
 pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
     const MAJOR: u32 = 7;
-    /// The minor version of the protocol: that of Linux 5.4, because no later addition is needed.
+    /// The minor version of the protocol: that of Linux 5.4, which has all that is needed.
     const MINOR: u32 = 31;
     /// Features: `O_TRUNC` is a part of `OPEN`, and the kernel caches the targets of links.
     const ABILITIES: u32 = 1 << 3 | 1 << 23;
@@ -125,7 +123,7 @@ pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
         number(4)?.min(MINOR),
         0,
         number(12)? & ABILITIES,
-        // Maximum number of background requests: 16; from 12 on, the device counts as congested.
+        // Maximum number of background requests: 16. With 12, the device counts as congested.
         u32::from_ne_bytes([16, 0, 12, 0]),
         u32::try_from(WRITE_MAX).unwrap_or(0),
         1,
@@ -172,8 +170,8 @@ pub(super) fn attribute(node: u64, mode: u32, length: usize) -> Vec<u8> {
 
 /// The answer to `OPEN` and `OPENDIR`.
 pub(super) fn opened(file: u64) -> Vec<u8> {
-    /// Flag of an open file: the kernel caches no content, and does not use the file's length,
-    /// which is unknown before the file is read.
+    /// Flag of an open file: the kernel does not cache its content, and ignores its length, which
+    /// is unknown until the file is read.
     const DIRECT_IO: u32 = 1;
     let mut out = file.to_ne_bytes().to_vec();
     out.extend(DIRECT_IO.to_ne_bytes());
@@ -195,8 +193,8 @@ pub(super) fn empty() -> Vec<u8> {
     out
 }
 
-/// The answer to `READDIR`: the entries after the first `at`, as many as fit into `room`. Each
-/// entry has a type (`S_IF*`) and a name.
+/// The answer to `READDIR`: the entries from `at` on that fit into `room`. Each entry has a type
+/// (`S_IF*`) and a name.
 pub(super) fn entries(all: &[(u32, String)], at: usize, room: usize) -> Vec<u8> {
     let mut out = Vec::new();
     for (index, (kind, name)) in all.iter().enumerate().skip(at) {
@@ -205,8 +203,7 @@ pub(super) fn entries(all: &[(u32, String)], at: usize, room: usize) -> Vec<u8> 
             break;
         }
         let end = out.len() + length;
-        // The inode number in an entry has no meaning, but programs ignore an entry with the number
-        // 0.
+        // The inode number in an entry has no meaning, but programs ignore an entry with number 0.
         for value in [1, index as u64 + 1] {
             out.extend(value.to_ne_bytes());
         }
@@ -237,13 +234,20 @@ mod tests {
             let bytes = request(operation, &[1; 15]);
             let short = Request::of(&bytes).expect("a header");
             assert!(short.extent().is_err() && short.data().is_err());
-            assert_eq!(short.name(), None, "the name has no final NUL");
+            assert_eq!(
+                short.name(),
+                None,
+                "a name without a final NUL was accepted"
+            );
         }
-        // The request has fewer bytes than its header specifies.
+        // The request is shorter than its header says.
         let bytes = request(WRITE, &[9; 41]);
         assert!(Request::of(&bytes).expect("a header").data().is_err());
         assert!(init(&[7, 0, 0, 0]).is_err());
-        assert!(init(&[8; 64]).is_err(), "another version");
+        assert!(
+            init(&[8; 64]).is_err(),
+            "another version of the protocol was accepted"
+        );
     }
 
     #[test]

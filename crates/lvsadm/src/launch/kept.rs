@@ -7,20 +7,20 @@ use std::net::SocketAddr;
 use lvs_core::api::{CHANGES_MAX, Call, ServerSpec, ServiceId, ServiceSpec, Sysctl, Timeouts};
 use lvs_core::sync::{SyncDaemon, SyncRole};
 
-/// The services with their servers, and the settings, that a program has configured: at most as
-/// many as one request to the dataplane can contain.
+/// The services, servers and settings that a program has configured: at most as many as one request
+/// to the dataplane may contain.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// Services in the order in which they were added, because the program's listings depend on it.
+    /// Services in the order in which they were added, as the program's listings must show them.
     services: BTreeMap<u64, Service>,
     numbers: HashMap<ServiceId, u64>,
-    /// The number of the next service.
+    /// The number for the next service.
     next: u64,
     servers: usize,
     daemons: Vec<SyncDaemon>,
     timeouts: Option<Timeouts>,
     sysctls: BTreeMap<String, String>,
-    /// Whether the limit was exceeded, so that nothing is stored any more.
+    /// Whether the maximum was exceeded, so that nothing is stored any more.
     is_full: bool,
 }
 
@@ -41,9 +41,8 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Records a change that was made. Returns `false` when the maximum of changes is reached: the
-    /// recorded changes are then discarded, and no change is recorded until the program deletes all
-    /// services.
+    /// Records a change. Returns `false` at the maximum of changes: the recorded changes are then
+    /// discarded, and nothing is recorded until the program deletes all services.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();
@@ -86,8 +85,7 @@ impl Kept {
                 self.servers -= gone.map_or(0, |gone| gone.servers.len());
             }
             Call::ServerAdd(spec) | Call::ServerEdit(spec) => {
-                // Services that another program has added are not stored, and their servers are not
-                // stored either.
+                // Services of other programs are not recorded, and neither are their servers.
                 let Some(service) = self.service(spec.service) else {
                     return;
                 };
@@ -139,8 +137,8 @@ impl Kept {
         self.daemons.retain(|daemon| daemon.role != role);
     }
 
-    /// The requests that restore the configuration: one that is applied as a whole, and one for
-    /// each synchronisation daemon, whose interface may be missing.
+    /// Returns the requests that restore the configuration: one that is applied as a whole, and one
+    /// for each synchronisation daemon, whose interface may be missing.
     pub(super) fn requests(&self) -> Vec<Call> {
         let timeouts = self.timeouts.map(Call::TimeoutsSet);
         let sysctls = self.sysctls.iter().map(|(name, value)| {
@@ -225,7 +223,7 @@ mod tests {
                 service: service(2),
                 server: server(2, 2, 1).server,
             },
-            // A server of a service that another program has added.
+            // The server's service was added by another program.
             Call::ServerAdd(server(77, 1, 1)),
             Call::ServiceZero { service: None },
             Call::TimeoutsSet(timeouts(100, 20, 30)),
@@ -251,14 +249,14 @@ mod tests {
         let mut kept = Kept::default();
         assert!(kept.keep(&Call::ServiceAdd(add(1, "rr"))));
         let all = u32::try_from(CHANGES_MAX).expect("a small number");
-        // The search for a server is linear, so only the service is searched here.
+        // Only the service is searched here, because the search for a server is linear.
         let service = kept.service(service(1)).expect("the server was added");
         service.servers = (2..all).map(|number| server(1, number, 1)).collect();
         kept.servers = service.servers.len();
         assert!(!kept.keep(&Call::ServerAdd(server(1, all, 1))));
         assert!(kept.is_empty());
         assert!(kept.keep(&Call::ServiceAdd(add(2, "rr"))) && kept.is_empty());
-        // A flush removes everything that was stored, and later calls are stored again.
+        // A flush discards everything; later calls are recorded again.
         kept.keep(&Call::ServiceFlush {});
         assert!(kept.keep(&Call::ServiceAdd(add(2, "rr"))));
         assert!(!kept.is_empty());

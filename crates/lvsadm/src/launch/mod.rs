@@ -1,9 +1,8 @@
-//! `lvs-run`: runs a program that uses the interfaces of IPVS, which a dataplane answers.
+//! `lvs-run`: runs a program that uses the interfaces of IPVS, and lets a dataplane answer it.
 //!
-//! The program gets real sockets of generic netlink, at high descriptor numbers. A seccomp filter
+//! The program gets real generic netlink sockets, at high descriptor numbers. A seccomp filter
 //! reports the requests that the program sends to these sockets. The supervisor, a second process,
-//! answers requests of the family `IPVS` from a socket of its own. The kernel handles all other
-//! calls.
+//! answers requests of the family `IPVS` from its own socket. The kernel handles all other calls.
 
 mod caller;
 mod family;
@@ -44,7 +43,6 @@ use self::caller::{Memory, Source as _};
 use self::space::generic_socket;
 use self::supervisor::{Supervisor, is_placed};
 
-/// The name of this program.
 pub(crate) const NAME: &str = "lvs-run";
 
 const HELP: &str = "\
@@ -73,12 +71,11 @@ The supervisor writes errors to the system log.
 
 const VERSION: &str = concat!("lvs-run ", env!("CARGO_PKG_VERSION"), "\n");
 
-/// Exit status if this program itself has failed.
+/// Exit status if `lvs-run` itself has failed.
 const FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// A command line of `lvs-run`.
 #[derive(Debug, PartialEq, Eq)]
 enum Invocation {
     Help,
@@ -129,8 +126,8 @@ impl Invocation {
     }
 }
 
-/// Runs `lvs-run` with these arguments. It returns, with the exit status, only if the command is
-/// not executed.
+/// Runs `lvs-run` with these arguments. Returns, with the exit status, only if the command is not
+/// executed.
 pub fn main(words: impl IntoIterator<Item = OsString>) -> u8 {
     let invocation = match Invocation::parse(words) {
         Ok(invocation) => invocation,
@@ -203,7 +200,7 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     let side =
         notify::detach(&other).map_err(|error| format!("cannot start the supervisor: {error}"))?;
     if side == Side::Detached {
-        // The descriptor is already closed.
+        // The descriptor is closed already.
         std::mem::forget(own);
         supervise(other, places, address, full_nat);
         std::process::exit(0);
@@ -212,7 +209,7 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     let listener = match notify::install(&places) {
         Ok(listener) => listener,
         Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {
-            // The supervisor of this launcher exits when the launcher closes its end of the pair.
+            // The supervisor exits when the launcher closes its end of the pair.
             let probe = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC);
             if !probe.is_ok_and(|socket| is_placed(&socket)) {
                 return Err(
@@ -253,7 +250,7 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the reason why the seccomp filter could not be installed, and the fix.
+/// Returns why the seccomp filter could not be installed, and the fix.
 fn refusal(error: &io::Error) -> String {
     let fix = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",
@@ -265,7 +262,7 @@ fn refusal(error: &io::Error) -> String {
 }
 
 /// Sends the seccomp listener and the descriptor of the FUSE file system to the supervisor, and
-/// waits until the supervisor is ready.
+/// waits until it is ready.
 fn hand_over(
     mut supervisor: UnixStream,
     listener: &Listener,
@@ -290,18 +287,16 @@ fn hand_over(
     }
 }
 
-/// Message from the supervisor to the program when it is ready to answer calls; any other message
-/// is an error.
+/// Message from the supervisor when it is ready; any other message is an error.
 const READY: &str = "ready";
 
-/// The supervisor reads these bytes from the memory of the program, to check whether it is
-/// permitted to.
+/// The supervisor reads these bytes from the program's memory, to check whether it may.
 static PROBE: [u8; 8] = *b"lvs-run\0";
 
 /// The supervisor: receives the seccomp listener, and answers the reported system calls until the
 /// last process has exited.
 fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, full_nat: bool) {
-    // After a panic, a thread would leave its caller waiting. Without a supervisor, calls fail.
+    // A thread that panics would leave its caller waiting. Without a supervisor, calls fail.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         hook(panic);
@@ -310,7 +305,7 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, 
     }));
     let (listener, files, pid) = match take_over(&program) {
         Ok(Some(found)) => found,
-        // The program is supervised by another launcher.
+        // Another launcher supervises the program.
         Ok(None) => return,
         Err(error) => {
             let _ = write!(program, "{error}");
@@ -327,7 +322,7 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, 
             return;
         }
     };
-    // Release the directory and the pipes of the program.
+    // Release the program's directory and pipes.
     let _ = std::env::set_current_dir("/");
     if let Ok(null) = std::fs::File::options()
         .read(true)
@@ -350,19 +345,16 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, 
     }
 }
 
-/// Message from the supervisor to the watcher: the supervisor exits because all programs have
-/// ended.
 const ENDED: &[u8] = b"ended";
 
 /// Starts the watcher, a process that ends the program if the supervisor is killed: without a
-/// supervisor, the program would continue, but its changes would fail. The watcher sees that the
-/// socket is closed.
+/// supervisor, the program's changes would fail. The watcher notices that the socket is closed.
 fn watched(program: Pid) -> io::Result<UnixStream> {
     let (own, mut supervisor) = UnixStream::pair()?;
     if notify::detach(&supervisor)? == Side::Caller {
         return Ok(own);
     }
-    // Only the supervisor process has the name `lvs-run`.
+    // Only the supervisor has the process name `lvs-run`.
     let _ = rustix::thread::set_name(c"lvs-run-watch");
     // All other descriptors are closed here: no object that owns one of them is used.
     let program = pidfd_open(program, PidfdFlags::empty());
@@ -377,11 +369,11 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     std::process::exit(0)
 }
 
-/// The objects that a supervisor receives: the seccomp listener, its descriptor of the FUSE file
-/// system, and the process id of the program.
+/// The seccomp listener, the supervisor's descriptor of the FUSE file system, and the process id of
+/// the program.
 type TakenOver = (Listener, Option<OwnedFd>, Pid);
 
-/// Receives the seccomp listener of a program, and finds the program's process id; `None` if the
+/// Receives the seccomp listener of a program, and finds the program's process id. `None` if the
 /// program ends or needs no supervisor.
 fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     let mut probe = [0; size_of::<usize>()];
@@ -416,10 +408,10 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     Ok(Some((Listener::from(fd), files, peer.pid)))
 }
 
-/// Writes an error to the system log. Without a system log, the error is lost: standard error
+/// Writes an error to the system log. It is lost without a system log, because standard error
 /// belongs to the program.
 fn log(text: &str) {
-    /// The priority of the log lines: facility `daemon`, severity `err`.
+    /// Priority of the lines: facility `daemon`, severity `err`.
     const PRIORITY: u8 = 3 << 3 | 3;
     let line = format!("<{PRIORITY}>{NAME}[{}]: {text}", std::process::id());
     if let Ok(socket) = UnixDatagram::unbound() {

@@ -1,9 +1,9 @@
-//! The program's own view of `/proc`: IPVS's files appear in it.
+//! The program's own view of `/proc`, with IPVS's files.
 //!
 //! `/proc/sys/net` and `/proc/net` become directories of the supervisor's file system, with IPVS's
 //! files, and with links to all other files. The links point into a second mount of the real
-//! `/proc`, which is inside this file system. Other mounts of the program stay shared with those of
-//! its host.
+//! `/proc`, inside this file system. Other mounts of the program stay shared with those of its
+//! host.
 
 use std::fs::File;
 use std::io;
@@ -25,20 +25,18 @@ const PLACE: &str = "/proc/sys/net";
 #[derive(Debug)]
 pub(super) struct Mounts {
     files: OwnedFd,
-    /// The real `/proc`.
     proc: OwnedFd,
 }
 
 /// Moves this process into a new mount namespace. The second value is the supervisor's descriptor
 /// of the FUSE file system.
 ///
-/// # Errors
-/// The kernel has no FUSE, `/proc` is not a mount point, or this process does not have
+/// # Errors The kernel has no FUSE, `/proc` is not a mount point, or this process does not have
 /// CAP_SYS_ADMIN.
 pub(super) fn prepare() -> io::Result<(Mounts, OwnedFd)> {
     let requests = File::options().read(true).write(true).open("/dev/fuse")?;
     unshare(CloneFlags::CLONE_NEWNS)?;
-    // The following mounts below /proc stay in this mount namespace.
+    // Later mounts below /proc stay in this mount namespace.
     mount_change(
         "/proc",
         MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
@@ -85,7 +83,7 @@ impl Mounts {
     fn mount_inside(&self) -> io::Result<()> {
         use super::files::{INSIDE, LINK, PROC};
         mount_at(&self.proc, &format!("{PLACE}/{INSIDE}/{PROC}"))?;
-        // /proc/net is a link, so what is mounted there is a link.
+        // /proc/net is a link, so a link is mounted there.
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;

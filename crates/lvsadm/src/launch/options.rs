@@ -47,15 +47,15 @@ const TIMEOUT: usize = 12;
 const SERVICE_ENTRY: usize = 104;
 /// Length in bytes of `struct ip_vs_dest_entry`.
 const SERVER_ENTRY: usize = 96;
-/// Length in bytes of the parts of `struct ip_vs_get_services` and `struct ip_vs_get_dests` before
-/// their entries.
+/// Length in bytes of `struct ip_vs_get_services` before its entries.
 const SERVICES_HEAD: usize = 8;
+/// Length in bytes of `struct ip_vs_get_dests` before its entries.
 const SERVERS_HEAD: usize = 24;
 /// Length in bytes of the names of schedulers and of interfaces.
 const NAME: usize = 16;
 
-/// Number of bytes that an option reads: the value of a `setsockopt`, or the request of a
-/// `getsockopt`; 0 for an unknown option.
+/// Number of bytes that the caller passes with an option: the value of a `setsockopt`, or the
+/// request of a `getsockopt`. 0 for an unknown option.
 pub(super) const fn request_length(sets: bool, option: u32) -> usize {
     match (sets, option) {
         (true, SET_ADD | SET_EDIT | SET_DELETE | SET_ZERO) => SERVICE,
@@ -133,14 +133,13 @@ fn change(option: u32, value: &[u8], dataplane: &mut dyn Dataplane) -> Result<Ca
     })
 }
 
-/// Whether the kernel leaves the length in the program's memory unchanged, even if it writes fewer
+/// Whether the kernel does not update the length in the program's memory, even if it writes fewer
 /// bytes.
 pub(super) const fn keeps_length(option: u32) -> bool {
     matches!(option, GET_SERVICES | GET_SERVERS)
 }
 
-/// Answers a `getsockopt`: `request` has [`request_length`] bytes, and `room` is the length of the
-/// program's buffer.
+/// Answers a `getsockopt`; `request` has [`request_length`] bytes, and the program's buffer `room`.
 pub(super) fn get(
     option: u32,
     request: &[u8],
@@ -247,7 +246,7 @@ fn address(from: &[u8], ip: usize, port: usize) -> Result<SocketAddrV4, Errno> {
     Ok(SocketAddrV4::new(Ipv4Addr::from(ip), port))
 }
 
-/// Whether protocol, address, port and mark are 0.
+/// Whether protocol, address, port and mark are all 0.
 fn names_no_service(from: &[u8]) -> Result<bool, Errno> {
     let protocol = u16_at(from, 0).ok_or(Errno::EINVAL)?;
     let address = address(from, 4, 8)?;
@@ -300,7 +299,7 @@ fn daemon_change(option: u32, value: &[u8]) -> Result<Call, Errno> {
     }))
 }
 
-/// A buffer to which numbers and texts are written at their offsets.
+/// A structure whose fields are written at their offsets.
 struct Entry(Vec<u8>);
 
 impl Entry {

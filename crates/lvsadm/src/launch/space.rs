@@ -27,8 +27,7 @@ use super::log;
 
 /// Seconds for which a dump waits for room in the program's socket.
 const PATIENCE_SECONDS: i64 = 5;
-/// Time for which a listing of services and servers is stored for the next requests of the same
-/// thread.
+/// Time for which a thread's listing of services and servers is stored for its next requests.
 const LISTING: Duration = Duration::from_secs(1);
 /// Greatest number of simultaneous dumps in a namespace.
 const DUMPS_MAX: usize = 16;
@@ -48,31 +47,31 @@ pub(super) struct Space {
     pub(super) owners: Vec<NamespaceId>,
     sender: OwnedFd,
     link: Mutex<Link>,
-    /// The netlink ports to which dumps are being sent, each with the number of dumps.
+    /// Number of dumps that are being sent to each netlink port.
     dumps: Mutex<HashMap<u32, usize>>,
     pub(super) used: Mutex<Instant>,
 }
 
-/// The link to the dataplane: its connection, its lock, its last failure and its last listing.
+/// The connection to the dataplane, the lock, and the last listing.
 #[derive(Debug, Default)]
 struct Link {
     client: Option<Client>,
     steering: Option<Steering>,
     /// Whether another `lvs-run` has the lock that prevents lvsd from starting.
     is_shared: bool,
-    /// The last error in this namespace, which is logged once.
+    /// The last logged error, which is not repeated.
     failure: String,
     /// Whether the refusal of full NAT without a local address was logged.
     said_no_local: bool,
     listing: Option<Listing>,
     kept: Kept,
-    /// The process of the dataplane, and the time of the connection to it.
+    /// Process id of the dataplane, and the time at which the connection to it was made.
     known: Option<(u32, Instant)>,
 }
 
 impl Link {
-    /// Restores the configuration of a dataplane that has restarted without it. A dataplane that
-    /// has kept its services (warm restart) is unchanged. Returns a message for the log.
+    /// Restores the configuration of a dataplane that has restarted without it. After a warm
+    /// restart, nothing is changed. Returns a message for the log.
     fn restore(&mut self, client: &mut Client) -> Result<String, Error> {
         let info: Info = client.call(&Call::Info {})?;
         let now = Instant::now();
@@ -116,8 +115,7 @@ struct Listing {
 }
 
 impl Space {
-    /// Creates the `Space` of `namespace`, which must be the network namespace of the calling
-    /// thread.
+    /// Creates the `Space` of `namespace`, in which the calling thread must be.
     pub(super) fn here(
         id: NamespaceId,
         namespace: File,
@@ -143,7 +141,7 @@ impl Space {
     }
 
     /// Returns the connection to the dataplane for a thread. Other threads wait until it is
-    /// returned.
+    /// dropped.
     pub(super) fn dataplane(&self, thread: u32) -> Connection<'_> {
         Connection {
             address: &self.address,
@@ -153,7 +151,7 @@ impl Space {
         }
     }
 
-    /// Whether the dataplane that has the program's configuration has exited.
+    /// Whether the dataplane that had the program's configuration has exited.
     pub(super) fn has_lost(&self) -> bool {
         self.link.try_lock().is_ok_and(|link| {
             let is_open = link.client.as_ref().is_some_and(Client::is_open);
@@ -179,8 +177,8 @@ impl Space {
         }
     }
 
-    /// Tries to take the lock that prevents lvsd from starting, after another `lvs-run` that held
-    /// it has ended.
+    /// Tries to take the lock that prevents lvsd from starting, in case another `lvs-run` has
+    /// released it.
     pub(super) fn retry_lock(&self) {
         if let Ok(mut link) = self.link.try_lock()
             && link.is_shared
@@ -204,7 +202,7 @@ impl Space {
         port_of(&self.sender, || Some(std::process::id()))
     }
 
-    /// Sends to `port` as many of the `datagrams` as its socket accepts, and returns the others.
+    /// Sends as many of the `datagrams` to `port` as its socket accepts. Returns the others.
     pub(super) fn send(
         self: &Arc<Self>,
         port: u32,
@@ -293,8 +291,8 @@ pub(super) fn generic_socket(kind: SockType, flags: SockFlag) -> nix::Result<Own
     )
 }
 
-/// Returns the netlink port of a socket. A socket without a port is bound to one, as the kernel
-/// does at the first send: the process id, or another number if that port is in use.
+/// Returns the netlink port of a socket. Binds a socket without a port as the kernel does at the
+/// first send: to the process id, or to another number if that is in use.
 pub(super) fn port_of(socket: &impl AsFd, process: impl Fn() -> Option<u32>) -> Option<u32> {
     let fd = socket.as_fd().as_raw_fd();
     let port = || getsockname::<NetlinkAddr>(fd).map(|address| address.pid());
@@ -307,7 +305,7 @@ pub(super) fn port_of(socket: &impl AsFd, process: impl Fn() -> Option<u32>) -> 
         match bind(fd, &NetlinkAddr::new(candidate, 0)) {
             Ok(()) => return Some(candidate),
             Err(Errno::EADDRINUSE) => {}
-            // Another thread has bound it, or it cannot be bound.
+            // Another thread has bound the socket, or it cannot be bound.
             Err(_) => return port().ok().filter(|port| *port != 0),
         }
     }
@@ -348,8 +346,8 @@ impl Connection<'_> {
                     }
                     Err(Error::Refused(failure)) => {
                         self.link.client = Some(client);
-                        // No program expects this refusal, and its error number names no reason, so
-                        // the reason is logged.
+                        // The program cannot tell this refusal by its error number, so log the
+                        // reason.
                         if failure.code == FailureCode::NoLocalAddress
                             && !mem::replace(&mut self.link.said_no_local, true)
                         {
@@ -409,7 +407,7 @@ impl Connection<'_> {
                 return Err(Errno::EBUSY);
             }
             Err(place::LockError::Held(_)) => self.link.is_shared = true,
-            // No lock file can be created.
+            // The lock file cannot be created.
             Err(_) => {}
         }
         Ok(())

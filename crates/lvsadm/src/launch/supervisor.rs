@@ -1,4 +1,4 @@
-//! The process that answers the intercepted system calls of a program and of all processes that it
+//! The supervisor: answers the reported system calls of a program and of all processes that it
 //! starts.
 
 use std::collections::HashMap;
@@ -26,23 +26,22 @@ use super::caller::{self, Buffers, Caller, Source as _};
 use super::space::{Rest, Space, generic_socket, port_of};
 use super::{family, log, options, wire};
 
-/// Maximum number of threads. Each one answers a call or sends the end of a dump.
+/// Maximum number of threads; each answers a call or sends the rest of a dump.
 const THREADS_MAX: usize = 64;
 /// Maximum number of network namespaces in use at the same time.
 const SPACES_MAX: usize = 256;
 /// Time after which an unused namespace is released, so that the kernel can remove it.
 const IDLE: Duration = Duration::from_secs(60);
-/// Interval in milliseconds of the searches for unused namespaces, and for a lock that has become
-/// free.
+/// Interval in milliseconds of [`sweep`](Supervisor::sweep).
 const SWEEP: u16 = 1_000;
-/// Milliseconds after which a call counts as long: its thread waits for the caller's memory, or for
-/// the dataplane. Another thread then receives calls.
+/// Milliseconds after which another thread receives calls, because a call takes long: its thread
+/// waits for the caller's memory, or for the dataplane.
 const LONG: u16 = 10;
 /// Mark (`SO_MARK`) of the sockets that the supervisor creates for programs that may administer
-/// IPVS. To set a mark requires the same capability, so no other socket has it. If an unprivileged
-/// program makes a privileged one write to its socket, the request has no effect.
+/// IPVS. Only such programs may set a mark, so no other socket has it. An unprivileged program
+/// therefore gains nothing by making a privileged one write a request to its socket.
 const MARK: u32 = 0x6c76_7372;
-/// Maximum number of program files for which the supervisor stores whether they use libnl.
+/// Maximum number of programs of which the supervisor stores whether they use libnl.
 const PROGRAMS_MAX: usize = 256;
 
 /// The bits of a socket type that are not flags.
@@ -52,40 +51,38 @@ const SOCKET_TYPE: i32 = 0xf;
 pub(super) struct Supervisor {
     listener: Listener,
     places: Places,
-    /// The network namespace of the launcher; `address` is the dataplane of this namespace.
+    /// The network namespace of the launcher, whose dataplane is at `address`.
     start: NamespaceId,
     address: Option<Address>,
     /// Whether servers with NAT get full NAT.
     full_nat: bool,
     spaces: Mutex<HashMap<NamespaceId, Arc<Space>>>,
-    /// Locked while a descriptor number is chosen and used.
+    /// Locked while a free descriptor number is chosen and used.
     placing: Mutex<()>,
-    /// Whether a program uses libnl, by the program's device and inode.
+    /// For each program, by device and inode: whether it uses libnl.
     programs: Mutex<HashMap<(u64, u64), bool>>,
     threads: AtomicUsize,
-    /// Whether a limit of the supervisor was logged.
+    /// Whether a limit of the supervisor was logged, which is done once.
     has_complained: AtomicBool,
-    /// The number of the thread that receives calls: one thread at a time, because the kernel would
-    /// wake all threads that wait for a call.
+    /// The number of the only thread that receives calls: the kernel would wake all threads that
+    /// wait for a call.
     turn: AtomicU64,
-    /// Number of calls that all receiving threads together have received.
+    /// Number of calls that were received.
     received: AtomicU64,
-    /// Whether the receiving thread answers a call.
+    /// Whether the receiving thread is answering a call.
     is_answering: AtomicBool,
     /// Whether the main thread checks every [`LONG`] whether a call takes long.
     is_watching: AtomicBool,
-    /// Wakes the main thread.
     wake: EventFd,
     /// Whether a thread is connecting to a dataplane again.
     is_reconnecting: AtomicBool,
 }
 
-/// A thread that answers calls.
 #[derive(Debug, Default)]
 pub(super) struct Worker {
     /// The network namespace of the thread.
     here: Option<NamespaceId>,
-    /// The last caller.
+    /// The caller of the last call.
     last: Option<Caller>,
 }
 
@@ -108,14 +105,13 @@ impl Worker {
     }
 }
 
-/// The answer to a call, and a dump that is sent after it.
+/// The answer to a call, and the rest of a dump to send after it.
 type Answered = (Answer, Option<Rest>);
 
 impl Supervisor {
-    /// Creates the supervisor of the system calls that the seccomp listener `listener` reports.
+    /// Creates the supervisor for the system calls that the seccomp listener `listener` reports.
     ///
-    /// # Errors
-    /// `/proc` is not mounted.
+    /// # Errors `/proc` is not mounted.
     pub(super) fn new(
         listener: Listener,
         places: Places,
@@ -151,7 +147,7 @@ impl Supervisor {
         loop {
             let is_watching = self.is_watching.load(Ordering::SeqCst);
             let period = if is_watching { LONG } else { SWEEP };
-            // A hang-up is always reported.
+            // The kernel always reports a hang-up.
             let mut ends = [
                 PollFd::new(self.listener.as_fd(), PollFlags::empty()),
                 PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
@@ -204,9 +200,8 @@ impl Supervisor {
         }
     }
 
-    /// Releases namespaces that are not used, except the launcher's: there the program continues to
-    /// manage the services, and lvsd cannot start. Also reconnects to a dataplane that has
-    /// restarted.
+    /// Releases unused namespaces, except the launcher's: while the program manages services there,
+    /// lvsd cannot start. Also reconnects to dataplanes that have restarted.
     fn sweep(self: &Arc<Self>) {
         let mut spaces = lock(&self.spaces);
         spaces.retain(|id, space| {
@@ -236,7 +231,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a thread that receives calls instead of the thread with the number `turn`, which may
+    /// Starts a thread that receives calls in place of the thread with the number `turn`, which may
     /// have to wait.
     fn start_thread(self: &Arc<Self>, turn: u64) {
         if self.threads.fetch_add(1, Ordering::SeqCst) >= THREADS_MAX {
@@ -254,8 +249,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes over from the thread `before`, and answers one call after another until another thread
-    /// takes over.
+    /// Receives calls in place of the thread `before`, and answers them until another thread takes
+    /// over.
     fn serve(self: Arc<Self>, before: u64) {
         let order = Ordering::SeqCst;
         let turn = before + 1;
@@ -274,8 +269,8 @@ impl Supervisor {
             let call = match self.listener.receive() {
                 Ok(Some(call)) => call,
                 Ok(None) => continue,
-                // A caller has exited, or the process has received a signal. If all callers have
-                // exited, the main thread ends this process.
+                // A caller has exited, or a signal has arrived. If all callers have exited, the
+                // main thread ends this process.
                 Err(_) => {
                     std::thread::yield_now();
                     continue;
@@ -331,7 +326,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns the network namespace in use with this cookie.
+    /// Returns the namespace with this cookie, if it is in use.
     fn known(&self, cookie: u64) -> Option<Arc<Space>> {
         let spaces = lock(&self.spaces);
         let found = spaces.values().find(|space| space.cookie == cookie);
@@ -390,7 +385,7 @@ impl Supervisor {
         Some(space.clone())
     }
 
-    /// Enters the network namespace of a caller that reads or changes a file. All callers may read
+    /// Enters the network namespace of a caller that reads or changes a file. Any caller may read
     /// the files of namespaces in use, and of the launcher's namespace.
     pub(super) fn of_file(
         &self,
@@ -415,10 +410,10 @@ impl Supervisor {
         }
     }
 
-    /// Creates a generic netlink socket in the caller, at a descriptor number at which its calls
-    /// are reported.
+    /// Creates a generic netlink socket for the caller, at a descriptor number at which the filter
+    /// reports calls.
     fn socket(&self, call: &Call, caller: &Caller, worker: &mut Worker) -> Option<Answered> {
-        // A program that may not use IPVS gets the kernel's own socket.
+        // A program that may not administer IPVS gets the kernel's own socket.
         let known = lock(&self.spaces).get(&caller.network()?).cloned();
         match known {
             Some(space) => self.administered(caller, space, worker)?,
@@ -438,8 +433,8 @@ impl Supervisor {
             false => self.places.strict.clone(),
         };
         let _placing = lock(&self.placing);
-        // Use the highest free number: the program's own descriptors use the lowest free numbers at
-        // any time.
+        // The highest free number: the program's own descriptors get the lowest free ones at any
+        // time.
         let is_free = |place: &u32| caller.descriptor((*place).into()).is_none();
         let free = places.clone().rev().find(is_free);
         let Some(place) = free else {
@@ -465,8 +460,8 @@ impl Supervisor {
         Some((answer, None))
     }
 
-    /// Whether a process uses libnl. That library accepts answers from any port; other programs
-    /// receive answers from port 0, the kernel's port.
+    /// Whether a process uses libnl, which accepts answers from any port. Other programs receive
+    /// answers from port 0, the kernel's.
     fn uses_libnl(&self, caller: &Caller) -> bool {
         let Some(program) = caller.program() else {
             return false;
@@ -485,8 +480,8 @@ impl Supervisor {
         uses
     }
 
-    /// Returns a copy of the caller's descriptor `number`, if it is a generic netlink socket that
-    /// the supervisor has created.
+    /// Copies the caller's descriptor `number`, if it is a generic netlink socket that the
+    /// supervisor has created.
     fn generic(caller: &Caller, number: u64) -> Option<OwnedFd> {
         let socket = caller.descriptor(number)?;
         let is_netlink = socket_domain(&socket).is_ok_and(|it| it == AddressFamily::NETLINK);
@@ -535,7 +530,7 @@ impl Supervisor {
     /// Receives answers for a program whose library accepts only answers from the kernel.
     fn receive(&self, call: &Call, caller: &Caller) -> Option<Answered> {
         let socket = Self::generic(caller, call.arguments[0])?;
-        // Before the first request in this namespace, no answer can exist: the kernel handles the
+        // Before the first request in this namespace, there are no answers: the kernel handles the
         // call.
         let space = self.known(notify::cookie_of_socket(&socket).ok()?)?;
         let buffers = Buffers::of(call, caller.memory(call, &self.listener)?)?;
@@ -660,7 +655,7 @@ fn is_non_blocking(socket: &OwnedFd) -> bool {
     fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
-/// Maximum length in bytes of the buffer of an option: the kernel reads the length as `int`.
+/// Maximum length in bytes of an option's buffer: the kernel reads the length as `int`.
 const LENGTH_MAX: usize = i32::MAX as usize;
 
 /// The lower 32 bits of an argument, which the kernel reads as `int`.

@@ -15,7 +15,7 @@ const RECORDED: &str = include_str!("kernel.txt");
 /// The program's port in the recordings.
 const PORT: u32 = 4242;
 
-/// A dataplane that stores the services that it receives, in their order.
+/// A dataplane that stores the services that are sent to it, in order.
 #[derive(Default)]
 struct Kept(Vec<ServiceInfo>);
 
@@ -85,7 +85,7 @@ impl Dataplane for Kept {
     }
 }
 
-/// Returns the recorded messages, with their titles.
+/// The recorded messages, with their titles.
 fn recorded() -> Vec<(&'static str, Vec<u8>)> {
     let lines = RECORDED.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -107,7 +107,7 @@ fn attribute(number: u16, value: &[u8]) -> Vec<u8> {
     all
 }
 
-/// A request as the recording program made it.
+/// A request as the recording program sent it.
 fn request(kind: u16, flags: u16, sequence: u32, command: u8, attributes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(20 + attributes.len()).expect("short");
     let mut all = length.to_ne_bytes().to_vec();
@@ -126,8 +126,8 @@ fn ask(request: &[u8], dataplane: &mut Kept) -> Vec<u8> {
     family::answer(&message, PORT, dataplane).concat()
 }
 
-/// Formats attributes as text; `None` if the bytes are no attributes. Kernels of some architectures
-/// pad counters of 64 bits; the padding is omitted.
+/// Formats attributes as text; `None` if the bytes are no attributes. Omits the padding before
+/// counters of 64 bits that some architectures have.
 fn show(attributes: &[u8], path: &[u16]) -> Option<String> {
     let mut rest = attributes;
     let mut text = String::new();
@@ -151,7 +151,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Messages as text, without the number of the family.
+/// Formats messages as text, without the number of the family.
 fn shown(messages: &[u8]) -> Vec<String> {
     let each = wire::messages(messages).map(|message| {
         let mut whole = message.whole.to_vec();
@@ -178,7 +178,7 @@ fn netlink_answers_equal_the_kernel() {
         let with_title = recorded.iter().filter(|(of, _)| *of == title);
         with_title.map(|(_, message)| message).collect()
     };
-    // The services and servers that the kernel had, added with the recorded attributes.
+    // The kernel had these services and servers; the recorded attributes add them here.
     let mut dataplane = Kept::default();
     let services: Vec<Vec<u8>> = of("services")
         .into_iter()
@@ -294,7 +294,7 @@ fn message_that_is_not_a_request_is_not_answered() {
     message[6] = 0;
     assert!(ask(&message, &mut Kept::default()).is_empty());
     assert_eq!(wire::messages(&[]).count(), 0);
-    // Lengths that are too short, and too long.
+    // Lengths that are too short, and lengths that are too long.
     for length in [0_u32, 15, 21, u32::MAX] {
         let mut message = message.clone();
         message[..4].copy_from_slice(&length.to_ne_bytes());
@@ -321,7 +321,7 @@ fn malformed_requests_never_panic() {
     let mut random = Random(1);
     for _ in 0..20_000 {
         let mut message = seeds[random.below(seeds.len())].clone();
-        // Usually a request of the family.
+        // Usually a request to the family.
         if random.below(8) != 0 {
             message[4..6].copy_from_slice(&FAMILY.to_ne_bytes());
             message[6] |= 1;

@@ -1,6 +1,6 @@
-//! Bytes of netlink: messages and attributes, read from a program and written to it.
+//! Netlink messages and attributes, as bytes.
 //!
-//! Reading never panics: bytes after a malformed length are ignored, as the kernel ignores them.
+//! Reading never panics: bytes after a malformed length are ignored, as in the kernel.
 
 pub(super) const ERROR: u16 = 2;
 pub(super) const DONE: u16 = 3;
@@ -55,7 +55,7 @@ pub(super) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Command of a message of generic netlink, and its attributes.
+    /// The command of a generic netlink message, and its attributes.
     pub(super) fn command(&self) -> Option<(u8, Attributes<'a>)> {
         let command = *self.body.first()?;
         Some((command, Attributes(self.body.get(GENERIC_HEADER..)?)))
@@ -87,8 +87,7 @@ pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Message<'_>>
     })
 }
 
-/// A list of attributes; nested attributes are bytes. If two have the same number, the last one
-/// applies.
+/// The bytes of an attribute list. If several have the same number, the last one applies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
 
@@ -121,7 +120,7 @@ impl<'a> Attributes<'a> {
         u16_at(self.get(number)?, 0)
     }
 
-    /// A number in network byte order.
+    /// Reads an attribute as a number in network byte order.
     pub(super) fn be16(self, number: u16) -> Option<u16> {
         self.u16(number).map(u16::from_be)
     }
@@ -148,7 +147,7 @@ pub(super) fn text(bytes: &[u8]) -> String {
 pub(super) struct Writer(Vec<u8>);
 
 impl Writer {
-    /// A message of type `kind` that answers `request`, for the socket `port`.
+    /// Begins a message of type `kind` that answers `request`, for the socket `port`.
     pub(super) fn new(kind: u16, flags: u16, request: &Message<'_>, port: u32) -> Self {
         let mut all = vec![0; 4];
         all.extend(kind.to_ne_bytes());
@@ -158,7 +157,7 @@ impl Writer {
         Self(all)
     }
 
-    /// A generic netlink message, like [`new`](Self::new).
+    /// As [`new`](Self::new), for generic netlink.
     pub(super) fn generic(
         kind: u16,
         flags: u16,
@@ -171,7 +170,7 @@ impl Writer {
         message
     }
 
-    /// Writes an attribute. A value that is too long for an attribute is left out.
+    /// Writes an attribute. Omits a value that is too long for an attribute.
     pub(super) fn put(&mut self, number: u16, value: &[u8]) {
         if let Ok(length) = u16::try_from(value.len() + ATTRIBUTE_HEADER) {
             self.0.extend(length.to_ne_bytes());
@@ -205,7 +204,7 @@ impl Writer {
         self.put(number, &[text.as_bytes(), &[0]].concat());
     }
 
-    /// Writes an attribute that contains others. If it becomes too long, it is left out.
+    /// Writes an attribute that contains others. Omits it if it becomes too long.
     pub(super) fn nest(&mut self, number: u16, write: impl FnOnce(&mut Self)) {
         let start = self.0.len();
         self.0.extend([0; 2]);
@@ -217,7 +216,7 @@ impl Writer {
         }
     }
 
-    /// Returns the message with its length.
+    /// Writes the length, and returns the message.
     pub(super) fn finish(mut self) -> Vec<u8> {
         let length = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
         self.0[..4].copy_from_slice(&length.to_ne_bytes());
@@ -226,7 +225,7 @@ impl Writer {
     }
 }
 
-/// Returns the message with which the kernel acknowledges (`errno` 0) or refuses `request`.
+/// Returns the message by which the kernel acknowledges (`errno` 0) or refuses `request`.
 pub(super) fn error(request: &Message<'_>, port: u32, errno: i32) -> Vec<u8> {
     let (flags, echo) = match errno {
         0 => (CAPPED, &request.whole[..HEADER]),

@@ -36,11 +36,9 @@ fn services(run: &mut Invocation<'_>, at: &Address) -> Result<Vec<ServiceInfo>, 
     Ok(client.collect(&Call::ServiceList { service: None })?)
 }
 
-/// A service that differs between two directors.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Difference {
     service: ServiceId,
-    /// The differences, one on each line.
     what: Vec<String>,
 }
 
@@ -58,8 +56,8 @@ fn text(differ: &[Difference]) -> String {
     text
 }
 
-/// The services that differ between two directors in a setting that affects the choice of a server,
-/// or in the paths to the servers.
+/// Returns the services that differ between two directors in a setting that affects the choice of a
+/// server, or in the paths to the servers.
 fn differences(here: &[ServiceInfo], there: &[ServiceInfo]) -> Vec<Difference> {
     let by_name = |all: &'_ [ServiceInfo]| -> BTreeMap<String, usize> {
         let names = all.iter().map(|one| service_text(one.service));
@@ -85,7 +83,7 @@ fn differences(here: &[ServiceInfo], there: &[ServiceInfo]) -> Vec<Difference> {
     differ
 }
 
-/// The settings of a service that the choice of a server depends on.
+/// The settings of a service on which the choice of a server depends.
 fn settings(config: &ServiceConfig) -> [(&'static str, String); 5] {
     let engine = config.engine.as_deref().unwrap_or("none");
     let flags = config.flags.0 & ServiceFlags::ALL;
@@ -98,7 +96,7 @@ fn settings(config: &ServiceConfig) -> [(&'static str, String); 5] {
     ]
 }
 
-/// The differences of a service.
+/// The differences of a service, one on each line.
 fn service(here: &ServiceInfo, there: &ServiceInfo) -> Vec<String> {
     let mut all = Vec::new();
     let pairs = settings(&here.config)
@@ -167,7 +165,7 @@ fn compare(all: &mut Vec<String>, what: &str, ours: &str, theirs: &str) {
     }
 }
 
-/// The path to a server.
+/// How packets reach the server: forwarding method, and tunnel.
 fn way(config: &ServerConfig) -> String {
     match config.forwarding {
         Forwarding::Nat => "NAT".to_owned(),

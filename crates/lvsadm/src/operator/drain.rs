@@ -1,4 +1,4 @@
-//! `lvsadm drain`: take a server out of service without breaking connections.
+//! `lvsadm drain`: takes a server out of service without breaking connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,9 +17,9 @@ use super::{
 };
 use crate::invocation::Invocation;
 
-/// Interval between two polls.
+/// Interval between two readings of the server's state.
 const POLL: Duration = Duration::from_millis(500);
-/// Longest time that lvsd may take to apply a request to the dataplane.
+/// Longest time until lvsd has applied a request to the dataplane.
 const GRACE: Duration = Duration::from_secs(30);
 /// Longest interval between two lines of progress.
 const LINE: Duration = Duration::from_secs(10);
@@ -152,9 +152,9 @@ struct Target {
     server: SocketAddr,
     /// The name of the service in messages.
     name: String,
-    /// The lvsd that owns the service, if one runs.
+    /// The lvsd that owns the service, if one is running.
     daemon: Option<Daemon>,
-    /// Whether the dataplane has set the server's weight to 0.
+    /// Whether the weight of the server in the dataplane is 0.
     settled: bool,
 }
 
@@ -168,8 +168,8 @@ impl Target {
         maintenance::spec(target, state, words)
     }
 
-    /// Removes the server from service, through lvsd if lvsd manages the service, so that lvsd does
-    /// not revert the change.
+    /// Takes the server out of service. If lvsd manages the service, it is asked to do this,
+    /// because it would revert the change.
     fn begin(
         &mut self,
         run: &mut Invocation<'_>,
@@ -218,7 +218,6 @@ impl Target {
         )
     }
 
-    /// Restores the server's weight.
     fn undo(
         &mut self,
         run: &mut Invocation<'_>,
@@ -267,7 +266,7 @@ impl Target {
     }
 }
 
-/// The line that was shown last, and its time.
+/// The last printed line, and its time.
 struct Progress {
     started: Instant,
     shown: Option<(u32, u32, Instant)>,
@@ -281,7 +280,7 @@ impl Progress {
         }
     }
 
-    /// Prints a line if the numbers have changed, or if none was printed for a while.
+    /// Prints a line if the numbers have changed, or none was printed for [`LINE`].
     fn show(
         &mut self,
         run: &mut Invocation<'_>,

@@ -55,7 +55,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Parses the name of a service, or the word for all services.
+/// Parses the name of a service, or `all`.
 fn scope_named(run: &Invocation<'_>, word: &str) -> Result<Option<ServiceId>, Trouble> {
     Ok(match word {
         "all" => None,
@@ -63,7 +63,7 @@ fn scope_named(run: &Invocation<'_>, word: &str) -> Result<Option<ServiceId>, Tr
     })
 }
 
-/// The prefixes of the command line.
+/// The prefixes on the command line.
 fn given(words: &Words) -> Result<FilterLists, Trouble> {
     let read = |flag: &str, file_flag: &str| {
         let mut all: Vec<Prefix> = Vec::new();
@@ -90,7 +90,7 @@ fn given(words: &Words) -> Result<FilterLists, Trouble> {
     })
 }
 
-/// Adds the prefixes of `more` to `before`; a prefix that is added to one list is removed from the
+/// Adds the prefixes of `more` to `before`. A prefix that is added to one list is removed from the
 /// other.
 fn added(mut before: FilterLists, more: FilterLists) -> FilterLists {
     let (allow, deny) = (set(&more.allow), set(&more.deny));
@@ -121,7 +121,7 @@ fn set(prefixes: &[Prefix]) -> BTreeSet<Prefix> {
     prefixes.iter().copied().collect()
 }
 
-/// Complete filters by the name of their service; the name is empty for the filter of all services.
+/// Filters by the name of their service; the name is empty for the filter of all services.
 type Filters = BTreeMap<String, (Option<ServiceId>, FilterLists)>;
 
 fn order(service: Option<ServiceId>) -> String {
@@ -188,11 +188,11 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
     Ok(0)
 }
 
-/// The last line of saved filters. Without it no filter is restored: a pipe from a program that
-/// failed contains an empty or truncated input, which would remove all missing filters.
+/// The last line of saved filters. Without it, no filter is restored: a pipe from a failed program
+/// has empty or truncated output, which would remove the missing filters.
 const END: &str = "# end of filters";
 
-/// Checks that a file was read completely.
+/// Checks that the input is complete.
 fn whole(text: &str) -> Result<(), Trouble> {
     let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
     if last == Some(END) {
@@ -250,14 +250,14 @@ fn restore(run: &mut Invocation<'_>) -> Outcome {
                 "{place}{message}; nothing was changed"
             )))
         }
-        // Without an answer, the result is unknown.
+        // Without an answer, the changes may have been made or not.
         Err(error) => Err(Trouble::Dataplane(format!(
             "{error}; `lvsadm filter list` shows whether the filters were replaced"
         ))),
     }
 }
 
-/// A filter that `filter restore` has read from its input.
+/// A filter that [`restore`] has read.
 struct Wanted {
     /// The number of the first line with this filter, from 1.
     line: usize,
@@ -269,8 +269,8 @@ fn at(line: usize, error: &str) -> Trouble {
     Trouble::Dataplane(format!("line {line}: {error}; nothing was changed"))
 }
 
-/// Parses the output of [`save`]. The keys of the result are the names of services, and an empty
-/// name for the filter of all services.
+/// Parses the output of [`save`]. The keys of the result are the names of services; the name is
+/// empty for the filter of all services.
 fn read(run: &Invocation<'_>, text: &str) -> Result<BTreeMap<String, Wanted>, Trouble> {
     let mut all = BTreeMap::new();
     let mut named: Option<(&str, Option<ServiceId>)> = None;

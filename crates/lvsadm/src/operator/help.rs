@@ -9,7 +9,7 @@ use crate::own::{ENVIRONMENT, OPTIONS, Place, VERSION};
 /// Output of `lvsadm --help`.
 pub(crate) fn help() -> String {
     let mut text = VERSION.to_owned();
-    // The help text of ipvsadm contains another default than ipvsadm uses.
+    // ipvsadm's help text has another default than ipvsadm uses.
     let help = HELP_TEXT.replace("sync (default=255)", "sync (default=0)");
     text.push_str(&help.replace("  ipvsadm -", "  lvsadm  -"));
     text.push_str("Forwarding methods of lvsadm only:\n");

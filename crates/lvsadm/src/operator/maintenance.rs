@@ -1,4 +1,4 @@
-//! `lvsadm maintenance` and `lvsadm undrain`: operator overrides of a server, kept by `lvsd`.
+//! `lvsadm maintenance` and `lvsadm undrain`: operator overrides of a server, stored by `lvsd`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -90,7 +90,7 @@ fn print_done(run: &mut Invocation<'_>, done: &AdminDone, state: &str) -> Outcom
     Ok(0)
 }
 
-/// The lvsd that manages the dataplane, if one runs.
+/// Connects to the lvsd that manages the dataplane, if one is running.
 pub(super) fn daemon(run: &Invocation<'_>) -> Result<Option<Daemon>, Trouble> {
     Daemon::connect(run.address()).map_err(Trouble::Dataplane)
 }
@@ -142,7 +142,7 @@ fn who() -> Option<String> {
     fits.then_some(name)
 }
 
-/// Returns the servers that `SERVICE|all SERVER` selects.
+/// Returns the servers that the words `SERVICE|all SERVER` select.
 fn target(run: &Invocation<'_>, words: &Words) -> Result<Target, Trouble> {
     let [service, server] = words.free.as_slice() else {
         return Err(Trouble::Usage(

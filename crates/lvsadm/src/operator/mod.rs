@@ -39,7 +39,6 @@ pub(crate) use self::words::Words;
 use crate::invocation::Invocation;
 use crate::session::warn;
 
-/// An option of a command.
 pub(crate) struct Flag {
     /// The option as typed: `--deadline`, `-w`.
     pub(crate) name: &'static str,
@@ -62,12 +61,11 @@ pub(crate) struct Operator {
     run: fn(&mut Invocation<'_>, &Words) -> Outcome,
 }
 
-/// The reason why a command failed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// An invalid command line.
     Usage(String),
-    /// No dataplane runs.
+    /// No dataplane is running.
     Absent(String),
     /// The dataplane, or lvsd, refused.
     Dataplane(String),
@@ -76,7 +74,6 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// Returns the error message.
     fn text(&self) -> String {
         match self {
             Self::Usage(text) | Self::Dataplane(text) | Self::Absent(text) => text.clone(),
@@ -97,7 +94,6 @@ impl From<Error> for Trouble {
     }
 }
 
-/// The exit status, or the error.
 pub(crate) type Outcome = Result<u8, Trouble>;
 
 /// The command that the first word names.
@@ -219,7 +215,7 @@ pub(crate) fn connect(run: &mut Invocation<'_>) -> Result<Client, Trouble> {
     run.client().map_err(Trouble::Absent)
 }
 
-/// Requests a change from the dataplane, and prints its warnings.
+/// Requests a change from the dataplane, and prints the warnings in the answer.
 pub(crate) fn change(
     run: &mut Invocation<'_>,
     client: &mut Client,
@@ -229,8 +225,8 @@ pub(crate) fn change(
     Ok(warn(run, &done)?)
 }
 
-/// The service with this name in the file of the running lvsd, as [`service_words`] writes it; the
-/// word itself if no service has this name.
+/// Returns the service with this name in the running lvsd's file, as [`service_words`] writes it;
+/// the word itself if there is none.
 fn by_name<'a>(run: &Invocation<'_>, word: &'a str) -> Result<Cow<'a, str>, Trouble> {
     // An address without a port is a service with all ports.
     if word.contains(':') || word.parse::<std::net::IpAddr>().is_ok() {
@@ -252,9 +248,8 @@ fn by_name<'a>(run: &Invocation<'_>, word: &'a str) -> Result<Cow<'a, str>, Trou
     }
 }
 
-/// Parses a service (`VIP:PORT`, `udp:VIP:PORT`, `fwmark:N` or another form of the help text) and a
-/// server, by the rules of ipvsadm's options. The service can also be the name of a service of
-/// lvsd.
+/// Parses a service (`VIP:PORT`, `udp:VIP:PORT`, `fwmark:N`, another form of the help text, or the
+/// name of a service of lvsd) and a server, by the rules of ipvsadm's options.
 fn service_and_server(
     run: &Invocation<'_>,
     service: &str,
@@ -282,7 +277,7 @@ fn service_and_server(
     }
 }
 
-/// Parses a service alone, in the form that [`service_and_server`] accepts.
+/// Parses a service alone, as [`service_and_server`] does.
 fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Trouble> {
     let service = &*by_name(run, service)?;
     let server = if service.contains('[') || service.starts_with("fwmark6:") {
@@ -320,7 +315,7 @@ fn protocol(name: &str) -> Option<Protocol> {
     })
 }
 
-/// Parses the time in the option `name`, in the form of lvsd's file; `None` without the option.
+/// Parses the time in the option `name` as in lvsd's file; `None` without the option.
 fn duration(words: &Words, name: &str) -> Result<Option<Duration>, Trouble> {
     let time = words.value(name).map(parse_duration).transpose();
     time.map_err(|why| Trouble::Usage(format!("{name}: {why}")))
@@ -424,7 +419,7 @@ mod tests {
         );
         assert!(
             help_on(b"drian")
-                .expect_err("none")
+                .expect_err("no command has this name")
                 .contains("`lvsadm help drain'")
         );
     }

@@ -1,4 +1,4 @@
-//! The part of the file format pcapng that packets with comments need.
+//! Writes pcapng files, as far as packets with comments need it.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,6 @@ pub(super) const ETHERNET: u16 = 1;
 /// Link type of IP packets without a link-layer header.
 pub(super) const RAW: u16 = 101;
 
-/// Writes a capture.
 pub(super) struct Writer<W> {
     out: W,
     interfaces: Vec<String>,
@@ -35,7 +34,6 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Writes a packet.
     pub(super) fn packet(
         &mut self,
         interface: &str,

@@ -1,4 +1,4 @@
-//! `lvsadm realserver-setup`: the commands that make a host a real server.
+//! `lvsadm realserver-setup`: prints the commands that make a host a real server.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -56,12 +56,12 @@ fn may_be_virtual(ip: IpAddr) -> bool {
     !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || broadcast || link_local)
 }
 
-/// Writes the commands that add the VIPs to `device`, or with `undo` those that remove them.
+/// Appends the commands that add the VIPs to `device`, or with `undo` those that remove them.
 fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     for vip in vips {
         let (family, bits) = match vip {
             IpAddr::V4(_) => ("", 32),
-            // Duplicate address detection is off, because the director has the address, too.
+            // Without duplicate address detection, because the director has the address, too.
             IpAddr::V6(_) => ("-6 ", 128),
         };
         let _ = match (undo, vip) {
@@ -80,8 +80,8 @@ fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     }
 }
 
-/// Appends the settings with which only the director answers ARP for the VIPs. IPv6 needs no
-/// setting: an address on `lo` is not announced to neighbours.
+/// Appends the settings with which only the director answers ARP for the VIPs. IPv6 needs none: an
+/// address on `lo` is not announced to neighbours.
 fn arp(text: &mut String, vips: &[IpAddr], undo: bool) {
     if !vips.iter().any(IpAddr::is_ipv4) {
         return;
@@ -175,8 +175,8 @@ fn tun(vips: &[IpAddr], tunnel: &str, port: u16, undo: bool) -> Result<String, T
     arp(&mut text, vips, false);
     if v4 {
         for (device, ..) in &devices {
-            // Packets from the tunnel have the addresses of clients, which are not reached through
-            // it.
+            // Packets from the tunnel have the sources of clients, which are not reached through
+            // the tunnel.
             let _ = writeln!(text, "sysctl -w net.ipv4.conf.{device}.rp_filter=0");
         }
         let _ = writeln!(

@@ -118,7 +118,7 @@ pub(super) fn workers(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Breaks a text into lines.
+/// Breaks a text into lines of at most `width` characters.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
@@ -173,7 +173,7 @@ pub(super) fn sysctl(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// The reason why the dataplane refused a name or a value.
+/// Why the dataplane refused the name or value of a sysctl.
 fn sysctl_trouble(name: &str, value: Option<&str>, error: Error) -> Trouble {
     let Error::Refused(_) = error else {
         return error.into();

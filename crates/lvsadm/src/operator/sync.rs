@@ -9,9 +9,9 @@ use super::{Outcome, Trouble, Words, connect, duration};
 use crate::invocation::Invocation;
 use crate::session::json;
 
-/// Interval between two checks.
+/// Interval between two readings of the state.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Milliseconds without a message after which a peer counts as silent. Peers compare their
+/// A peer is silent if it has sent nothing for this many milliseconds. Peers compare their
 /// connections every two seconds.
 const UNHEARD: u64 = 4_000;
 
@@ -93,7 +93,7 @@ fn text(state: &SyncState) -> String {
     text
 }
 
-/// The services that differ from those of peers, as text.
+/// Formats the services that differ from those of peers.
 fn tables(state: &SyncState) -> String {
     let mut text = String::new();
     for (n, info) in state.tables.iter().enumerate() {
@@ -134,7 +134,7 @@ fn comparison(info: &TablesInfo) -> String {
     }
 }
 
-/// Returns the virtual addresses that are announced by routes, as text.
+/// Formats the virtual addresses that are announced by routes.
 fn announced(info: &Info) -> String {
     if info.announced.is_empty() {
         return String::new();
@@ -245,7 +245,7 @@ mod tests {
         assert!(line(&silent).ends_with("\n    silent for 5 s\n"));
         assert!(
             !line(&peer).contains("silent for"),
-            "the reason contains details"
+            "the silence is reported in addition to a reason"
         );
         let compared = PeerInfo {
             heard_ms: Some(3_999),

@@ -6,15 +6,14 @@ use super::{
 };
 use crate::invocation::Invocation;
 
-/// The options of a command: the name of each, the name of its argument if it has one, and its help.
+/// The options of a command: name, argument (if any) and help text of each.
 macro_rules! flags {
     ($($name:literal $($argument:literal)?: $help:literal;)*) => {
         &[$(Flag { name: $name, argument: concat!($($argument)?), help: $help }),*]
     };
 }
 
-/// All operator commands. The dispatcher, the help, the completions and the manual page use this
-/// list.
+/// All operator commands, for the dispatcher, the help, the completions and the manual page.
 pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "watch",
@@ -147,7 +146,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             "--ports" "LIST": "destination ports, such as 80,443,8000-8010";
             "--mark" "N": "set this mark";
             "--drop": "drop the packet";
-            "--host": "leave the packet to the host";
+            "--host": "pass the packet to the host";
             "--position" "N": "insert the rule at this position (default: at the end)";
         },
         examples: &["add --destination 192.0.2.10 --ports 80,443 --mark 7"],
@@ -186,7 +185,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "limit",
         arguments: "SERVICE",
         summary: "show or set the limits of a service",
-        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N, fwmark6:N, or the name of a service in the file of the lvsd that runs. Without an option, the limits in force are shown. Packets above a limit are dropped and counted (lvsadm drops); existing connections continue. For a service of lvsd, write limits = { ... } in its file.",
+        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N, fwmark6:N, or the name of a service in the file of the running lvsd. Without an option, the limits in force are shown. Packets above a limit are dropped and counted (lvsadm drops); existing connections continue. For a service of lvsd, write limits = { ... } in its file.",
         flags: flags! {
             "--connections" "N": "connections at a time; 0: no limit";
             "--rate" "N": "new connections per second, also the burst; 0: no limit";

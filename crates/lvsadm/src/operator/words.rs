@@ -2,7 +2,7 @@
 
 use super::{Operator, Trouble};
 
-/// The parsed arguments after a command.
+/// The arguments after a command.
 #[derive(Debug, Default)]
 pub(crate) struct Words {
     pub(crate) free: Vec<String>,
@@ -42,7 +42,7 @@ impl Words {
         Ok(taken)
     }
 
-    /// Checks that the words after the command are only options.
+    /// Fails if there are other words than options.
     pub(crate) fn no_arguments(&self) -> Result<(), Trouble> {
         match self.free.first() {
             None => Ok(()),

@@ -10,13 +10,12 @@ use lvs_core::{Control, Instant, Options};
 use lvs_process::server::{Handle, Handler, Permissions, Server, Sink};
 use serde_json::Value;
 
-/// The control half, and the received calls.
+/// The control half, and the calls that it has received.
 struct Half {
     control: Mutex<Control>,
     calls: Mutex<Vec<Call>>,
 }
 
-/// The director behind the server.
 struct Shared(Arc<Half>);
 
 impl Handler for Shared {
@@ -99,7 +98,7 @@ impl Bed {
         drop(input);
         let output = child.wait_with_output().expect("lvsadm ends");
         let errors = String::from_utf8_lossy(&output.stderr);
-        // The name by which the program was called comes first.
+        // Errors begin with the path of the program.
         let errors = errors.replace(concat!(env!("CARGO_BIN_EXE_lvsadm"), ": "), "");
         (errors, output.status.code().expect("no signal"))
     }

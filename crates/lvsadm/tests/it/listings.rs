@@ -17,7 +17,7 @@ const SERVICES: &str = "\
 ftp 21/tcp\nsmtp 25/tcp\ndomain 53/tcp\ndomain 53/udp\nhttp 80/tcp\nhttps 443/tcp\nhttps 443/udp
 mysql 3306/tcp\nsip 5060/tcp\nsip 5060/udp\nhttp-alt 8080/tcp\n";
 
-/// Passes each listing of the sessions that has `word` in its title to `each`.
+/// Passes each recorded listing whose title contains `word` to `each`.
 fn listings(word: &str, mut each: impl FnMut(&str)) {
     let mut text = String::new();
     GzDecoder::new(SESSIONS)
@@ -96,7 +96,7 @@ fn connections_are_listed_as_by_ipvsadm() {
     assert!(lines > 400 && with_data > 0, "{lines} {with_data}");
 }
 
-/// Numbers that are not abbreviated.
+/// Parses the counters of a line; `None` if one is abbreviated.
 fn counts(words: &[&str]) -> Option<Counts> {
     let number = |i: usize| words.get(i)?.parse().ok();
     Some(Counts {

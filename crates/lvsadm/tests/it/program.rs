@@ -61,8 +61,8 @@ fn address(what: &str) -> Address {
     Address::new(format!("@lvs-test-{what}-{}", std::process::id()))
 }
 
-/// Accepts a change of weight, and applies it before the fourth listing, as a dataplane does after
-/// `lvsd` has accepted the change.
+/// Accepts a change of weight, and applies it before the fourth listing, as if `lvsd` needed some
+/// time.
 #[derive(Default)]
 struct Late {
     listings: AtomicU32,
@@ -208,7 +208,7 @@ fn unusable_sockets_are_reported_in_one_line() {
             assert!(err.contains(part) && err.contains(&path), "{name}: {err}");
         }
     }
-    // Without the right to enter its directory: only root can change the user for that.
+    // The user may not enter the directory of the socket. Only root can become another user.
     if nix::unistd::geteuid().is_root() {
         let copy = std::env::temp_dir().join(format!("lvs-test-copy-{}", std::process::id()));
         std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &copy).expect("a copy");
@@ -263,7 +263,7 @@ fn refusals_of_dataplane_are_printed_unchanged() {
         (out.as_str(), err.as_str(), code),
         ("", "this dataplane only lists connections\n", Some(255))
     );
-    // As ipvsadm, it is silent about timeouts.
+    // As ipvsadm, it prints nothing about timeouts.
     let (_, err, code) = run(program("ipvsadm", &at).args(["-L", "--timeout"]));
     assert_eq!((err.as_str(), code), ("", Some(1)));
 }

@@ -1,4 +1,4 @@
-//! Accepts peers that connect in order to receive connections.
+//! Accepts peers that connect in order to receive connections from this director.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
@@ -20,16 +20,17 @@ use lvs_sys::random;
 const PROOF: Duration = Duration::from_secs(3);
 /// Maximum number of unauthenticated connections from one address.
 const GREETINGS_MAX: usize = 2;
-/// Time limit for this director to take over the connections that it borrowed from an earlier run
-/// of a peer.
+/// Longest wait until this director owns the connections that it borrowed from an earlier run of a
+/// peer.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Shortest interval between two log lines about clients that are not peers.
+/// Shortest interval between two log lines about connections that are not from peers.
 const COMPLAIN: Duration = Duration::from_secs(60);
 
-/// The time between two attempts to listen on an address that the host does not have.
+/// Interval between two attempts to listen on an address that the host does not have.
 const BIND_AGAIN: Duration = Duration::from_millis(500);
 
-/// Accepts connections until the dataplane ends. Without a socket, it first waits for the address.
+/// Accepts connections until the dataplane ends. Without `socket`, first waits until the host has
+/// the listening address.
 pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
     let Some(socket) = socket.or_else(|| listen_in_time(peers)) else {
         return;
@@ -51,7 +52,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => {
-                    // No descriptor is free: try again later.
+                    // No file descriptor is free.
                     peers.pause(Duration::from_millis(100));
                     break;
                 }
@@ -131,7 +132,7 @@ fn plain(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// Performs the handshake, in which both sides prove within three seconds that they have the key.
+/// Performs the handshake, in which each side proves that it has the key.
 fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
     let met = try_greet(peers, peer, stream);
     match met {
@@ -151,7 +152,7 @@ fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
             None
         }
         Err(_) => {
-            // The client sends no proof, or has closed the connection, perhaps because it rejects
+            // The client has sent no proof or has closed the connection, perhaps because it rejects
             // this director's proof.
             peers.count(|counts| &counts.refused_key);
             None
@@ -185,7 +186,7 @@ fn try_greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> io::Result<Optio
     Ok(Some(handshake))
 }
 
-/// Fills the buffer before the deadline.
+/// Fills the buffer, or fails at the deadline.
 pub(super) fn read_until(
     stream: &TcpStream,
     mut bytes: &mut [u8],
@@ -200,7 +201,7 @@ pub(super) fn read_until(
     Ok(())
 }
 
-/// Sends all connections to a peer, and closes an older connection of this peer.
+/// Closes an older session with a peer, and sends all connections to the peer.
 fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &Handshake) {
     let Ok(sending) = stream.try_clone() else {
         return;

@@ -43,7 +43,7 @@ pub(super) const PAYLOAD_MAX: usize = 8 + DIGEST_LEN + SERVICES_MAX * SERVICE_LE
 const HEADER_LEN: usize = 5;
 const CODE_LEN: usize = 16;
 
-/// The secret key that all peers have.
+/// The secret key of all peers.
 #[derive(Clone)]
 pub(super) struct Key(Vec<u8>);
 
@@ -78,9 +78,8 @@ fn new_mac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
 }
 
-/// Marks a nonce whose last two bytes announce the supported features.
+/// Begins the end of a nonce whose last two bytes announce features.
 const MARKER: [u8; 6] = *b"\xf1lvsp\xf1";
-/// The feature "digests of services in [`Kind::Digest`]".
 const SERVICES: u16 = 4;
 
 /// The first message of each peer.
@@ -88,7 +87,6 @@ const SERVICES: u16 = 4;
 pub(super) struct Introduction {
     /// Random bytes that identify this run of the dataplane.
     pub(super) identity: [u8; 16],
-    /// Random bytes, chosen for each session.
     pub(super) nonce: [u8; 32],
 }
 
@@ -102,7 +100,6 @@ impl Introduction {
         Self { identity, nonce }
     }
 
-    /// Whether the peer supports digests of services.
     fn compares_services(&self) -> bool {
         let [.., high, low] = self.nonce;
         self.nonce[24..30] == MARKER && u16::from_be_bytes([high, low]) & SERVICES != 0
@@ -116,7 +113,7 @@ impl Introduction {
         bytes
     }
 
-    /// Reads an introduction; `None` if the magic number is wrong.
+    /// Parses an introduction; `None` if the magic number is wrong.
     pub(super) fn parse(bytes: &[u8; INTRODUCTION_LEN]) -> Option<Self> {
         let rest = bytes.strip_prefix(&MAGIC)?;
         let (identity, nonce) = rest.split_first_chunk()?;
@@ -133,7 +130,6 @@ pub(super) struct Handshake {
     key: Key,
     receiver: [u8; INTRODUCTION_LEN],
     sender: [u8; INTRODUCTION_LEN],
-    /// Whether both peers support digests of services.
     services: bool,
 }
 
@@ -152,7 +148,7 @@ impl Handshake {
         }
     }
 
-    /// Whether both peers of this session compare their services.
+    /// Whether both peers send digests of their services, to compare them.
     pub(super) fn compares_services(&self) -> bool {
         self.services
     }
@@ -169,12 +165,12 @@ impl Handshake {
         self.code(LISTENER)
     }
 
-    /// Whether the proof of a sender is valid, compared in constant time.
+    /// Whether the sender's proof is valid. Compares in constant time.
     pub(super) fn is_sender(&self, proof: &[u8; PROOF_LEN]) -> bool {
         self.verify(TELLER, proof)
     }
 
-    /// Whether the proof of a receiver is valid, compared in constant time.
+    /// Whether the receiver's proof is valid. Compares in constant time.
     pub(super) fn is_receiver(&self, proof: &[u8; PROOF_LEN]) -> bool {
         self.verify(LISTENER, proof)
     }
@@ -187,12 +183,12 @@ impl Handshake {
         mac.verify_slice(proof).is_ok()
     }
 
-    /// The authentication state of frames from the sender.
+    /// The authentication state of frames that the sender writes.
     pub(super) fn replicated(&self) -> Sequence {
         Sequence::new(self.code(REPLICATED))
     }
 
-    /// The authentication state of frames from the receiver.
+    /// The authentication state of frames that the receiver writes.
     pub(super) fn asked(&self) -> Sequence {
         Sequence::new(self.code(ASKED))
     }
@@ -201,7 +197,7 @@ impl Handshake {
 /// The type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// From the sender: the keys of its digests, 16 bytes.
+    /// From the sender: the keys of the hash function of its digests, 16 bytes.
     Keys = 1,
     /// From the sender: connections and templates.
     Items = 2,
@@ -232,7 +228,7 @@ impl Kind {
     }
 }
 
-/// The keys of a sender's digests, in the format of a frame.
+/// Parses the payload of [`Kind::Keys`].
 pub(super) fn keys(bytes: [u8; 16]) -> [u64; 2] {
     let (words, _) = bytes.as_chunks();
     [words[0], words[1]].map(u64::from_be_bytes)
@@ -245,10 +241,10 @@ pub(super) enum FrameError {
     Io(io::Error),
     /// A frame exceeds the longest payload.
     TooLong,
-    /// The authentication code of a frame is wrong: another sender wrote the frame, or it was
-    /// changed, repeated or reordered.
+    /// The authentication code of a frame is wrong: the frame was changed, repeated or reordered,
+    /// or its writer does not have the key.
     Forged,
-    /// The authentication code is valid, but the payload violates the protocol.
+    /// The frame is authentic, but violates the protocol.
     Malformed,
 }
 
@@ -277,7 +273,6 @@ impl From<io::Error> for FrameError {
     }
 }
 
-/// The authentication state of one direction: the key and the number of the next frame.
 #[derive(Clone)]
 pub(super) struct Sequence {
     mac: Hmac<Sha256>,
@@ -300,7 +295,7 @@ impl Sequence {
         }
     }
 
-    /// Computes the authentication code of the next frame, and advances the number of the frame.
+    /// Computes the authentication code of the next frame, and counts the frame.
     fn mac(&mut self, header: &[u8], payload: &[u8]) -> Hmac<Sha256> {
         let mut mac = self.mac.clone();
         mac.update(&self.next.to_be_bytes());
@@ -310,12 +305,14 @@ impl Sequence {
         mac
     }
 
-    /// Appends a frame.
+    /// Appends a frame to `out`.
     ///
-    /// # Panics
-    /// If the payload is longer than [`PAYLOAD_MAX`].
+    /// # Panics If the payload is longer than [`PAYLOAD_MAX`].
     pub(super) fn seal(&mut self, kind: Kind, payload: &[u8], out: &mut Vec<u8>) {
-        assert!(payload.len() <= PAYLOAD_MAX, "payloads are cut before");
+        assert!(
+            payload.len() <= PAYLOAD_MAX,
+            "the payload exceeds the maximum length"
+        );
         let len = u32::try_from(payload.len()).unwrap_or(0).to_be_bytes();
         let header = [len[0], len[1], len[2], len[3], kind as u8];
         let code = self.mac(&header, payload).finalize().into_bytes();
@@ -324,7 +321,6 @@ impl Sequence {
         out.extend(&code[..CODE_LEN]);
     }
 
-    /// Reads the next frame.
     pub(super) fn read(&mut self, from: &mut impl Read) -> Result<(Kind, Vec<u8>), FrameError> {
         let mut header = [0; HEADER_LEN];
         from.read_exact(&mut header)?;
@@ -363,7 +359,10 @@ mod tests {
     fn proof_is_valid_for_one_side_one_key_and_one_session() {
         let ours = handshake(b"one", 1);
         assert!(ours.is_sender(&ours.sender_proof()) && ours.is_receiver(&ours.receiver_proof()));
-        assert!(!ours.is_sender(&ours.receiver_proof()), "not sent back");
+        assert!(
+            !ours.is_sender(&ours.receiver_proof()),
+            "a receiver's proof is also valid for a sender"
+        );
         for other in [handshake(b"two", 1), handshake(b"one", 2)] {
             assert!(!ours.is_sender(&other.sender_proof()));
             assert!(!ours.is_receiver(&other.receiver_proof()));
@@ -389,7 +388,7 @@ mod tests {
             Handshake::new(&Key::of(b"one"), receiver, sender).compares_services()
         };
         assert!(both(new, new) && !both(new, old) && !both(old, new));
-        // The proofs cover the marker: if it is removed on the way, the proofs are invalid.
+        // The proofs cover the marker: an attacker who removes it makes them invalid.
         let mut without = new;
         without.nonce[31] = 0;
         assert!(!without.compares_services());
@@ -421,7 +420,7 @@ mod tests {
         assert_eq!(read.read(&mut from).unwrap(), (Kind::Whole, Vec::new()));
         assert!(matches!(read.read(&mut from), Err(FrameError::Io(_))));
 
-        // A frame that is repeated, out of order, from the other direction, or changed.
+        // The frame is repeated, reordered, changed, or from the other direction.
         let forged = |mut read: Sequence, mut bytes: &[u8]| {
             matches!(read.read(&mut bytes), Err(FrameError::Forged))
         };

@@ -1,21 +1,21 @@
-//! Replication between peers over TCP: each director sends its connections to its peers, all of
-//! them at first (full sync) and then the changes (updates). Therefore, a director that returns
-//! with an empty table has the connections of its peers before it receives packets.
-//! [`lvs_core::sync::bulk`] decides which connections are sent; this module has keys, sessions and
-//! threads. The *sender* of a session sends connections, and the *receiver* stores them.
+//! Replication between peers over TCP. Each director sends its connections to its peers: first all
+//! of them (full sync), then the changes (updates). A restarted director therefore has the
+//! connections of its peers before it receives packets.
+//! [`lvs_core::sync::bulk`] selects the connections to send; this module has keys, sessions and
+//! threads. In a session, the *sender* sends connections, and the *receiver* stores them.
 //!
 //! ```text
 //! lvs-worker-N ─ changes, pieces of a walk, digests ─▶ Outgoing, bounded ─▶ lvs-peer-sends ─▶ peer
 //! peer ─▶ lvs-peer-gets ─ portions, few at a time ─▶ mailbox of lvs-worker-N
 //! ```
 //!
-//! One session replicates the connections of all packet workers, and its messages do not depend on
-//! their number. A walk visits one worker's table after the other. A digest is the sum over all
-//! workers; [`hub`](super::hub) keeps it consistent with the items before it. A received connection
-//! is passed to the worker that receives its packets.
+//! One session replicates the connections of all packet workers. A walk visits one worker's table
+//! after the other. A digest is the sum over all workers, and describes exactly the items that
+//! [`hub`](super::hub) has queued before it. The receiver passes each connection to the worker that
+//! receives its packets.
 //!
-//! There is a TCP connection for each direction: a director connects to each of its peers, and
-//! receives over this connection.
+//! Each direction has its own TCP connection: a director connects to each of its peers in order to
+//! receive from it.
 
 mod accept;
 mod frame;
@@ -50,17 +50,16 @@ use lvs_sys::EventFd;
 use lvs_sys::lock;
 use lvs_sys::random;
 
-/// The longest time that a packet worker may take to answer.
+/// Time limit for an answer of a packet worker.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A peer is silent if no digest arrived from it for this time; a peer sends one every 2 seconds.
+/// A peer is silent if it has sent no digest for this time. It sends one every 2 seconds.
 const SILENT: Duration = Duration::from_secs(4);
-/// The time that peers have to receive the last messages of a director that stops.
+/// Time that a stopping director waits for its peers to read its last messages.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// The time within which a thread notices that its connection was closed.
+/// Longest time until a thread notices that its connection was closed.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// The peers of a dataplane.
 #[derive(Debug)]
 pub(in crate::dataplane) struct Peers {
     context: Weak<Context>,
@@ -68,13 +67,12 @@ pub(in crate::dataplane) struct Peers {
     key: Key,
     /// A random number that identifies this run of the dataplane.
     identity: [u8; 16],
-    /// The keys of the hash function of digests.
+    /// The keys of the hash function of this director's digests.
     keys: [u64; 2],
     listen: SocketAddr,
-    /// Whether the socket accepts peers. It is false while the host does not have the address.
+    /// Whether the socket accepts peers; false while the host lacks the listening address.
     listens: AtomicBool,
     wait: Duration,
-    /// The time for which services may differ before an alarm is raised.
     alarm: Duration,
     tables: Mutex<tables::Own>,
     started: Instant,
@@ -107,18 +105,16 @@ struct Counts {
     malformed: AtomicU64,
 }
 
-/// The position of a walk over the connection tables of all packet workers: a worker and a slot of
-/// the worker's table.
+/// The position of a walk over the connection tables of all packet workers: a worker, and a slot of
+/// its table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
     worker: usize,
     from: usize,
 }
 
-/// A peer, and the state of the replication with it.
 #[derive(Debug)]
 struct Peer {
-    /// The index of this peer among all peers.
     number: usize,
     address: SocketAddr,
     state: Mutex<State>,
@@ -129,31 +125,31 @@ struct Peer {
 #[derive(Debug, Default)]
 struct State {
     step: Step,
-    /// The identity of the peer's run from which this director receives.
+    /// Identifies the run of the peer from which this director receives.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
-    /// Whether this director stores connections that the peer owns, and has not taken them over
-    /// yet.
+    /// Whether this director has borrowed connections of this peer.
     lends: bool,
     trouble: Option<(Trouble, String)>,
-    /// Number of connections received in the full sync so far.
+    /// Number of connections received so far in the full sync.
     received: u64,
     bulk: Option<(u64, Duration, Instant)>,
-    /// Whether the received connections were compared with a digest of the peer.
+    /// Whether the borrowed connections were compared with a digest of the peer.
     compared: bool,
-    /// Whether the difference remained after several repairs.
+    /// Whether several repairs did not remove the difference.
     given_up: bool,
     replicated: u64,
     missing: u64,
     last_message: Option<Instant>,
-    /// The last time at which the peer was in step.
+    /// The last time at which the peer was in sync.
     in_step: Option<Instant>,
-    /// Whether the warning that the peer is not in step was logged.
+    /// Whether a warning was logged that the peer is not in sync.
     warned: bool,
-    /// The stream on which the sender sends, and the number of such streams so far.
+    /// The stream of the session that sends to the peer; `sending_streams` counts these sessions.
     sending: Option<TcpStream>,
     sending_streams: u64,
-    /// The time of the last log line about a client at the peer's address without the correct key.
+    /// Time of the last log line about a connection from the peer's address without the correct
+    /// key.
     complained: Option<Instant>,
     greeting: usize,
     sent: Option<(u64, Instant)>,
@@ -171,7 +167,7 @@ enum Step {
     Follows,
 }
 
-/// The reason why a peer sends nothing.
+/// Why no connections arrive from a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     /// The peer cannot be reached, or has closed the connection.
@@ -183,8 +179,7 @@ enum Trouble {
 impl Peers {
     /// Starts the sessions with the peers.
     ///
-    /// # Errors
-    /// The reason and the fix, as text.
+    /// # Errors The reason and the fix, as text.
     pub(super) fn start(
         config: &PeersConfig,
         context: &Arc<Context>,
@@ -274,10 +269,9 @@ impl Peers {
         Ok(())
     }
 
-    /// Ends all sessions and waits for the threads. A peer receives the queued messages that it
-    /// reads without delay, and then the end of the stream. This function does not wait for threads
-    /// that wait for an unreachable peer, or for the proof of a client: they notice the end of the
-    /// dataplane themselves.
+    /// Ends all sessions and waits for their threads. Peers have a second to read the queued
+    /// messages and the end of the stream. Threads that wait for an unreachable peer or for the
+    /// proof of a client end later by themselves.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify();
@@ -321,14 +315,13 @@ impl Peers {
         context.map_or(lvs_core::Instant::ZERO, |context| context.now())
     }
 
-    /// Number of packet workers; 0 after they have exited.
+    /// Number of running packet workers.
     fn workers(&self) -> usize {
         let threads = self.workers.upgrade();
         threads.map_or(0, |threads| threads.workers().len())
     }
 
-    /// Posts a job to a packet worker. Before the worker runs the job, it queues its changed
-    /// connections for the peers.
+    /// Posts a job to a packet worker, which first queues its changed connections for the peers.
     fn on_worker(&self, number: usize, job: impl FnOnce(&mut Decider) + Send + 'static) {
         let threads = self.workers.upgrade();
         let workers = threads.as_ref().map(|threads| threads.workers());
@@ -345,8 +338,8 @@ impl Peers {
         }
     }
 
-    /// Runs a job at a packet worker as [`on_worker`](Self::on_worker) does, and waits for the
-    /// worker's answer; `None` if the worker does not answer.
+    /// Runs a job at a packet worker, as [`on_worker`](Self::on_worker), and returns the worker's
+    /// answer; `None` if the worker does not answer.
     fn ask_worker<T: Send + 'static>(
         &self,
         number: usize,
@@ -360,8 +353,7 @@ impl Peers {
         answer.recv_timeout(WORKER_TIMEOUT).ok()
     }
 
-    /// Asks every packet worker for a digest, and returns the sum; `None` if a worker does not
-    /// answer.
+    /// Returns the sum of the digests of all packet workers; `None` if a worker does not answer.
     fn digest_of_workers(
         &self,
         part: impl Fn(&mut Decider) -> Digest + Clone + Send + 'static,
@@ -380,9 +372,8 @@ impl Peers {
         self.digest_of_workers(move |decider| decider.shard.borrowed(peer))
     }
 
-    /// Runs a job on the piece of a packet worker's table that begins at `place`. The job returns
-    /// the slot of the next piece; this function returns the next place, which may be in the table
-    /// of the next worker.
+    /// Runs `job` on the piece of a packet worker's table at `place`. The job returns the slot of
+    /// the next piece, and `walk` the next place, which may be in the next worker's table.
     fn walk(
         &self,
         place: Place,
@@ -418,7 +409,6 @@ impl Peers {
         control.replicated_templates_piece(from, budget, since, now)
     }
 
-    /// Returns the digests of this director's services.
     fn services(&self) -> Arc<ServiceDigests> {
         let mut own = lock(&self.tables);
         if let Some(context) = self.context.upgrade() {
@@ -427,7 +417,6 @@ impl Peers {
         own.digests()
     }
 
-    /// The configured listening address, if the host does not have this address yet.
     pub(super) fn waiting(&self) -> Option<Waiting> {
         let listen = self.listen;
         (!self.listens.load(Ordering::Acquire)).then(|| Waiting {
@@ -445,13 +434,12 @@ impl Peers {
         })
     }
 
-    /// The state of the replication from each peer.
     pub(super) fn standings(&self) -> Vec<PeerStanding> {
         let peers = self.peers.iter();
         peers.map(|peer| peer.standing(self.started)).collect()
     }
 
-    /// Logs that a peer has not been in step for too long, and later that it is in step again.
+    /// Logs once that a peer has been out of sync for too long, and once that it is in sync again.
     fn look_after(&self, peer: &Peer) {
         let standing = peer.standing(self.started);
         let warned = &mut peer.state().warned;
@@ -470,7 +458,7 @@ impl Peers {
         }
     }
 
-    /// The results of comparing each peer's services with those of this director.
+    /// Reports how each peer's services differ from those of this director.
     pub(super) fn tables_info(&self) -> Vec<TablesInfo> {
         let peers = self.peers.iter();
         peers.map(|peer| peer.tables_info()).collect()
@@ -493,7 +481,6 @@ impl Peers {
         }
     }
 
-    /// Adds the results of a received portion to the counters.
     fn count_results(&self, results: ItemResults) {
         self.add(|counts| &counts.taken, results.taken.taken);
         self.add(|counts| &counts.nonsense, results.taken.nonsense);
@@ -502,9 +489,9 @@ impl Peers {
         self.add(|counts| &counts.kept, results.kept);
     }
 
-    /// Returns the reason why this director is not ready: the first peer that it waits for. It does
-    /// not wait for peers that cannot be reached in time, or that never send some of their
-    /// connections. `None` if it waits for no peer; it then stays ready.
+    /// Returns the reason why this director is not ready: the first peer that has not sent all
+    /// connections. Peers that stay unreachable for too long, or never send some of their
+    /// connections, do not count. `None` if it is ready; it then stays ready.
     fn look_whether_ready(&self) -> Option<String> {
         if self.ready.load(Ordering::Acquire) {
             return None;
@@ -520,8 +507,8 @@ impl Peers {
                 }
                 Step::Follows => format!("{} of its connections are missing", state.missing),
                 Step::Bulk => format!("it has sent {} connections so far", state.received),
-                // This director waits for a peer that answers and refuses the handshake: the
-                // operator has to correct the cause.
+                // A peer that refuses the handshake delays readiness without limit: the operator
+                // has to correct the cause.
                 Step::Away => match &state.trouble {
                     Some((Trouble::Refused, text)) => text.clone(),
                     Some((Trouble::Away, text)) if patient => text.clone(),
@@ -537,7 +524,6 @@ impl Peers {
         waits
     }
 
-    /// The state of all peers, for listings.
     pub(super) fn report(&self) -> SyncState {
         let waits = self.look_whether_ready();
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -591,7 +577,7 @@ impl Peers {
     }
 }
 
-/// Opens the socket that accepts connections of peers.
+/// Opens the socket that accepts peers.
 fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
     let socket = TcpListener::bind(listen)?;
     socket.set_nonblocking(true)?;
@@ -605,7 +591,7 @@ fn is_missing(error: &io::Error) -> bool {
 }
 
 impl State {
-    /// The name of the state, as in [`PeerInfo::state`].
+    /// The name of the state in [`PeerInfo::state`].
     fn name(&self) -> &'static str {
         match (self.step, &self.trouble) {
             (Step::Bulk, _) => "bulk",
@@ -623,8 +609,7 @@ impl State {
         text.unwrap_or_default()
     }
 
-    /// Whether no digest has arrived for the time of two comparisons: the state of the peer is then
-    /// unknown.
+    /// Whether no digest has arrived for two periods, so that the state of the peer is unknown.
     fn is_silent(&self) -> bool {
         self.compared && self.last_message.is_some_and(|at| at.elapsed() >= SILENT)
     }
@@ -643,7 +628,7 @@ impl Peer {
         lock(&self.tables)
     }
 
-    /// The state of the replication from this peer; the dataplane started at `started`.
+    /// The state of the replication from this peer, in a dataplane that started at `started`.
     fn standing(&self, started: Instant) -> PeerStanding {
         let state = self.state();
         let mut standing = PeerStanding {
@@ -709,7 +694,7 @@ impl Peer {
         (state.replicated, state.missing) = (0, 0);
     }
 
-    /// Records that no borrowed connection of the peer remains.
+    /// Records that this director has no borrowed connection of the peer.
     fn is_free(&self) {
         let mut state = self.state();
         state.lends = false;
@@ -717,8 +702,8 @@ impl Peer {
         self.changed.notify_all();
     }
 
-    /// Called when the peer has restarted with another identity: waits until this director owns the
-    /// connections that it borrowed from the earlier run.
+    /// Ends a session with an earlier run of the peer, and waits until this director owns the
+    /// connections that it borrowed from that run. `identity` is that of the present run.
     fn settle(&self, identity: [u8; 16], patience: Duration) {
         let state = self.state();
         let old = |state: &mut State| {
@@ -732,13 +717,13 @@ impl Peer {
         drop(self.changed.wait_timeout_while(state, patience, old));
     }
 
-    /// Whether a connection to or from the peer exists.
+    /// Whether a connection to or from the peer is open.
     fn talks(&self) -> bool {
         let state = self.state();
         state.stream.is_some() || state.sending.is_some()
     }
 
-    /// Closes the receiving connection, and with `both` also the sending connection.
+    /// Closes the receiving connection, and with `both` also the sending one.
     fn hang_up(&self, both: bool) {
         let state = self.state();
         let sending = state.sending.as_ref().filter(|_| both);

@@ -1,4 +1,4 @@
-//! Receives from a peer: takes over its connections, and compares them with its digests.
+//! Receives connections from a peer, and compares them with the peer's digests.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -17,27 +17,26 @@ use super::tables::LogLine;
 use super::{Peer, Peers, Place, Step, Trouble, frame};
 use lvs_sys::random;
 
-/// Time limit for a peer to accept a connection, and to send its proof.
+/// Time limit for a peer to accept a connection, and then to send its proof.
 const CONNECT: Duration = Duration::from_secs(2);
-/// Time without a frame after which the session ends. A peer sends a digest every two seconds.
+/// A session ends after this time without a frame. A peer sends a digest every 2 seconds.
 const SILENCE: Duration = Duration::from_secs(10);
-/// The time between two attempts to connect.
 const AGAIN: Duration = Duration::from_millis(500);
-/// The time between two attempts while the peer refuses the handshake.
+/// Interval between two attempts to connect to a peer that refuses the handshake.
 const AGAIN_REFUSED: Duration = Duration::from_secs(5);
-/// Number of connections that a packet worker takes over at a time, which takes less than 100
+/// Number of connections in a portion: a packet worker takes them over in less than 100
 /// microseconds.
 const PORTION: usize = 64;
-/// Maximum number of portions that wait for one packet worker.
+/// Maximum number of queued portions for one packet worker.
 const PORTIONS_MAX: usize = 2;
-/// Number of slots that the packet worker examines at a time.
+/// Number of slots that a packet worker examines in one job.
 const PIECE: usize = 8192;
-/// This director requests repairs after each of the first `REPAIRS_IN_A_ROW` consecutive digests
-/// that differ, and then only after every `REPAIRS_LATER`-th one.
+/// Number of consecutive differing digests after each of which this director requests repairs.
 const REPAIRS_IN_A_ROW: u32 = 3;
+/// After that, this director requests repairs only after every `REPAIRS_LATER`-th differing digest.
 const REPAIRS_LATER: u32 = 15;
 
-/// Receives from a peer until the dataplane ends.
+/// Receives connections from a peer until the dataplane ends.
 pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
     let mut last_text = String::new();
     while !peers.is_stopping() {
@@ -53,7 +52,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
         }
         peer.lost(trouble, &text);
         if borrowed {
-            // Until the peer returns, this director owns its connections.
+            // Until the peer returns, this director owns the borrowed connections.
             adopt(peers, peer, None);
         }
         peer.is_free();
@@ -88,7 +87,7 @@ fn refused(text: impl Into<String>) -> Ended {
     (Trouble::Refused, text.into())
 }
 
-/// Connects and receives until the session fails or the dataplane ends.
+/// Connects to a peer, and receives until the session fails or the dataplane ends.
 fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, borrowed: &mut bool) -> Result<(), Ended> {
     let mut stream = TcpStream::connect_timeout(&peer.address, CONNECT).map_err(away)?;
     let (identity, handshake) = introduce(peers, &mut stream).inspect_err(|ended| {
@@ -119,7 +118,7 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, borrowed: &mut bool) -> Result<(
     }
 }
 
-/// Performs the handshake, in which both sides prove that they have the key.
+/// Performs the handshake, in which each side proves that it has the key.
 fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handshake), Ended> {
     let until = Instant::now() + CONNECT;
     stream.set_write_timeout(Some(CONNECT)).map_err(away)?;
@@ -152,15 +151,13 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     Ok((theirs.identity, handshake))
 }
 
-/// Received portions that are sent to the packet workers.
+/// Received connections on their way to the packet workers.
 struct Portions<'a> {
     peers: &'a Peers,
     number: usize,
     keeps_ties: bool,
-    /// Sends the number of a worker that has handled a portion, and the results.
     reply: Sender<(usize, ItemResults)>,
     answers: Receiver<(usize, ItemResults)>,
-    /// Number of portions that wait for each worker.
     under_way: Vec<usize>,
 }
 
@@ -177,8 +174,8 @@ impl<'a> Portions<'a> {
         }
     }
 
-    /// Passes each item to the packet worker that receives the packets of the connection; each
-    /// portion waits for a free slot. `false` if a worker has exited.
+    /// Passes each item to the packet worker that receives the packets of the connection. Waits if
+    /// a worker has too many portions. Returns false if a worker has exited.
     fn deliver(&mut self, items: Vec<Item>) -> bool {
         let Some(context) = self.peers.context.upgrade() else {
             return false;
@@ -207,7 +204,7 @@ impl<'a> Portions<'a> {
         }
     }
 
-    /// Sends a portion to a packet worker, as soon as fewer than the maximum are pending.
+    /// Sends a portion to a packet worker, as soon as fewer than [`PORTIONS_MAX`] are queued.
     fn post(&mut self, worker: usize, portion: Vec<Item>) -> bool {
         while self.under_way[worker] >= PORTIONS_MAX {
             if !self.wait() {
@@ -222,7 +219,6 @@ impl<'a> Portions<'a> {
         true
     }
 
-    /// Waits until a packet worker has handled a portion.
     fn wait(&mut self) -> bool {
         let Ok((worker, results)) = self.answers.recv_timeout(SILENCE) else {
             return false;
@@ -304,7 +300,7 @@ fn receive_frames(
                 let digest = Digest::parse(digest).map_err(|_| FrameError::Malformed)?;
                 let services =
                     ServiceDigests::parse(services).map_err(|_| FrameError::Malformed)?;
-                // Each worker has handled the items before the digest when it answers.
+                // A worker answers after it has handled the items before the digest.
                 let differ = peers.borrowed(number).ok_or_else(gone)?.compare(&digest);
                 out.clear();
                 repairs = match differ.ranges.is_empty() {
@@ -314,8 +310,8 @@ fn receive_frames(
                 let asks = repairs % REPAIRS_LATER;
                 if repairs > 0 && (repairs <= REPAIRS_IN_A_ROW || asks == 0) {
                     if repairs >= REPAIRS_IN_A_ROW {
-                        // This director takes over the borrowed connections that the peer does not
-                        // send again.
+                        // This director takes over borrowed connections that the peer has stopped
+                        // sending.
                         let ranges = Ranges::new(differ.ranges.iter().copied());
                         adopt(peers, peer, Some(&ranges));
                     }
@@ -350,8 +346,8 @@ fn compare_services(peers: &Peers, peer: &Peer, theirs: &ServiceDigests) {
     log(peer, line);
 }
 
-/// Makes this director the owner of connections that it borrowed from a peer. From now on it
-/// replicates them.
+/// Makes this director the owner of connections that it borrowed from a peer, so that it replicates
+/// them. `ranges` limits them.
 fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
     let mut next = Some(Place::default());
     while let Some(place) = next {
@@ -363,7 +359,6 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
     }
 }
 
-/// Logs the result of a comparison.
 fn log(peer: &Peer, line: Option<LogLine>) {
     match line {
         Some(LogLine::Differ(text)) => warn!(code = "peer_differs", "peer {} {text}", peer.address),
@@ -392,7 +387,7 @@ mod tests {
         }
     }
 
-    /// After any number of items from a peer, at most two portions wait for a busy worker. The
+    /// At most two portions are queued for a busy worker, however many items a peer sends. The
     /// worker that receives the packets of a connection gets its items.
     #[test]
     fn receiver_queues_at_most_two_portions_for_a_worker() {
@@ -436,9 +431,9 @@ mod tests {
             }
             assert!(
                 delivery.join().expect("no panic"),
-                "the peer has delivered all connections"
+                "a packet worker has exited before all connections were delivered"
             );
-            // The last portions of each worker still wait when the delivery ends.
+            // The last portions of each worker are still queued when the delivery ends.
             let portions = usize::from(ALL).div_ceil(PORTION);
             assert!(rounds >= portions / PORTIONS_MAX - count, "{rounds}");
         });

@@ -1,4 +1,4 @@
-//! Sending to a peer: all connections once, then changed connections, connections that had packets,
+//! Sends to a peer: all connections once, then changed connections, connections that had packets,
 //! and digests.
 
 use std::collections::VecDeque;
@@ -16,30 +16,29 @@ use super::{Peer, Peers, Place};
 use crate::dataplane::hub::{Message, Outgoing, Work};
 use lvs_process::deadline::write_within;
 
-/// Number of slots that a packet worker examines at a time. As in a listing, it sends up to 512 of
-/// their connections.
+/// Number of slots that a packet worker examines in one job; it sends up to 512 of their
+/// connections.
 const PIECE: usize = 8192;
-/// Number of queued bytes above which the walk over the table pauses.
+/// Number of queued bytes above which the walk over the tables pauses.
 const AHEAD: usize = 256 << 10;
 /// Maximum number of bytes of items in a frame.
 const ITEMS_MAX: usize = 64 << 10;
-/// Queued items are split into portions of up to this many bytes, so that each frame becomes nearly
+/// Queued items are split into portions of up to this many bytes, so that frames become nearly
 /// full.
 const PORTION: usize = ITEMS_MAX / 4;
 /// Interval between two digests.
 const DIGEST_PERIOD: Duration = Duration::from_secs(2);
-/// Interval between two walks over the table, which send the connections that had packets since the
-/// previous walk.
+/// Interval between two walks that send the connections that had packets since the previous walk.
 const REFRESH_PERIOD: Duration = Duration::from_secs(30);
-/// Time for which the sender waits for more changes, in order to send them together.
+/// Time that the sender waits for more changes, in order to send them together.
 const LINGER: Duration = Duration::from_millis(10);
-/// The longest time that a peer may take to read a portion of its queue, some 256 KiB.
+/// Longest time that a peer may take to read a portion of its queue (some 256 KiB).
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A walk over the tables of all packet workers.
 struct Walk {
     pass: Pass,
-    /// The slot at which the walk continues; `None` if the templates are next.
+    /// The next slot of the walk; `None` if only the templates remain.
     next: Option<Place>,
     templates: Option<usize>,
     begun: lvs_core::Instant,
@@ -57,7 +56,7 @@ impl Walk {
     }
 }
 
-/// Sends to one peer until its session ends.
+/// Sends to one peer until the session ends.
 pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &Handshake) {
     let outgoing = Arc::new(Outgoing::default());
     let ended = thread::scope(|scope| {
@@ -109,7 +108,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
     }
 }
 
-/// Reads the requests of the receiving peer.
+/// Reads the receiving peer's requests.
 fn read(
     asked: &mut Sequence,
     mut stream: &TcpStream,
@@ -133,7 +132,6 @@ fn read(
     }
 }
 
-/// The session with one peer.
 struct Session<'a> {
     peers: &'a Arc<Peers>,
     peer: &'a Peer,
@@ -161,7 +159,7 @@ impl Session<'_> {
             match &mut walk {
                 Some(going) => {
                     if outgoing.waiting() >= AHEAD {
-                        // Messages that follow an incomplete digest cannot be written yet.
+                        // Messages behind an incomplete digest cannot be written yet.
                         until += LINGER;
                     } else if !step(peers, going, outgoing) {
                         let done = walk.take();
@@ -204,7 +202,7 @@ impl Session<'_> {
                 walk = Some(full_sync(peers, walk));
             } else if !wanted.is_empty() {
                 peers.count(|counts| &counts.repairs);
-                // A walk that covers more connections continues.
+                // Do not replace a walk that covers more connections.
                 if walk.is_none() {
                     walk = Some(Walk::new(peers, Pass::Ranges(Ranges::new(wanted))));
                 }
@@ -220,8 +218,7 @@ impl Session<'_> {
                 outgoing.linger(LINGER);
             }
         }
-        // The last messages of a stopping dataplane, including those that follow an incomplete
-        // digest.
+        // The last messages of a stopping dataplane, including those behind an incomplete digest.
         outgoing.close();
         loop {
             let messages = outgoing.take(Instant::now()).messages;
@@ -232,7 +229,6 @@ impl Session<'_> {
         }
     }
 
-    /// Writes queued messages, in as few frames as possible.
     fn write(&mut self, all: VecDeque<Message>) -> io::Result<()> {
         let mut bytes = Vec::new();
         let mut items: Vec<u8> = Vec::new();
@@ -279,9 +275,9 @@ impl Session<'_> {
     }
 }
 
-/// Returns the walk for a full sync, after messages were lost. A full sync that has not sent a
-/// connection yet is continued and not counted again: while an incomplete digest waits in a full
-/// queue, messages are lost repeatedly.
+/// Returns the walk of a full sync, after messages were lost. A full sync that has sent no
+/// connection yet is continued and not counted again: while a digest is incomplete, a full queue
+/// loses messages repeatedly.
 fn full_sync(peers: &Peers, going: Option<Walk>) -> Walk {
     let unbegun =
         |walk: &Walk| matches!(walk.pass, Pass::All) && walk.next == Some(Place::default());
@@ -355,7 +351,7 @@ mod tests {
                 thread::sleep(Duration::from_millis(10));
             }
         });
-        // More than the size of all buffers.
+        // More than all socket buffers can store.
         let bytes = vec![0; 64 << 20];
         let given_up = write_within(&stream, &bytes, Duration::from_millis(200));
         let kind = given_up.expect_err("the peer reads too slowly").kind();

@@ -1,5 +1,5 @@
-//! Compares the digests of both directors' services, to find whether a peer's scheduler chooses the
-//! same servers.
+//! Compares the services of two directors by their digests: different services make their
+//! schedulers choose different servers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,11 +13,11 @@ use lvs_core::sync::services::{Differs, ServiceDigests};
 
 use crate::dataplane::context::Context;
 
-/// Number of servers that are read during one lock of the control half.
+/// Number of servers that are read while the control half is locked once.
 const PIECE: usize = 256;
-/// The shortest time between two digests of services that change continuously.
+/// Shortest interval between two digests of services that change continuously.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Maximum number of differing services that are named.
+/// Maximum number of differing services that messages name.
 const NAMED_MAX: usize = 16;
 
 /// The digests of the services of this director.
@@ -25,13 +25,13 @@ const NAMED_MAX: usize = 16;
 pub(super) struct Own {
     digests: Arc<ServiceDigests>,
     beyond: usize,
-    /// The generation of the services from which the digests were made, and the time at which they
-    /// were made.
+    /// The generation of the services that `digests` describes, and the time at which it was
+    /// computed.
     made: Option<(u32, Instant)>,
 }
 
 impl Own {
-    /// Makes the digests again if services or servers have changed.
+    /// Computes the digests again if services or servers have changed.
     pub(super) fn follow(&mut self, context: &Context) {
         let generation = context.control().generation();
         if let Some((made, at)) = self.made
@@ -53,18 +53,17 @@ impl Own {
         self.digests.clone()
     }
 
-    /// Number of services that are not compared.
+    /// Number of services that are not compared, because there are too many.
     pub(super) const fn beyond(&self) -> u64 {
         self.beyond as u64
     }
 }
 
-/// A log line about a comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LogLine {
-    /// The directors have differed for too long.
+    /// The services have differed for too long.
     Differ(String),
-    /// The services no longer differ, or the peer was restarted.
+    /// The services are equal again, or the peer has restarted.
     Alike(String),
 }
 
@@ -72,9 +71,9 @@ pub(super) enum LogLine {
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     identity: Option<[u8; 16]>,
-    /// Whether the peer's version sends no digests of services.
+    /// Whether the peer does not send digests of services, because its version is older.
     older: bool,
-    /// Whether the peer has sent digests in this session.
+    /// Whether digests of services have arrived in this session.
     compared: bool,
     differ: Vec<Difference>,
     alarm: bool,
@@ -87,11 +86,11 @@ struct Difference {
 }
 
 impl Comparison {
-    /// Begins a session. `compares` is true if the peer sends digests of its services. Returns the
-    /// log line, if any.
+    /// Begins a session with a peer. `compares`: the peer sends digests of its services. Returns a
+    /// line to log.
     pub(super) fn begin(&mut self, identity: [u8; 16], compares: bool) -> Option<LogLine> {
         let mut line = None;
-        // A peer that was started again has no services at first.
+        // A restarted peer has no services at first.
         if self.identity != Some(identity) {
             let again = "has restarted, and its services are compared again".to_owned();
             line = self.alarm.then_some(LogLine::Alike(again));
@@ -102,13 +101,13 @@ impl Comparison {
         line
     }
 
-    /// Ends a session. A service that differed in the sessions before and after counts as different
-    /// in between.
+    /// Ends a session. A service that differs in the sessions before and after also counts as
+    /// different in between.
     pub(super) fn end(&mut self) {
         (self.older, self.compared) = (false, false);
     }
 
-    /// Compares the digests of a peer with `ours`; returns the log line, if the result has changed.
+    /// Compares the digests of a peer with `ours`. Returns a line to log if the result has changed.
     pub(super) fn compare(
         &mut self,
         ours: &ServiceDigests,
@@ -169,7 +168,6 @@ impl Comparison {
         }
     }
 
-    /// The result of the last comparison.
     pub(super) fn info(&self, peer: SocketAddr, now: Instant) -> TablesInfo {
         let differ = self.differ.iter().filter(|_| self.compared);
         let first = differ.clone().map(|one| one.since).min();
@@ -202,7 +200,7 @@ mod tests {
 
     const ALARM: Duration = Duration::from_secs(30);
 
-    /// The digests of a director with a service and a server of this weight.
+    /// The digests of a director whose only server has this weight.
     fn digests(weight: i32) -> ServiceDigests {
         let mut control = Control::new(Options::default());
         let key = ServiceKey::tcp(([198, 51, 100, 1], 80).into());
@@ -232,21 +230,21 @@ mod tests {
         let mut it = Comparison::default();
         assert_eq!(it.begin([1; 16], true), None);
         assert_eq!(state(&it, at(0)).0, TablesState::Unknown);
-        // A peer whose server has this weight.
+        // The peer's digests, with this weight of its server, are compared.
         let compare = |it: &mut Comparison, weight, second| {
             it.compare(&ours, &digests(weight), ALARM, at(second))
         };
         assert_eq!(compare(&mut it, 1, 0), None);
         assert_eq!(state(&it, at(0)), (TablesState::Alike, 0, 0));
 
-        // Short differences raise no alarm, even if they are repeated.
+        // Repeated short differences raise no alarm.
         for second in [10, 30, 50] {
             assert_eq!(compare(&mut it, 2, second), None);
             assert_eq!(compare(&mut it, 2, second + 15), None);
             assert_eq!(state(&it, at(second + 15)), (TablesState::Differ, 1, 15));
             assert_eq!(compare(&mut it, 1, second + 16), None);
         }
-        // A difference keeps its age when it becomes another difference.
+        // A difference that changes keeps its start time.
         assert_eq!(compare(&mut it, 2, 100), None);
         assert_eq!(compare(&mut it, 3, 104), None);
         let shown = it.differences(at(110));
@@ -256,17 +254,13 @@ mod tests {
         );
         assert_eq!(compare(&mut it, 3, 129), None);
         let Some(LogLine::Differ(text)) = compare(&mut it, 3, 130) else {
-            panic!("the difference has lasted")
+            panic!("a lasting difference has raised no alarm")
         };
         assert!(
             text.contains("for 30 s: TCP 198.51.100.1:80 differs;"),
             "{text}"
         );
-        assert_eq!(
-            compare(&mut it, 3, 132),
-            None,
-            "the alarm was already logged"
-        );
+        assert_eq!(compare(&mut it, 3, 132), None, "the alarm was logged twice");
         assert_eq!(state(&it, at(132)), (TablesState::Alarm, 1, 32));
 
         // While the peer sends nothing, the result is unknown. Services that still differ
@@ -299,7 +293,11 @@ mod tests {
         assert_eq!(it.compare(&own, &none, ALARM, later), None);
         assert_eq!(state(&it, later), (TablesState::Differ, 1, 0));
         it.end();
-        assert_eq!(it.begin([3; 16], false), None, "no alarm was raised");
+        assert_eq!(
+            it.begin([3; 16], false),
+            None,
+            "a line was logged, although no alarm was raised before"
+        );
         assert_eq!(state(&it, later).0, TablesState::Older);
         it.end();
         assert_eq!(state(&it, later).0, TablesState::Unknown);

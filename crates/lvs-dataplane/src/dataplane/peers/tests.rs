@@ -1,4 +1,4 @@
-//! Peers that send invalid frames or do not read, over connections of this host.
+//! Sessions with peers that send invalid frames or do not read, over the loopback interface.
 
 use std::io::{Read, Write};
 use std::num::NonZeroUsize;
@@ -35,10 +35,9 @@ fn introduction(identity: u8) -> Introduction {
     }
 }
 
-/// The context and threads of a dataplane.
 pub(super) type Parts = (Arc<Context>, Arc<Threads<Worker>>);
 
-/// Creates the parts of a director with that many packet workers, which divide the connections.
+/// Creates the parts of a director whose connections are divided among `workers` packet workers.
 pub(super) fn parts(control: Control, workers: usize) -> Parts {
     let threads = Threads::new(workers).expect("descriptors");
     let context = Context::without_kernel(control);
@@ -51,12 +50,12 @@ pub(super) fn parts(control: Control, workers: usize) -> Parts {
     (context, Arc::new(threads))
 }
 
-/// A dataplane with one peer, whose packet worker has exited.
+/// A dataplane with one peer. Its packet worker has exited.
 fn peers(address: SocketAddr) -> Arc<Peers> {
     peers_of(None, address)
 }
 
-/// A dataplane with one peer.
+/// A dataplane with the peer `address`.
 pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers> {
     let peer = Peer {
         number: 0,
@@ -111,7 +110,6 @@ pub(super) fn run_jobs((_, threads): &Parts, workers: &mut [Worker]) {
     }
 }
 
-/// The counters of invalid frames.
 fn counted(peers: &Peers) -> (u64, u64) {
     let report = peers.report();
     (report.forged, report.malformed)
@@ -123,7 +121,7 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// A receiving peer, with its side of the connection.
+/// A receiving peer's side of a session, and the dataplane that sends to it.
 struct Listens {
     peers: Arc<Peers>,
     stream: TcpStream,
@@ -132,7 +130,7 @@ struct Listens {
     sender: JoinHandle<()>,
 }
 
-/// A receiving peer of an older version, connected to a dataplane whose packet worker has exited.
+/// Connects a receiving peer of an older version to a dataplane whose packet worker has exited.
 fn listens() -> Listens {
     listens_to(None, introduction(2))
 }
@@ -157,7 +155,7 @@ fn listens_to(parts: Option<&Parts>, introduced: Introduction) -> Listens {
 }
 
 impl Listens {
-    /// Reads until the end of the full sync, and returns the number of bytes of the received items.
+    /// Reads the full sync, and returns the number of bytes of its items.
     fn read_whole(&mut self) -> usize {
         let mut bytes = 0;
         loop {
@@ -175,7 +173,7 @@ fn receiver_that_does_not_read_gets_one_full_sync() {
     let mut it = listens();
     assert_eq!(it.read_whole(), 0);
     assert_eq!(it.peers.report().full_syncs, 0);
-    // More than the socket buffers and the queue can store; all items share one memory.
+    // More than the socket buffers and the queue can store; all items share one allocation.
     let items: Arc<[u8]> = vec![0; ITEMS].into();
     for _ in 0..256 {
         it.peers.hub.tell(0, &items, false);
@@ -212,7 +210,7 @@ fn repeated(frame: &[u8]) -> Vec<u8> {
     frame.repeat(2)
 }
 
-/// An earlier session between the same two directors, which an attacker has recorded.
+/// An earlier session between the same two directors, recorded by an attacker.
 fn recorded() -> Handshake {
     let of = |identity| Introduction::new([identity; 16], [9; 24]);
     Handshake::new(&Key::of(KEY), of(2), of(1))
@@ -227,7 +225,7 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
         (|_| too_long(), (1, 0)),
         (|asked| changed(sealed(asked, Kind::Want, &[0; 2])), (1, 0)),
         (|asked| sealed(asked, Kind::Seen, &[0; 7]), (0, 1)),
-        // A frame that only a sender sends, and frames whose kind was changed on the way.
+        // A frame that only senders send, and frames whose kind an attacker has changed.
         (|asked| sealed(asked, Kind::Items, &[]), (0, 1)),
         (|asked| unknown(sealed(asked, Kind::Seen, &[0; 8])), (1, 0)),
         // A repeated frame, and a frame of another session.
@@ -245,7 +243,7 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
         let bytes = make(&mut it.asked);
         it.stream.write_all(&bytes).expect("the bytes are sent");
         if expected == (0, 0) {
-            // The session continues until this side ends it.
+            // The session is still open.
             it.stream
                 .shutdown(Shutdown::Write)
                 .expect("the session is open");
@@ -312,8 +310,8 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
             &|replicated| sealed(replicated, Kind::Keys, &[0; PAYLOAD_MAX]),
             (0, 1),
         ),
-        // Empty items, a frame that only a receiver sends, and frames whose kind was changed on the
-        // way.
+        // Empty items, a frame that only receivers send, and frames whose kind an attacker has
+        // changed.
         (
             &|replicated| [keys(replicated), sealed(replicated, Kind::Items, &[0; 99])].concat(),
             (0, 1),
@@ -357,7 +355,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         let bytes = make(&mut handshake.replicated());
         stream.write_all(&bytes).expect("the bytes are sent");
         if expected == (0, 0) {
-            // The session continues until this side ends it.
+            // The session is still open.
             stream
                 .shutdown(Shutdown::Write)
                 .expect("the session is open");
@@ -401,9 +399,8 @@ fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction)
     digest
 }
 
-/// The director has one service more than the maximum that is compared. A peer that has not
-/// announced the feature receives no digests of services, because an older version would end the
-/// session. If all services differ, messages name only a few of them.
+/// With one service more than the maximum, all of them different, messages name only a few. An
+/// older peer gets no digests of services, because they would end its session.
 #[test]
 fn service_digests_are_bounded_and_sent_only_to_peers_that_support_them() {
     let mut control = Control::new(Options::default());
@@ -455,8 +452,8 @@ fn service_digests_are_bounded_and_sent_only_to_peers_that_support_them() {
     assert!(text.len() < 500, "{text}");
 }
 
-/// A peer is in step after a comparison without a difference, and the time that it was not in step
-/// is exact.
+/// A peer is in sync after a comparison without differences, and `in_step` reports when this was
+/// last true.
 #[test]
 fn peer_state_depends_on_its_connections() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
@@ -506,8 +503,7 @@ fn peers_above_the_limit_are_refused() {
     }
 }
 
-/// A director whose peer and packet workers are in this process. The workers run when the test
-/// calls [`run_until`].
+/// A director with one peer in this process. Its workers run when the test calls [`run_until`].
 struct Director {
     parts: Parts,
     workers: Vec<Worker>,
@@ -515,8 +511,7 @@ struct Director {
 }
 
 impl Director {
-    /// Creates a director with a service and as many workers as `listener` requires; its only peer
-    /// is at `peer`.
+    /// Creates a director with a service. Its only peer is at `peer`.
     fn new(identity: u8, workers: usize, listener: TcpListener, peer: SocketAddr) -> Self {
         let mut control = Control::new(Options {
             shards: workers,
@@ -554,7 +549,7 @@ impl Director {
         }
     }
 
-    /// Passes a packet of each connection with these client ports to the worker of the connection.
+    /// Passes a packet from each of these client ports to the worker of the connection.
     fn packets(&mut self, ports: std::ops::Range<u16>, flags: u8) {
         let (view, now) = (self.parts.0.view(), self.parts.0.now());
         for port in ports {
@@ -574,7 +569,7 @@ impl Director {
         self.packets(ports, 0x10);
     }
 
-    /// The number of connections that the workers own, and of those that they have borrowed.
+    /// Number of connections that the workers own, and of those that they have borrowed.
     fn counts(&mut self) -> (u64, u64) {
         let mut counts = (0, 0);
         for worker in &mut self.workers {
@@ -586,8 +581,7 @@ impl Director {
         counts
     }
 
-    /// The state of the replication from the peer, and the number of connections that the peer
-    /// owns.
+    /// The state of the replication from the peer, and the number of the peer's connections.
     fn sync_state(&self) -> (&'static str, u64) {
         let state = self.peers.peers[0].state();
         (state.name(), state.replicated)
@@ -596,7 +590,7 @@ impl Director {
     fn work(&mut self) {
         run_jobs(&self.parts, &mut self.workers);
         for worker in &mut self.workers {
-            // The worker queues the changes.
+            // The worker queues its changes for the peer.
             worker.with_decider(|_| ());
         }
     }
@@ -621,8 +615,8 @@ fn run_until(
     }
 }
 
-/// Directors with any numbers of packet workers replicate to each other: a full sync, updates, a
-/// take-over of one connection, and of all connections when a director stops.
+/// Directors with different numbers of packet workers replicate to each other: a full sync,
+/// updates, a take-over of one connection, and of all connections when a director stops.
 #[test]
 fn connections_are_replicated_between_any_numbers_of_workers() {
     for counts in [[1, 1], [1, 2], [2, 1], [3, 2]] {
@@ -645,7 +639,7 @@ fn replicate(workers: [usize; 2]) {
             .all(|it| it.peers.look_whether_ready().is_none())
     );
 
-    // The changes arrive while digests are on their way.
+    // Connections change while digests are on their way.
     let mut next = 1400;
     run_until("updates", &mut both, |[one, two]| {
         if next < 2400 {

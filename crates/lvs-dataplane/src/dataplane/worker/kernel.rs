@@ -1,4 +1,4 @@
-//! The worker side of the kernel fast path: offloading connections, and its clock.
+//! A packet worker's part of the kernel fast path: it offloads connections, and updates the clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,37 +13,35 @@ use crate::fast_path::{FastPath, LocalsAre, WayOut};
 use lvs_packet::net::Way;
 use lvs_packet::ways::Ways;
 
-/// Time after which connections are offloaded even if received packets are always waiting.
+/// A worker that always has received packets to process offloads connections after this time.
 const BUSY: Duration = Duration::from_millis(50);
-/// Maximum number of local ports that wait to be written for the BPF programs.
+/// Maximum number of queued changes of local ports for the BPF programs.
 const LOCALS_WAITING: usize = 1 << 16;
-/// Number of local ports that are written at a time: each needs two system calls.
+/// Number of local ports that are written at once: each takes two system calls.
 const LOCALS_AT_ONCE: usize = 512;
-/// Number of slots in one portion of the walk for the synchronisation master, and the pause after
-/// each portion.
+/// Number of slots in one portion of the walk for the synchronisation master.
 const SYNC_BUDGET: usize = 1 << 16;
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
 /// Number of slots whose connections are evicted from the kernel fast path in one round of
-/// housekeeping, if all connections must be evicted.
+/// housekeeping.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
-/// The state of a worker for the kernel fast path.
 #[derive(Default)]
 pub(super) struct KernelSide {
-    /// The kernel fast path, if it is used.
     pub(super) path: Option<Arc<FastPath>>,
-    /// Last time at which all packets that the worker had received were sent.
+    /// Last time at which the worker had sent all packets that it had received.
     pub(super) quiet: Instant,
-    /// Next slot of the walk for the synchronisation master, and the time of the next step.
+    /// Next slot of the walk for the synchronisation master, and the time of the next portion.
     pub(super) synced: Option<(usize, Instant)>,
-    /// Next slot of the walk that evicts all connections from the kernel fast path.
+    /// Next slot of the walk that evicts all connections from the kernel fast path; `None` without
+    /// such a walk.
     pub(super) withdrawn: Option<usize>,
-    /// Number of updates of tunnel path MTUs so far.
+    /// Number of learned path MTUs of tunnels that are already applied.
     pub(super) lessons: u64,
 }
 
 impl Worker {
-    /// Offloads connections from now on, each after the configured number of packets, if there is a
+    /// Offloads connections from now on, after `after` packets from the client, if there is a
     /// kernel fast path.
     pub(in crate::dataplane) fn use_fast_path(&mut self, after: u32) {
         if let Some(fast_path) = self.context.fast_path() {
@@ -53,9 +51,9 @@ impl Worker {
         }
     }
 
-    /// Offloads the offloadable connections, if all packets received before have been sent
-    /// (`quiet`), so that no later packet overtakes them. A dataplane that is not `quiet` for a
-    /// long time is overloaded and loses packets; it then offloads without waiting.
+    /// Offloads connections that are due. `quiet`: the worker has sent all packets that it has
+    /// received, so no packet is overtaken. A worker that is not `quiet` for [`BUSY`] is
+    /// overloaded, and offloads nevertheless.
     pub(super) fn offload_due(&mut self, quiet: bool) {
         let now = self.context.now();
         if quiet {
@@ -66,7 +64,7 @@ impl Worker {
         let due = std::mem::take(&mut self.decider.due);
         if let Some(kernel) = self.kernel.path.clone() {
             let _ = self.write_local_ports();
-            // Read the epoch first: the data read after it belong to this epoch or a later one.
+            // Read the epoch first: a change after this invalidates the offload.
             let epoch = kernel.epoch();
             self.take_view();
             if self.decider.shard.is_behind() {
@@ -80,7 +78,7 @@ impl Worker {
                         .is_offload_due(conn, self.decider.offload_after, epoch)
                         && self.publish(conn, epoch, &kernel, now).is_none()
                     {
-                        // A connection that was offloaded before the last change must not be
+                        // Otherwise, a connection that was offloaded in an earlier epoch would be
                         // checked at every packet.
                         self.decider.shard.withdraw(conn);
                     }
@@ -91,7 +89,7 @@ impl Worker {
         self.decider.due.clear();
     }
 
-    /// Applies a path MTU that was learned for a tunnel to offloaded connections, too.
+    /// Begins an epoch if a path MTU of a tunnel was learned, so that offloaded connections use it.
     pub(super) fn heed_lessons(&mut self) {
         if let Some(kernel) = &self.kernel.path {
             let lessons = self.pipeline.common().tunnels().lessons();
@@ -102,19 +100,19 @@ impl Worker {
         }
     }
 
-    /// The reason why no connection is offloaded in this epoch.
+    /// Returns the reason why no connection at all can be offloaded in this epoch.
     fn publishes_none(&self, epoch: u16) -> Option<WithDataplane> {
         if epoch == 0 {
             return Some(WithDataplane::Change);
         }
-        // With `ignore_tunneled`, packets that the host has decapsulated are not for the director,
-        // and the BPF programs do not know which ones these are.
+        // With `ignore_tunneled`, packets that the host has decapsulated are not for the dataplane,
+        // and the BPF programs cannot recognise them.
         let judges = self.network.view().ignore_tunneled;
         judges.then_some(WithDataplane::IgnoreTunneled)
     }
 
-    /// Returns the offload plan and the next hops of an offloadable connection; otherwise the
-    /// reason why it is not offloadable.
+    /// Returns the offload plan and next hops of a connection, or the reason why it cannot be
+    /// offloaded.
     fn what_to_publish(
         &self,
         conn: ConnId,
@@ -145,8 +143,8 @@ impl Worker {
         Ok((offer, ways))
     }
 
-    /// Whether the kernel fast path forwards packets of a connection, or of a new one (`None`);
-    /// otherwise the reason.
+    /// Whether the kernel fast path forwards packets of a connection, or would for a new one
+    /// (`None`); otherwise the reason.
     pub(super) fn fast_path(&self, conn: Option<ConnId>) -> Result<(), WithDataplane> {
         let kernel = self.kernel.path.as_ref().ok_or(WithDataplane::NotUsed)?;
         let epoch = kernel.epoch();
@@ -157,7 +155,7 @@ impl Worker {
         let Some(conn) = conn else {
             return Err(WithDataplane::New { of });
         };
-        // Check an offloaded connection too: it may be closing, which starts no epoch.
+        // An offloaded connection may be closing, which begins no epoch.
         self.what_to_publish(conn, kernel, self.context.now())?;
         Err(match decider.shard.offload_state(conn, of, epoch) {
             OffloadState::Published => return Ok(()),
@@ -170,8 +168,7 @@ impl Worker {
         })
     }
 
-    /// Offloads a connection; `None` if it is not offloadable, or the maps of the programs have no
-    /// room for it.
+    /// Offloads a connection. Returns `None` if this is not possible, or a BPF map has no room.
     fn publish(
         &mut self,
         conn: ConnId,
@@ -212,8 +209,8 @@ impl Worker {
         published.then_some(())
     }
 
-    /// Writes the local ports of connections for the BPF programs and for a successor; true if more
-    /// are waiting.
+    /// Writes the local ports of connections for the BPF programs and for a successor. Returns true
+    /// if more are queued.
     pub(super) fn write_local_ports(&mut self) -> bool {
         let shard = &mut self.decider.shard;
         let waiting = shard.local_changes_len();
@@ -229,7 +226,7 @@ impl Worker {
                 return waiting > LOCALS_AT_ONCE;
             }
             LocalsAre::Wanted => {
-                // This system call takes long, so the keeper executes it.
+                // This system call takes long, so the keeper makes it.
                 let kernel = kernel.clone();
                 self.threads.post_keeper(move |_| kernel.make_locals());
             }
@@ -246,8 +243,8 @@ impl Worker {
         false
     }
 
-    /// Creates synchronisation messages about the offloaded connections in the next portion of the
-    /// table whose clients have sent packets.
+    /// Creates synchronisation messages for the next portion of the table: for offloaded
+    /// connections whose clients have sent packets.
     pub(super) fn sync_offloaded(&mut self, now: Instant) {
         if let Some((from, at)) = self.kernel.synced
             && at <= now
@@ -258,9 +255,8 @@ impl Worker {
         }
     }
 
-    /// Reports to the kernel fast path that the dataplane runs, begins the next walk for the
-    /// synchronisation master, and evicts all connections from the kernel fast path when all epoch
-    /// numbers are used.
+    /// Reports that the dataplane is running, begins the next walk for the synchronisation master,
+    /// and evicts all connections from the kernel fast path when all epoch numbers are used.
     pub(super) fn keep_kernel(&mut self, now: Instant) {
         let Some(kernel) = &self.kernel.path else {
             return;
@@ -269,7 +265,7 @@ impl Worker {
         if self.kernel.synced.is_none() && self.decider.shard.has_master() {
             self.kernel.synced = Some((0, now));
         }
-        // The tables of all workers are about equally full, so one worker reports for all.
+        // One worker reports for all, whose tables are about equally full.
         if self.number == 0 {
             kernel.try_homes(self.decider.shard.tries_homes());
         }

@@ -1,9 +1,9 @@
-//! A packet worker: one thread with a shard of the connections and its own sockets. The
-//! [keeper](crate::host::keeper) manages everything that concerns the host, and publishes snapshots
-//! for the workers.
+//! A packet worker: a thread with its own shard of the connections and its own sockets. The
+//! [keeper](crate::host::keeper) makes all changes of the host, and publishes snapshots for the
+//! workers.
 //!
 //! ```text
-//! wait ─▶ each port: take the latest view, receive a batch ─▶ pipeline ─▶ requests, send ─▶ jobs ─▶ timers ─▶ wait
+//! wait ─▶ each port: take the latest snapshot, receive a batch ─▶ pipeline ─▶ requests, send ─▶ jobs ─▶ timers ─▶ wait
 //! ```
 
 mod kernel;
@@ -49,30 +49,27 @@ use lvs_sys::{Poller, TablePages};
 const BATCHES_PER_TURN: usize = 4;
 /// Number of connections that are checked for expiry between two batches.
 const EXPIRY_BUDGET: usize = 1024;
-/// Number of connections that are checked between two batches after a server went down; at most a
+/// Number of connections that are checked between two batches after a server went down. At most a
 /// sixteenth of them are reset.
 const DOWN_BUDGET: usize = 4096;
-/// Time for which packets are processed between two rounds that remove connections of unusable
-/// servers.
+/// Interval between two checks of connections after a server went down.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
-/// Changed connections are queued for peers at this interval, or earlier if they have many bytes.
+/// Longest time that changed connections wait before they are queued for peers.
 const QUEUE_PERIOD: Duration = Duration::from_millis(1);
 const QUEUE_BYTES: usize = 16 << 10;
-/// Maximum time that SYNs wait for their processing during a SYN flood.
+/// Longest time that SYNs wait during a SYN flood.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
-/// A stopping worker sends all synchronisation messages that are due within this time, that is, all
-/// of them.
+/// A stopping worker sends the synchronisation messages that are due within this time, which are
+/// all.
 const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
 /// Interval between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
-/// A packet worker.
 pub(crate) struct Worker {
     context: Arc<Context>,
     threads: Arc<Threads<Self>>,
-    /// Number of the worker.
     number: usize,
     decider: Decider,
     pipeline: Pipeline,
@@ -83,20 +80,18 @@ pub(crate) struct Worker {
     requests: Requests,
     clients: LocalClients,
     captures: Vec<Capture>,
-    /// Counters that the keeper logs.
     logged: Logged,
     next_housekeeping: Instant,
-    /// The time at which changes were last passed on to peers.
+    /// Time at which changes were last queued for peers.
     reported: Instant,
     kernel: KernelSide,
-    /// The pages of the connection table, until they are replaced by large pages.
     pages: Option<TablePages>,
     others: Others,
-    /// Controls the scheduling of the worker's thread, once it runs.
+    /// Controls the scheduling of the thread, once it is running.
     priority: Option<Priority>,
 }
 
-/// The pipeline and the buffers of a packet worker. They use megabytes of memory, so their creation
+/// The pipeline and the buffers of a packet worker. They take megabytes of memory, so creating them
 /// takes time.
 pub(crate) struct Equipment {
     pipeline: Pipeline,
@@ -114,29 +109,28 @@ impl Equipment {
     }
 }
 
-/// The state that a worker needs for the exchange with other workers.
+/// A worker's part of the exchange of packets with other workers.
 #[derive(Default)]
 struct Others {
-    /// The processor of this worker, if each worker runs on a separate one.
+    /// The processor of this worker; `None` if workers share processors.
     cpu: Option<usize>,
-    /// For each other worker, the parcels to pass.
+    /// For each other worker, the packets for it.
     outboxes: Vec<Vec<Parcel>>,
-    /// Buffer for parcels from other workers.
+    /// Packets from other workers.
     taken: Vec<Parcel>,
 }
 
-/// The counters of a worker that the keeper logs.
+/// Counters of a worker that the keeper logs.
 #[derive(Default)]
 struct Logged {
-    /// Number of TCP resets sent since the worker began to close the connections of servers that
-    /// went down.
+    /// Number of TCP resets sent since a server went down.
     resets: usize,
-    /// Number of packets refused because the table was full, as of the last report to the keeper.
+    /// Number of packets refused because the table was full, at the last report to the keeper.
     full: u64,
 }
 
 impl Worker {
-    /// A worker without ports; the keeper attaches them.
+    /// Creates a worker without ports, which the keeper adds later.
     pub(super) fn new(
         context: Arc<Context>,
         threads: Arc<Threads<Self>>,
@@ -174,17 +168,17 @@ impl Worker {
         }
     }
 
-    /// Pins the worker to this processor from the start.
+    /// Selects the processor to which the worker pins itself.
     pub(super) const fn run_on(&mut self, cpu: usize) {
         self.others.cpu = Some(cpu);
     }
 
-    /// Sets the pages of the connection table that will be replaced by large pages.
+    /// Stores the pages of the connection table, to replace them by large pages later.
     pub(super) fn use_pages(&mut self, pages: TablePages) {
         self.pages = Some(pages);
     }
 
-    /// Converts the memory of the connection table to large pages at once.
+    /// Converts the pages of the connection table to large pages.
     #[cfg(feature = "testing")]
     pub(super) fn enlarge_pages(&mut self) {
         if let Some(pages) = self.pages.take() {
@@ -194,7 +188,7 @@ impl Worker {
     }
 
     /// Processes packets until the dataplane stops, with real-time scheduling if requested and
-    /// permitted. Afterwards the keeper owns its ports, and closes them after everything that
+    /// permitted. Then passes its ports to the keeper, which closes them after everything that
     /// depends on them.
     pub(super) fn run(mut self, real_time: bool) {
         let (context, threads) = (self.context.clone(), self.threads.clone());
@@ -260,12 +254,11 @@ impl Worker {
         self.threads.worker(self.number)
     }
 
-    /// Processes parcels from other workers, posted jobs if it was woken, and due timers; true if
-    /// there may be more packets, or more local ports to write.
+    /// Processes packets from other workers, jobs if `woken`, and due timers. Returns true if more
+    /// packets or local ports may be waiting.
     fn do_for_others(&mut self, woken: bool) -> bool {
         if woken {
-            // Reset the wake-up first: a request that arrives during the remaining work wakes the
-            // worker again.
+            // Reset first: a later request wakes the worker again.
             self.link().mailbox.wake().take();
         }
         let mut more = self.take_parcels();
@@ -282,7 +275,7 @@ impl Worker {
         more
     }
 
-    /// Switches to the latest snapshot, and runs posted jobs.
+    /// Switches to the latest snapshot, and runs the posted jobs.
     pub(super) fn do_jobs(&mut self) {
         self.take_view();
         for job in self.link().mailbox.take() {
@@ -291,7 +284,7 @@ impl Worker {
         }
     }
 
-    /// Leaves or enters real-time scheduling, if a decision is due.
+    /// Enters or leaves real-time scheduling, if a decision is due.
     fn look_at_priority(&mut self, now: SystemInstant) {
         if let Some(priority) = &mut self.priority {
             priority.look(now);
@@ -315,7 +308,7 @@ impl Worker {
         next.saturating_since(now) + Duration::from_millis(1)
     }
 
-    /// Switches to the latest snapshot if there is a newer one.
+    /// Switches to the latest snapshot, if it is newer.
     fn take_view(&mut self) {
         if self.context.generation() == self.network.view().generation {
             return;
@@ -351,15 +344,14 @@ impl Worker {
 
     // --- packets ---------------------------------------------------------------------------------
 
-    /// Processes a few batches of waiting frames of a port; true if there may be more.
+    /// Processes a few batches of received frames of a port. Returns true if more may be waiting.
     pub(super) fn receive(&mut self, port: PortId) -> bool {
         for _ in 0..BATCHES_PER_TURN {
-            // Read the epoch first: routes that are learned after it belong to this epoch or a
-            // later one.
+            // Read the epoch first: a change after this invalidates offloads by older routes.
             self.decider.epoch = self.kernel.path.as_ref().map_or(0, |kernel| kernel.epoch());
             self.take_view();
             let started = SystemInstant::now();
-            // Events of the kernel report that the interface is down or was removed.
+            // The kernel reports separately that the interface is down or removed.
             let Ok(count) = self.ports.recv(port, &mut self.batch) else {
                 return false;
             };
@@ -403,7 +395,7 @@ impl Worker {
         self.look_at_priority(started + took);
     }
 
-    /// As [`receive`](Self::receive), for frames that the caller passes; frames to send are counted
+    /// As [`receive`](Self::receive), for frames that the caller passes. Frames to send are counted
     /// and dropped.
     #[cfg(feature = "testing")]
     pub(super) fn process(&mut self, port: PortId, frames: &mut [Frame]) -> usize {
@@ -429,7 +421,7 @@ impl Worker {
         sent
     }
 
-    /// Processes a batch frame by frame, and passes each frame to the captures.
+    /// Processes a batch one frame at a time, and passes each frame to the captures.
     fn process_shown(&mut self, port: PortId, now: Instant) {
         let mut captures = std::mem::take(&mut self.captures);
         self.decider.keeps_decisions = true;
@@ -474,8 +466,8 @@ impl Worker {
         self.captures = captures;
     }
 
-    /// Passes the requests of the last batch to the keeper, sends its frames, and passes packets of
-    /// other workers to them.
+    /// Passes requests to the keeper, sends frames, and passes packets of other workers to these
+    /// workers.
     fn flush(&mut self) {
         self.heed_lessons();
         if !self.output.requests.is_empty() {
@@ -520,8 +512,8 @@ impl Worker {
 
     // --- several workers -------------------------------------------------------------------------
 
-    /// Passes the frames that belong to other workers to these workers; the rest of the `count`
-    /// frames remain in the batch.
+    /// Queues the frames that belong to other workers. The remaining ones of the `count` frames
+    /// stay in the batch.
     fn hand_over(&mut self, port: PortId, count: usize) {
         if self.pipeline.share.is_none() {
             return;
@@ -541,7 +533,7 @@ impl Worker {
                 kept += 1;
                 continue;
             };
-            // Copy the frame, so that the borrowed frame returns to its backend soon.
+            // Copied, so that the slot returns to the backend soon.
             let mut copy = Frame::from_bytes(frames[at].bytes());
             copy.offload = frames[at].offload;
             self.others.outboxes[home].push(Parcel::Frame(port, copy));
@@ -550,7 +542,7 @@ impl Worker {
         self.post_parcels();
     }
 
-    /// Passes the queued parcels to the other workers.
+    /// Passes the queued packets to the other workers.
     fn post_parcels(&mut self) {
         let links = self.threads.workers().iter();
         for (link, parcels) in links.zip(&mut self.others.outboxes) {
@@ -570,8 +562,8 @@ impl Worker {
         }
     }
 
-    /// Processes parcels from other workers, about as many as the frames of [`BATCHES_PER_TURN`]
-    /// batches; true if there may be more.
+    /// Processes packets from other workers, about as many as [`BATCHES_PER_TURN`] batches. Returns
+    /// true if more may be waiting.
     pub(super) fn take_parcels(&mut self) -> bool {
         let mut parcels = std::mem::take(&mut self.others.taken);
         let more = self
@@ -651,7 +643,7 @@ impl Worker {
         }
     }
 
-    /// Passes changed connections to the outgoing queues of peers.
+    /// Queues changed connections for the peers.
     fn queue_changes(&mut self) {
         let shard = &mut self.decider.shard;
         if shard.has_changes() {
@@ -660,8 +652,8 @@ impl Worker {
         }
     }
 
-    /// As [`queue_changes`](Self::queue_changes), but only if enough bytes are waiting or the
-    /// interval has passed.
+    /// As [`queue_changes`](Self::queue_changes), but only after [`QUEUE_PERIOD`] or if enough
+    /// bytes are waiting.
     fn queue_changes_if_due(&mut self) {
         let waiting = self.decider.shard.changes_len();
         if waiting == 0 {
@@ -674,13 +666,13 @@ impl Worker {
         }
     }
 
-    /// Runs a job on the decider, after earlier changes were queued for the peers.
+    /// Runs a job on the decider, after the earlier changes are queued for the peers.
     pub(super) fn with_decider<T>(&mut self, job: impl FnOnce(&mut Decider) -> T) -> T {
         self.queue_changes();
         job(&mut self.decider)
     }
 
-    /// Takes over connections that the backup has received.
+    /// Takes over connections that the synchronisation backup has received.
     pub(super) fn take_over(&mut self, entries: Vec<Entry>, ticket: Ticket) {
         ticket.done(self.decider.take_over(entries, self.context.now()));
     }
@@ -691,14 +683,15 @@ impl Worker {
         self.ports.attach(port, io);
     }
 
-    /// Removes a port, and passes it to the keeper: closing a packet socket waits for the kernel.
+    /// Removes a port, and passes it to the keeper, because closing a packet socket waits for the
+    /// kernel.
     pub(super) fn detach(&mut self, port: PortId) {
         if let Some(io) = self.ports.detach(port) {
             self.threads.post_keeper(move |_| drop(io));
         }
     }
 
-    /// Sends the packets that wait for neighbours, or drops them if a neighbour has failed.
+    /// Sends the packets that wait for these neighbours, or drops them if a neighbour has failed.
     pub(super) fn hear_of_neighbours(&mut self, neighbours: &[NeighbourNews]) {
         if self.pipeline.held.is_empty() {
             return;
@@ -756,7 +749,7 @@ impl Worker {
         }
     }
 
-    /// Counts the dropped packets of connections for their services.
+    /// Adds the dropped packets of connections to the counters of their services.
     fn count_drops(&mut self, now: Instant) {
         for drops in [
             &mut self.decider.shard.drops,
@@ -769,7 +762,7 @@ impl Worker {
         }
     }
 
-    /// Continues to end the connections of servers that went down.
+    /// Continues to remove the connections of servers that went down.
     fn end_down(&mut self, now: Instant) {
         let resets = self.decider.shard.end_down(now, DOWN_BUDGET);
         self.send_resets(&resets, now);
@@ -810,19 +803,18 @@ impl Worker {
 
     // --- requests of the control socket ----------------------------------------------------------
 
-    /// The director and its decisions.
     pub(super) const fn decider(&self) -> &Decider {
         &self.decider
     }
 
-    /// Explains the fate of a packet and changes nothing.
+    /// Explains the fate of a packet, without side effects.
     pub(super) fn explain(&mut self, question: &Question) -> Explanation {
-        // This is also checked before each offload.
+        // The same check is made before each offload.
         if self.decider.shard.is_behind() {
             self.decider.sweep();
         }
         let mut explanation = self.decider.explain(question, |conn| self.fast_path(conn));
-        // Packets that cannot be sent, independent of the decision.
+        // The decision may be to forward, but the packet cannot be sent.
         let ends = explanation.server.map(|server| ("server", server.ip()));
         let ends = ends.map(|server| [server, ("client", question.tuple.src.ip())]);
         let tables = &self.network.view().tables;
@@ -865,7 +857,6 @@ impl Worker {
         })
     }
 
-    /// The counters of the worker.
     pub(super) fn report(&mut self) -> Report {
         let mut report = Report::of(&self.decider, &self.pipeline);
         report.unsent = self.ports.refused;
@@ -883,19 +874,17 @@ impl Worker {
         report
     }
 
-    /// Copies the packets that match the filter of `capture` to its reader, from now on.
+    /// Copies the packets that match the filter of `capture` to its reader from now on.
     pub(super) fn capture(&mut self, capture: Capture) {
         self.captures.push(capture);
-        // The new epoch evicts all connections; those that the capture does not show are offloaded
-        // again.
+        // The new epoch evicts all connections; those without captured packets are offloaded again.
         if let Some(fast_path) = &self.kernel.path {
             fast_path.changed();
         }
     }
 }
 
-/// Returns the network and the intercepted traffic of a view, in the form that the pipeline
-/// requires.
+/// The network and the intercepted traffic of a snapshot, as the pipeline needs them.
 fn env(network: &TakenView) -> Env<'_, TakenView> {
     let view = network.view();
     Env {

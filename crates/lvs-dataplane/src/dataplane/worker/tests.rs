@@ -22,7 +22,7 @@ const SERVER_MAC: Mac = Mac([4; 6]);
 const VIRT: ([u8; 4], u16) = ([198, 51, 100, 1], 80);
 const SERVER: ([u8; 4], u16) = ([10, 0, 0, 2], 8080);
 
-/// A SYN from a port of a client, in a slot of a backend's own memory.
+/// A SYN from a port of a client, in a slot of a backend's memory.
 fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
     let builder = etherparse::PacketBuilder::ethernet2([6; 6], MAC.0)
         .ipv4([192, 0, 2, 7], VIRT.0, 64)
@@ -37,7 +37,7 @@ fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
     Frame::lent(lent, 64..64 + bytes.len(), Offload::default())
 }
 
-/// Two workers of one director with a service. Packets are divided among the workers by this rule.
+/// Two workers of one director with one service. `steering` divides the packets among them.
 struct Bed {
     context: Arc<Context>,
     threads: Arc<Threads<Worker>>,
@@ -120,7 +120,7 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
     }
 }
 
-/// The frames that a worker sent: link-layer destination, destination and its port.
+/// Returns what a worker has sent: MAC address, destination address and port of each frame.
 fn sent(worker: &mut Worker) -> Vec<(Vec<u8>, Vec<u8>, u16)> {
     let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
         panic!("the port exists")
@@ -157,7 +157,10 @@ fn query_about_connection_reports_why_it_is_not_offloaded() {
     assert_eq!(reported.fast_path_why, WithDataplane::NotUsed.to_string());
     question.tuple.dst.set_port(VIRT.1 + 1);
     let reported = worker.explain(&question);
-    assert_eq!(reported.fast_path, None, "nothing opens: {reported:?}");
+    assert_eq!(
+        reported.fast_path, None,
+        "a packet that opens no connection has a state in the fast path: {reported:?}"
+    );
 }
 
 #[test]
@@ -185,8 +188,12 @@ fn two_workers_process_packets_of_one_director() {
             scope.spawn(|| worker.receive(PORT));
         }
     });
-    assert_eq!(threads.taken(), 1, "both workers use the view");
-    assert_eq!(arena.lent(), 0, "lent frames are the backend's again");
+    assert_eq!(threads.taken(), 1, "a worker uses an older snapshot");
+    assert_eq!(
+        arena.lent(),
+        0,
+        "lent frames were not returned to the backend"
+    );
     let reports = workers.iter_mut().map(Worker::report);
     let all = reports.reduce(Report::add).expect("two workers");
     assert_eq!((all.connections, all.capacity), (4, 512));
@@ -198,7 +205,11 @@ fn two_workers_process_packets_of_one_director() {
     );
     let control = context.control();
     let server = control.service(&key).expect("the service exists").servers()[0].clone();
-    assert_eq!(server.inactive() + server.active(), 4, "counted together");
+    assert_eq!(
+        server.inactive() + server.active(),
+        4,
+        "the server's connections of both workers were not added up"
+    );
     drop(control);
     for worker in &mut workers {
         assert_eq!(sent(worker), [to_server(), to_server()]);
@@ -228,7 +239,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
     assert_eq!(
         arena.lent(),
         0,
-        "the frame that is passed to the other worker is a copy"
+        "the backend's frame itself was passed to the other worker"
     );
     let homes = |home: usize| {
         let client = IpAddr::from([192, 0, 2, 7]);
@@ -245,7 +256,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
     assert_eq!(
         of(&mut workers[1]).connections,
         0,
-        "the worker has not read its inbox yet"
+        "the worker has a connection before it has read its inbox"
     );
     workers[1].take_parcels();
     let second = of(&mut workers[1]);
@@ -312,15 +323,14 @@ fn syn_limiter_counts_all_packets_that_open_connections() {
         assert!(passed < 100, "SYN and {flags}: {passed}");
         let counted = refused(worker);
         assert_eq!(counted - before, 200 - passed as u64, "SYN and {flags}");
-        // A packet of an existing connection opens no connection.
+        // A packet of an existing connection is not counted.
         receive(worker, vec![segment(client, 4000, ACK)]);
         assert_eq!(sent(worker).len(), 1, "SYN and {flags}");
         assert_eq!(refused(worker), counted, "SYN and {flags}");
     }
 }
 
-/// Frames from another worker that arrive while a batch is processed do not wait for the next
-/// timer.
+/// A frame from another worker does not wait for the next timer if it arrives during a batch.
 #[test]
 fn frame_from_other_worker_during_round_is_processed_next() {
     struct Late(Arc<Threads<Worker>>, Option<Frame>);
@@ -362,7 +372,7 @@ fn frame_from_other_worker_during_round_is_processed_next() {
     assert_eq!(sent(worker).len(), 1);
 }
 
-/// A round lasts until all waiting packets are processed; real-time scheduling ends within it.
+/// Real-time scheduling ends even during a long round.
 #[test]
 fn worker_with_long_round_is_demoted_between_two_pieces() {
     use super::super::priority::Pretended;
@@ -391,7 +401,7 @@ fn worker_with_long_round_is_demoted_between_two_pieces() {
     worker.receive(PORT);
     assert!(
         !thread.is_real_time(),
-        "demoted while it receives batches of a port"
+        "the worker was not demoted while it received batches of a port"
     );
 
     let thread = busy(worker);
@@ -401,7 +411,7 @@ fn worker_with_long_round_is_demoted_between_two_pieces() {
     worker.take_parcels();
     assert!(
         !thread.is_real_time(),
-        "demoted while it processes frames of other workers"
+        "the worker was not demoted while it processed frames of other workers"
     );
 
     let thread = busy(worker);
@@ -414,16 +424,23 @@ fn worker_with_long_round_is_demoted_between_two_pieces() {
         });
     }
     worker.do_jobs();
-    assert_eq!(*seen.lock().expect("one thread"), [true, false], "jobs");
+    assert_eq!(
+        *seen.lock().expect("one thread"),
+        [true, false],
+        "the worker was not demoted between two jobs"
+    );
 
     let thread = busy(worker);
     worker.do_for_others(false);
-    assert!(!thread.is_real_time(), "demoted while it runs timers");
+    assert!(
+        !thread.is_real_time(),
+        "the worker was not demoted while it ran timers"
+    );
     assert_eq!(worker.report().workers[0].demoted, 1);
 }
 
-/// A flood of packets for one worker neither displaces packets that other workers pass to it, nor
-/// delays any worker.
+/// Packets that other workers pass to a flooded worker are not displaced, and no worker waits for
+/// it.
 #[test]
 fn stuck_worker_loses_only_its_own_packets() {
     let count = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
@@ -451,7 +468,7 @@ fn stuck_worker_loses_only_its_own_packets() {
     let seen = workers[0].report().workers[0];
     assert_eq!(seen.handed_over, super::super::inbox::PARCELS_MAX as u64);
     assert_eq!(seen.busy, (rounds * 32) as u64 - seen.handed_over);
-    // On a busy machine, the limit on processing time refuses some SYNs, and counts them.
+    // On a busy machine, the limiter refuses some SYNs.
     let refused = workers[0]
         .pipeline
         .counters
@@ -460,7 +477,7 @@ fn stuck_worker_loses_only_its_own_packets() {
     assert_eq!(
         left + refused,
         rounds as u64,
-        "all frames of this worker were sent"
+        "frames of this worker were lost"
     );
     let counters = &workers[0].pipeline.counters;
     assert_eq!(counters.received, counters.accounted(), "{counters:?}");

@@ -58,11 +58,10 @@ use crate::netlink::message::messages;
 use lvs_packet::intercept::{Intercept, LocalClient};
 use lvs_packet::wire::vlan;
 
-/// The hook's priority: before connection tracking, NAT and all other hooks that the host may have
-/// at its ingress.
+/// Priority of the hook: before connection tracking, NAT and all other hooks at the ingress.
 const PRIORITY: i32 = -300;
 
-/// Maximum number of connections of the director's own host whose answers can be hidden at a time.
+/// Maximum number of simultaneous connections of the director's own host whose answers are hidden.
 const LOCAL_CLIENTS_MAX: u32 = 65_536;
 
 /// An error of the shield.
@@ -114,8 +113,7 @@ pub struct Shield {
 }
 
 impl Shield {
-    /// The socket that owns the table. The table exists until all processes have closed this
-    /// socket.
+    /// The socket that owns the table. The table exists until all processes have closed the socket.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -137,7 +135,7 @@ impl Shield {
         let mut this = Self {
             socket,
             seq: 1,
-            // The port number is usually the process id, and is always unique in the network
+            // The port number is usually the process id, and always unique in the network
             // namespace.
             table: format!("lvs-{}", address.port_number()),
             chains: BTreeSet::new(),
@@ -190,16 +188,15 @@ impl Shield {
         &self.table
     }
 
-    /// Hides handled frames at the ingress of an interface from now on. Call it again after an
-    /// interface was removed and created again with the same name.
+    /// Hides frames of services at the ingress of an interface from now on. Call it again after an
+    /// interface was removed and created with the same name.
     ///
-    /// # Errors
-    /// If the interface does not exist. (Since Linux 6.16 this is not an error: the kernel waits
-    /// for an interface of this name.)
+    /// # Errors The interface does not exist. (Since Linux 6.16 this is not an error: the kernel
+    /// waits for the interface.)
     pub fn add_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {
-            // The kernel has removed the chain with the interface (until Linux 6.15), or kept it
+            // With the interface, the kernel has removed the chain (until Linux 6.15) or kept it
             // (from 6.16 on).
             self.delete_chain(&chain)?;
         }
@@ -266,11 +263,10 @@ impl Shield {
         Ok(())
     }
 
-    /// Stops hiding frames on an interface. A missing interface, or one that was never added, is
-    /// not an error.
+    /// Stops hiding frames on an interface. An interface that is missing or was never added is not
+    /// an error.
     ///
-    /// # Errors
-    /// If the kernel refuses.
+    /// # Errors The kernel refuses.
     pub fn remove_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {
@@ -291,12 +287,11 @@ impl Shield {
         }
     }
 
-    /// Hides exactly the packets that `spec` describes. It sends the difference to the current
-    /// state in one transaction, and returns the number of added and deleted elements. Each packet
-    /// is matched against either the old state or the new one.
+    /// Hides the packets that `spec` describes, and no others. Sends the difference to the present
+    /// state in one transaction, so that each packet is matched against either the old or the new
+    /// state. Returns the number of added and deleted elements.
     ///
-    /// # Errors
-    /// If the kernel refuses; the shield is then unchanged.
+    /// # Errors The kernel refuses; the shield is then unchanged.
     pub fn update(&mut self, spec: &Intercept) -> Result<usize, ShieldError> {
         let wanted = elements(spec);
         let table = self.table.clone();
@@ -325,12 +320,11 @@ impl Shield {
         Ok(changed)
     }
 
-    /// Additionally hides the packets that `spec` describes, without comparing the whole state: for
-    /// a director with thousands of services when one of them changes. Returns how many elements
-    /// were added.
+    /// Also hides the packets that `spec` describes. Returns the number of added elements. Unlike
+    /// [`update`](Self::update), it does not compare the whole state, which saves time if one of
+    /// thousands of services changes.
     ///
-    /// # Errors
-    /// If the kernel refuses; the shield is then unchanged.
+    /// # Errors The kernel refuses; the shield is then unchanged.
     pub fn extend(&mut self, spec: &Intercept) -> Result<usize, ShieldError> {
         let mut added = elements(spec);
         for (set, keys) in &mut added {
@@ -357,12 +351,11 @@ impl Shield {
         Ok(count)
     }
 
-    /// Hides the replies of connections that the host itself has opened, until
+    /// Hides the answers to connections that the host itself has opened, until
     /// [`remove_local_clients`](Self::remove_local_clients). Call it before the first packets of
     /// these connections are forwarded.
     ///
-    /// # Errors
-    /// If the kernel refuses, or if there are too many connections.
+    /// # Errors The kernel refuses, or there are too many connections.
     pub fn add_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);
@@ -377,11 +370,10 @@ impl Shield {
             .map_err(|failure| self.os("hide the replies of the host's own connections", failure))
     }
 
-    /// Reverts [`add_local_clients`](Self::add_local_clients), for several connections at once:
-    /// each change costs the kernel a grace period, independent of its size.
+    /// Reverts [`add_local_clients`](Self::add_local_clients). Call it for many connections at
+    /// once: each call costs the kernel a grace period, whatever their number.
     ///
-    /// # Errors
-    /// If the kernel refuses, for instance because one of the connections is not hidden.
+    /// # Errors The kernel refuses, for instance because one of the connections is not hidden.
     pub fn remove_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);
@@ -411,13 +403,13 @@ impl Shield {
         }
     }
 
-    /// Sends a batch and reads the kernel's answers, which are complete when sending returns.
+    /// Sends a batch and reads the kernel's answers, which have arrived when sending returns.
     fn commit(&mut self, batch: Batch<'_>) -> Result<(), Failure> {
         let (bytes, last, next_seq) = batch.finish();
         let first = self.seq;
         self.seq = next_seq;
-        // A datagram must fit the send buffer; the kernel adds about the same amount for its own
-        // data.
+        // A datagram must fit into the send buffer; the kernel adds about the same amount for its
+        // own data.
         if bytes.len() > 64 << 10 {
             let room = i32::try_from(bytes.len().saturating_mul(2)).unwrap_or(i32::MAX);
             lvs_sys::set_send_buffer(&self.socket, room)?;

@@ -25,10 +25,11 @@ const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 
-/// Maximum number of elements in one message: each has at most 60 bytes, a list at most 64 KiB.
+/// Maximum number of elements in one message: an element has at most 60 bytes, and a list at most
+/// 64 KiB.
 const ELEMENTS_MAX: usize = 500;
 
-/// The type number of IPv4 addresses, by which `nft list` prints keys.
+/// The type number of IPv4 addresses, which tells `nft list` how to print keys.
 pub(super) const TYPE_IP4: u32 = 7;
 pub(super) const TYPE_IP6: u32 = 8;
 pub(super) const TYPE_PROTOCOL: u32 = 12;
@@ -49,7 +50,6 @@ pub(super) enum Base {
     Transport = 2,
 }
 
-/// The declaration of a set: its name, key and limits.
 pub(super) struct SetSpec<'a> {
     pub(super) name: &'a str,
     pub(super) id: u32,
@@ -82,7 +82,7 @@ impl<'a> Batch<'a> {
         self.commands == 0
     }
 
-    /// The finished batch, the sequence number of its last message, and the sequence number whose
+    /// Returns the batch, the sequence number of its last message, and the sequence number whose
     /// acknowledgement confirms the batch.
     pub(super) fn finish(mut self) -> (Vec<u8>, u32, u32) {
         // The kernel always reports errors; only the last command requests an acknowledgement.
@@ -116,7 +116,7 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Creates a chain without a hook, as the target of jumps.
+    /// Creates a chain without a hook, as a target of jumps.
     pub(super) fn add_chain(&mut self, name: &str) {
         self.command(NEWCHAIN, NLM_F_CREATE | NLM_F_EXCL, |b, table| {
             b.attr_str(1, table);
@@ -141,7 +141,6 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Deletes a chain with its rules.
     pub(super) fn delete_chain(&mut self, name: &str) {
         self.command(DELCHAIN, 0, |b, table| {
             b.attr_str(1, table);
@@ -150,7 +149,7 @@ impl<'a> Batch<'a> {
     }
 
     pub(super) fn add_set(&mut self, set: &SetSpec<'_>) {
-        // Six bits for each type, in the encoding of nft.
+        // Six bits for each type, as nft encodes them.
         let key_type = set.key_types.iter().fold(0, |all, t| all << 6 | t);
         self.command(NEWSET, NLM_F_CREATE | NLM_F_EXCL, |b, table| {
             b.attr_str(1, table);
@@ -165,10 +164,9 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Adds elements.
     pub(super) fn add_elements(&mut self, set: &str, keys: &[Vec<u8>]) {
-        // NLM_F_EXCL makes the kernel report an existing element, that is, any difference between
-        // the state of the kernel and the expected state.
+        // NLM_F_EXCL makes the kernel report an element that exists already: its state then differs
+        // from the expected one.
         self.elements(NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL, set, keys);
     }
 
@@ -192,7 +190,6 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Appends a rule to a chain.
     pub(super) fn add_rule(&mut self, chain: &str, fill: impl FnOnce(&mut RuleBody<'_>)) {
         self.command(NEWRULE, NLM_F_CREATE | NLM_F_APPEND, |b, table| {
             b.attr_str(1, table);
@@ -208,7 +205,6 @@ fn batch_header() -> [u8; 4] {
     [0, 0, high, low]
 }
 
-/// The expressions of a rule, in the order of their evaluation.
 pub(super) struct RuleBody<'a> {
     b: &'a mut Builder,
 }
@@ -222,7 +218,7 @@ impl RuleBody<'_> {
         self
     }
 
-    /// Loads bytes of the frame; the rule does not match if the frame is shorter.
+    /// Loads bytes of the frame. The rule does not match if the frame is shorter.
     pub(super) fn load(&mut self, base: Base, offset: u32, len: u32, register: u32) -> &mut Self {
         self.expression("payload", |b| {
             b.attr_be32(1, register);
@@ -232,7 +228,6 @@ impl RuleBody<'_> {
         })
     }
 
-    /// Loads the transport protocol.
     pub(super) fn load_protocol(&mut self, register: u32) -> &mut Self {
         self.meta(16, register)
     }
@@ -298,7 +293,7 @@ impl RuleBody<'_> {
         })
     }
 
-    /// Continues with the next expression if the registers from the first one contain an element of
+    /// Continues with the next expression if the registers from [`REG`] on contain an element of
     /// the set.
     pub(super) fn in_set(&mut self, set: &str) -> &mut Self {
         self.expression("lookup", |b| {
@@ -307,7 +302,7 @@ impl RuleBody<'_> {
         })
     }
 
-    /// Continues with the next expression if the destination is not an address of this host.
+    /// Continues with the next expression if this host does not have the destination address.
     pub(super) fn not_for_host(&mut self) -> &mut Self {
         const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
         const NFTA_FIB_F_DADDR: u32 = 2;
@@ -358,7 +353,7 @@ impl RuleBody<'_> {
         self.verdict(NF_ACCEPT, None);
     }
 
-    /// Returns from this chain to the chain that jumped to it.
+    /// Returns from the chain to the one that jumped to it.
     pub(super) fn go_back(&mut self) {
         const NFT_RETURN: i32 = -5;
         self.verdict(NFT_RETURN.cast_unsigned(), None);

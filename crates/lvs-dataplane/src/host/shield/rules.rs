@@ -62,8 +62,7 @@ impl IpVersion {
             address(rule, self.destination);
             rule.in_set(&self.name(VIPS)).drop();
         });
-        // Hide the answers of servers to other hosts, and their answers to the local addresses of
-        // full NAT.
+        // Hide the answers of servers to other hosts, and to the local addresses of full NAT.
         let to_others = |rule: &mut RuleBody<'_>| {
             rule.not_for_host();
         };
@@ -99,7 +98,7 @@ impl IpVersion {
     }
 
     /// Hides packets from one port or all ports of servers, their fragments, and ICMP errors about
-    /// packets to servers, as `concerns` selects.
+    /// packets to servers. `concerns` adds conditions.
     fn add_answers(
         self,
         batch: &mut Batch<'_>,
@@ -143,8 +142,8 @@ impl IpVersion {
         }
         batch.add_rule(&hide, |rule| {
             self.icmp_error(rule);
-            // The destination of the inner packet, after the 8 bytes of the message; the sender of
-            // the error does not matter.
+            // The destination of the inner packet, after 8 bytes of ICMP header. Any host may have
+            // sent the error.
             rule.load(Base::Transport, 8 + self.destination, len, REG)
                 .in_set(&self.name(addresses));
             concerns(rule);
@@ -152,10 +151,10 @@ impl IpVersion {
         });
     }
 
-    /// Adds the rules of the chain that drops packets that are shorter than their transport header.
-    /// An expression that cannot load the last bytes of the header ends its rule without a match.
-    /// Padding of Ethernet frames can be loaded, so the length in the IP header is compared first;
-    /// the longest super-packets of the kernel have the length 0 there.
+    /// Adds the rules of the chain that drops packets that end before their transport header does.
+    /// An expression that loads beyond the end of a frame does not match. Padding of Ethernet
+    /// frames can be loaded, so the length in the IP header is compared first; it is 0 in the
+    /// longest super-packets of the kernel.
     fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
         const LAST: u16 = 4;
         // The IPv4 length includes the header, which has no options here.
@@ -188,7 +187,8 @@ impl IpVersion {
         }
     }
 
-    /// Whether IPVS treats AH as an extension header, and nf_tables as the protocol.
+    /// Whether IPVS reads past AH as an extension header, while nf_tables takes it for the
+    /// protocol.
     fn walks_to_ah(self) -> bool {
         self.suffix == '6'
     }
@@ -204,7 +204,7 @@ impl IpVersion {
         };
     }
 
-    /// Loads the protocol of the datagram that a fragment belongs to.
+    /// Loads the protocol of a fragment's datagram.
     fn load_fragmented_protocol(self, rule: &mut RuleBody<'_>) {
         match self.suffix {
             '4' => rule.load_protocol(REG),
@@ -218,7 +218,7 @@ impl IpVersion {
             .load(Base::Transport, 0, 1, REG);
         match self.suffix {
             '4' => rule.in_set(ICMP_ERRORS),
-            // The high bit distinguishes informational messages from errors (RFC 4443, 2.1).
+            // Messages with the high bit are not errors (RFC 4443, 2.1).
             _ => rule.mask(REG, &[0x80]).equal(REG, &[0]),
         };
     }

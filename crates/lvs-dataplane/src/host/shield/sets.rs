@@ -7,7 +7,7 @@ use super::nft::{TYPE_IP4, TYPE_IP6, TYPE_PORT, TYPE_PROTOCOL};
 use lvs_packet::intercept::{Intercept, LocalClient};
 use lvs_packet::wire::ipv6;
 
-/// Names of sets and chains; `4` or `6` follows.
+/// Names of sets and chains, before the suffix `4` or `6`.
 pub(super) const OWN_VIPS: &str = "own_vips";
 pub(super) const SERVICES: &str = "services";
 pub(super) const SERVICE_HOSTS: &str = "service_hosts";
@@ -17,14 +17,15 @@ pub(super) const SERVER_HOSTS: &str = "server_hosts";
 pub(super) const SERVER_ADDRESSES: &str = "server_addresses";
 pub(super) const LOCAL_ADDRESSES: &str = "local_addresses";
 pub(super) const LOCAL_CLIENTS: &str = "local_clients";
-/// The protocol numbers of fragments that may be ICMP, if ICMP fragments in transit are hidden; and
-/// the protocol number of ICMP, if all ICMP in transit is hidden.
+/// The set with the protocol numbers of fragments that may be ICMP, if ICMP fragments in transit
+/// are hidden.
 pub(super) const ICMP_FRAGMENTS: &str = "icmp_fragments";
+/// The set with the protocol number of ICMP, if all ICMP in transit is hidden.
 pub(super) const ICMP_IN_TRANSIT: &str = "icmp_in_transit";
 pub(super) const HIDE: &str = "hide";
 pub(super) const SHORT: &str = "short";
-/// ICMP's destination unreachable, source quench and time exceeded: the errors that IPVS relates to
-/// connections.
+/// The set with the ICMP errors that IPVS relates to connections: destination unreachable, source
+/// quench and time exceeded.
 pub(super) const ICMP_ERRORS: &str = "icmp_errors4";
 
 /// The differences between the rules for IPv4 and IPv6.
@@ -59,7 +60,6 @@ pub(super) const V6: IpVersion = IpVersion {
     icmp: 58,
 };
 
-/// The key of a set.
 pub(super) struct SetKey {
     pub(super) name: &'static str,
     pub(super) key_types: Vec<u32>,
@@ -106,7 +106,7 @@ impl IpVersion {
     }
 }
 
-/// The elements of each set.
+/// The elements of each set, by its name.
 pub(super) fn elements(spec: &Intercept) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
     let mut sets: BTreeMap<String, BTreeSet<Vec<u8>>> = BTreeMap::new();
     let mut put = |ip: IpAddr, set: &str, key: Vec<u8>| {
@@ -156,7 +156,7 @@ pub(super) fn elements(spec: &Intercept) -> BTreeMap<String, BTreeSet<Vec<u8>>> 
     sets
 }
 
-/// Returns the name of the set for a local client, and the client's key in the set.
+/// Returns the name of the set for a local client, and the client's key in it.
 pub(super) fn local_client(client: &LocalClient) -> (String, Vec<u8>) {
     let mut key = address_key(client.server.ip());
     key.extend([client.protocol.0, 0, 0, 0]);
@@ -228,8 +228,7 @@ mod tests {
                 ..Intercept::default()
             };
             let mut sets = elements(&spec);
-            // Keep only the elements of this IP version: `every_icmp` adds ICMP of the other
-            // version, whatever the services are.
+            // `every_icmp` adds ICMP of both IP versions, whatever the services are.
             sets.retain(|name, _| name.ends_with(family.suffix));
             let client = LocalClient {
                 protocol: Protocol::TCP,

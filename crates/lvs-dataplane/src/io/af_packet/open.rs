@@ -1,4 +1,4 @@
-//! Opening of a packet socket: its options, its filter, its rings.
+//! Opens packet sockets: options, filters, rings.
 
 use std::io;
 use std::sync::Arc;
@@ -11,34 +11,32 @@ use crate::io::tun::HostDevice;
 use lvs_packet::steer::Plan;
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, TurnBack, TurnedBack};
 
-/// Size in bytes of the receive and of the send buffer of a socket: room for some hundred
-/// super-packets, or ten thousand small frames.
+/// Size in bytes of a socket's receive buffer and send buffer: some hundred super-packets, or ten
+/// thousand small frames.
 const BUFFER: i32 = 16 << 20;
 
 /// Size in bytes of a slot of the ring: a frame of 1,514 bytes, its virtio header and the headroom.
-/// The size is an odd number of cache lines, so that the beginnings of all slots are spread over
-/// the cache.
+/// It is an odd number of cache lines, so that the beginnings of slots are spread over the cache.
 pub const SLOT: usize = 27 * 64;
 
-/// Minimum number of slots of the ring: 14 MiB of memory for each interface.
+/// Minimum number of slots of the ring: 14 MiB for each interface.
 const SLOTS: usize = 8192;
 
 /// Size in bytes of a slot for a SYN, which usually has no data.
 const FIRST_SLOT: usize = 5 * 64;
 
-/// Minimum number of slots for SYNs, 5 MiB in total: enough for 400,000 SYNs a second while the
-/// worker does not run for 40 ms.
+/// Minimum number of slots for SYNs: 5 MiB, enough for 400,000 SYNs a second while the worker does
+/// not run for 40 ms.
 const FIRST_SLOTS: usize = 16_384;
 
-/// Several workers share the slots of an interface; each worker gets at least 1/`SHARE_LEAST` of
-/// them.
+/// Each of several workers gets at least 1/`SHARE_LEAST` of the slots that one worker would get.
 const SHARE_LEAST: usize = 4;
 
 /// Size in bytes of the receive buffer for SYNs with data (TCP Fast Open).
 const FIRST_BUFFER: i32 = 1 << 20;
 
-/// Number of additional bytes before a frame in its slot. With them, the virtio header and the
-/// packet's headers share one cache line, and a tunnel's headers fit before the packet.
+/// Number of additional bytes before a frame in its slot. The virtio header and the packet's
+/// headers then share a cache line, and a tunnel's headers fit before the packet.
 const RESERVE: u32 = 62;
 
 /// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
@@ -79,7 +77,6 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// The error of a failed step.
     pub(crate) fn of(ifindex: u32, name: &str, step: &'static str, source: io::Error) -> Self {
         let interface = name.to_owned();
         match source.raw_os_error() {
@@ -94,8 +91,8 @@ impl OpenError {
     }
 }
 
-/// Reinjects frames that belong to the host: the dataplane sends them with a mark, and they arrive
-/// on the interface again.
+/// Reinjects frames into the host: the dataplane sends them with a mark, and they arrive on the
+/// interface again.
 ///
 /// ```text
 ///  send with mark ─▶ egress: the program redirects it ─▶ ingress: the packet socket ignores it (mark)
@@ -107,8 +104,8 @@ impl OpenError {
 #[derive(Debug)]
 pub(super) struct Back {
     pub(super) socket: PacketSocket,
-    /// The program of the first worker, which reinjects the frames of all workers; `None` for the
-    /// other workers.
+    /// The attached program. That of the first worker reinjects the frames of all workers; `None`
+    /// for the others.
     _turned: Option<TurnedBack>,
 }
 
@@ -117,7 +114,7 @@ impl Back {
         let socket = PacketSocket::new()?;
         socket.set_packet_option(libc::PACKET_VNET_HDR, 1)?;
         lvs_sys::set_send_buffer(&socket, BUFFER)?;
-        // The program is attached before any frame is sent with the mark.
+        // Attach the program before any frame has the mark.
         let turned = first.then(|| turn.attach(ifindex)).transpose()?;
         socket.bind_to_send(ifindex, turn.mark())?;
         Ok(Self {
@@ -128,28 +125,25 @@ impl Back {
 }
 
 impl AfPacket {
-    /// Opens the interface with this index; `name` is for messages only, as a name can change.
+    /// Opens the interface with this index; `name` is for messages only, because a name can change.
     ///
-    /// # Errors
-    /// See [`OpenError`].
+    /// # Errors See [`OpenError`].
     pub fn open(ifindex: u32, name: &str) -> Result<Self, OpenError> {
         Opening::new(ifindex, name, By::Ring).open()
     }
 
-    /// As [`Self::open`], without a ring: receiving is slower, and needs no memory for a ring.
+    /// As [`Self::open`], but without a ring: slower, and without memory for a ring.
     ///
-    /// # Errors
-    /// See [`OpenError`].
+    /// # Errors See [`OpenError`].
     pub fn open_without_ring(ifindex: u32, name: &str) -> Result<Self, OpenError> {
         Opening::new(ifindex, name, By::Messages).open()
     }
 
-    /// As [`Self::open`], with three additions, if the host permits them: a separate queue for
-    /// SYNs, reinjection of frames into the host ([`Self::give_back`]), and the kernel fast path,
-    /// whose frames the socket does not receive.
+    /// As [`Self::open`], and additionally, if the host permits it: a separate queue for SYNs,
+    /// reinjection of frames into the host ([`Self::give_back`]), and the kernel fast path, whose
+    /// frames the socket does not receive.
     ///
-    /// # Errors
-    /// See [`OpenError`].
+    /// # Errors See [`OpenError`].
     pub fn open_with(
         ifindex: u32,
         name: &str,
@@ -168,8 +162,7 @@ impl AfPacket {
     /// group that divides received frames among them by `plan`. If the kernel cannot divide frames,
     /// the first worker receives all of them.
     ///
-    /// # Errors
-    /// See [`OpenError`].
+    /// # Errors See [`OpenError`].
     pub fn open_group(
         ifindex: u32,
         name: &str,
@@ -198,7 +191,7 @@ impl AfPacket {
             for io in &all[1..] {
                 io.inlet.socket.join_group(group)?;
             }
-            // Without a program, the first worker receives all frames.
+            // Without the program, the first worker receives all frames.
             for io in &all[1..] {
                 let opened = further.filter(&io.inlet.socket);
                 opened.map_err(|error| io::Error::other(error.to_string()))?;
@@ -234,12 +227,11 @@ impl AfPacket {
 
 /// The sockets of several packet workers on one interface.
 ///
-/// The members of the fanout group are in the order in which the sockets were created: one of each
-/// worker, then one of each worker for SYNs. The kernel restores this order when the interface
-/// comes up again.
+/// The fanout group contains one socket of each worker, then one of each worker for SYNs. The
+/// kernel restores this order, in which the sockets were created, when the interface comes up
+/// again.
 #[derive(Debug)]
 pub struct Group {
-    /// The socket of the first worker.
     socket: PacketSocket,
     firsts: bool,
 }
@@ -247,14 +239,12 @@ pub struct Group {
 impl Group {
     /// Divides received frames among the workers by `plan` from now on.
     ///
-    /// # Errors
-    /// If the kernel refuses; the earlier plan then stays in force.
+    /// # Errors The kernel refuses; the earlier plan then stays in force.
     pub fn divide(&self, plan: &Plan) -> io::Result<()> {
         self.socket.divide_by(&program(plan, self.firsts))
     }
 }
 
-/// The method of receiving frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Ring,
@@ -290,12 +280,11 @@ impl<'a> Opening<'a> {
         }
     }
 
-    /// Returns the number of slots of one worker's ring; `slots` is the number for all workers.
+    /// Returns the number of slots of each worker's ring, if one worker alone would have `slots`.
     fn share(&self, slots: usize) -> usize {
         (slots / self.workers).max(slots / SHARE_LEAST)
     }
 
-    /// Creates the error of a failed step.
     fn fail(&self, step: &'static str) -> impl FnOnce(io::Error) -> OpenError {
         let (ifindex, name) = (self.ifindex, self.name);
         move |source| OpenError::of(ifindex, name, step, source)
@@ -343,8 +332,8 @@ impl<'a> Opening<'a> {
                 None
             }
         });
-        // Attach the programs before the kernel refuses the first frame. All workers use the
-        // programs of the first worker.
+        // Attach the programs before the kernel refuses the first frame. The programs of the first
+        // worker serve all workers.
         let ingress = self
             .fast_path
             .filter(|_| !self.waits)
@@ -399,21 +388,21 @@ impl<'a> Opening<'a> {
         filtered.map_err(self.fail("set the filter of received frames"))
     }
 
-    /// Opens the socket for SYNs, and excludes SYNs from `others`. If it cannot be opened, `others`
-    /// receives them.
+    /// Opens the socket for SYNs, and excludes SYNs from `others`. On failure, `others` receives
+    /// them.
     fn firsts(&self, others: &PacketSocket) -> Option<Box<Firsts>> {
         let opened = self.first_inlet(|socket| others.share_with(socket));
         self.reported(opened)
             .map(|inlet| Box::new(Firsts::new(inlet)))
     }
 
-    /// Opens a socket for SYNs for each of several workers; if one fails, for none.
+    /// Opens a socket for SYNs for each worker; if one fails, for none.
     fn firsts_of_group(&self, workers: &[AfPacket], group: u16) -> Option<Vec<Firsts>> {
         let opened = workers.iter().map(|_| {
             let inlet = self.first_inlet(|socket| socket.join_group(group))?;
             Ok(Firsts::new(inlet))
         });
-        // Close the opened sockets; the main sockets receive SYNs.
+        // If one has failed, the others are closed, and the main sockets receive SYNs.
         self.reported(opened.collect())
     }
 
@@ -428,7 +417,7 @@ impl<'a> Opening<'a> {
             .ok()
     }
 
-    /// Opens a socket for SYNs, which `join` adds to a fanout group.
+    /// Opens a socket for SYNs. `join` adds it to a fanout group.
     fn first_inlet(
         &self,
         join: impl FnOnce(&PacketSocket) -> io::Result<()>,
@@ -446,7 +435,7 @@ impl<'a> Opening<'a> {
                 Ok(ring)
             });
         let ring = joined.map_err(self.fail("open a socket for SYNs"))?;
-        // If this fails, the socket is closed, and the main socket receives SYNs again.
+        // On failure the socket is closed, and the main socket receives SYNs again.
         self.filter(&socket)?;
         Ok(Inlet::new(socket, Some(ring)))
     }

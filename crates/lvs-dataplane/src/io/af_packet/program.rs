@@ -20,7 +20,7 @@ use lvs_sys::classic::{
     ancillary, network, op,
 };
 
-/// Addresses of the program's scratch memory.
+/// Addresses in the program's scratch memory.
 const FROM: u32 = 0;
 const TO: u32 = 1;
 const QUEUE: u32 = 2;
@@ -31,12 +31,11 @@ const PORT: u32 = 4;
 #[cfg(test)]
 const MAX: usize = 4096;
 
-/// A target of jumps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Label {
     Four,
     Six,
-    /// The search for the destination; true for IPv6.
+    /// The search for the destination among the ranges; `true` for IPv6.
     Look(bool),
     Virtual(bool),
     Other(bool),
@@ -47,7 +46,7 @@ enum Label {
 #[derive(Default)]
 struct Assembler {
     ops: Vec<Op>,
-    /// Jumps whose distance is not known yet.
+    /// Jumps whose target is not added yet.
     jumps: Vec<(usize, Label)>,
     places: Vec<(Label, usize)>,
 }
@@ -79,7 +78,7 @@ impl Assembler {
         self.ops
     }
 
-    /// Stores the ports at an offset from X, and whether the packet is a SYN.
+    /// Stores the ports that are at an offset from register X, and whether the packet is a SYN.
     fn ports(&mut self, protocol_at: u32, load: (u16, u16), at: u32, plan: &Plan, firsts: bool) {
         self.add(load.0, at);
         self.add(STORE, FROM);
@@ -154,7 +153,7 @@ impl Assembler {
         self.jump(Label::Hash);
     }
 
-    /// Mixes the upper bits of the accumulator into its lower bits.
+    /// Mixes the upper bits of the accumulator into the lower ones.
     fn mix(&mut self, bits: u32) {
         self.add(TO_X, 0);
         self.add(SHIFT_RIGHT, bits);
@@ -170,7 +169,7 @@ impl Assembler {
     }
 }
 
-/// Builds the program. With `firsts`, each worker has another socket for SYNs; the numbers of these
+/// Builds the program. With `firsts`, each worker also has a socket for SYNs; the numbers of these
 /// sockets follow those of the main sockets.
 pub(super) fn program(plan: &Plan, firsts: bool) -> Vec<Op> {
     let mut asm = Assembler::default();
@@ -259,7 +258,7 @@ mod tests {
 
     const WORKERS: usize = 3;
 
-    /// Interprets the program like the kernel, for the packet after a frame's Ethernet header.
+    /// Runs the program as the kernel does, on the packet after a frame's Ethernet header.
     fn run(program: &[Op], ethertype: u16, ip: &[u8]) -> u32 {
         let (mut a, mut x, mut memory) = (0_u32, 0_u32, [0_u32; 16]);
         let load = |at: u32, len: usize| -> Option<u32> {
@@ -337,8 +336,8 @@ mod tests {
             l4[2..4].copy_from_slice(&dst.1.to_be_bytes());
         }
         if let Shape::Tcp { syn } = shape {
-            // A segment with SYN and FIN counts as a SYN. A segment with SYN and ACK is an answer,
-            // and one with RST is not a SYN.
+            // SYN and FIN count as a SYN. SYN and ACK are an answer, and a segment with RST is not
+            // a SYN.
             let flags = match syn {
                 true => [0x02, 0x03, 0xc2, 0x42],
                 false => [0x10, 0x12, 0x06, 0x11],
@@ -469,7 +468,7 @@ mod tests {
             let packet = packet((src, ports.0), (dst, ports.1), shape);
             let member = agrees(&steering, &all, &packet);
             let syn = matches!(shape, Shape::Tcp { syn: true });
-            prop_assert_eq!(member >= WORKERS, syn, "what begins a connection");
+            prop_assert_eq!(member >= WORKERS, syn, "the socket for SYNs received another packet, or not this SYN");
         }
     }
 
@@ -563,8 +562,12 @@ mod tests {
         assert!(plan.four.len() <= RANGES_MAX && plan.six.len() <= RANGES_MAX);
         assert!(program(&plan, true).len() <= MAX);
         let block = steering.plan((0..10_000).map(|n| IpAddr::V4(Ipv4Addr::from_bits(n + 77))));
-        assert_eq!(block.four.len(), 2, "a block, and the address for full NAT");
-        // The maximum number of ranges is kept separate.
+        assert_eq!(
+            block.four.len(),
+            2,
+            "the block and the address for full NAT are not two ranges"
+        );
+        // Up to the maximum, ranges are not merged.
         let apart: Vec<IpAddr> = scattered.take(RANGES_MAX - 1).collect();
         let full = steering.plan(apart.iter().copied());
         assert_eq!(full.four.len(), RANGES_MAX);

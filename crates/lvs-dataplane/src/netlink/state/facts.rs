@@ -159,8 +159,8 @@ impl Neighbour {
 pub struct Changes {
     /// Whether links have changed.
     pub links: bool,
-    /// Interfaces on which this host's addresses have to be announced again. They are new, have
-    /// come up, have another link-layer address or another master, or the kernel requests it
+    /// Interfaces on which this host's addresses have to be announced again: they are new, have
+    /// come up, have another MAC address or master, or the kernel requests it
     /// (`NETDEV_NOTIFY_PEERS`: a virtual machine has moved, a bond has failed over).
     pub appeared: Vec<u32>,
     /// Whether addresses have changed.

@@ -1,4 +1,4 @@
-//! A snapshot of the kernel's links, addresses, routes and neighbours, which is read without system
+//! A snapshot of the kernel's links, addresses, routes and neighbours, for look-ups without system
 //! calls.
 
 use std::collections::{BTreeSet, HashMap};
@@ -16,7 +16,7 @@ use lvs_packet::shared_map::SharedMap;
 mod facts;
 mod routes;
 
-/// The reason for a message about a link that may not have changed (`linux/if_link.h`).
+/// Why the kernel sends a message about a link (`linux/if_link.h`).
 const IFLA_EVENT: u16 = 44;
 const IFLA_EVENT_NOTIFY_PEERS: u32 = 4;
 
@@ -63,8 +63,8 @@ impl NetState {
         hit.is_some_and(|hit| matches!(hit.kind, RouteKind::Local | RouteKind::Anycast))
     }
 
-    /// The route of packets to `dst` by the tables `local`, `main` and `default`, in this order.
-    /// Policy rules, types of service and routes over links that are down are ignored.
+    /// The route to `dst` by the tables `local`, `main` and `default`, in this order. Ignores
+    /// policy rules, types of service and routes over links that are down.
     pub fn lookup(&self, dst: IpAddr) -> Option<RouteHit> {
         let family = self.family(dst);
         let alive =
@@ -88,8 +88,8 @@ impl NetState {
         routes.chain(own.filter_map(|a| Prefix::new(a.ip, a.prefix_len)))
     }
 
-    /// The gateways of routes, with their interfaces: those of default routes first. A gateway
-    /// appears once for each route through it.
+    /// The gateways of routes and their interfaces, those of default routes first. A gateway occurs
+    /// once for each route through it.
     pub(crate) fn gateways(&self) -> impl Iterator<Item = (u32, IpAddr)> {
         let tables = [&self.v4, &self.v6].into_iter();
         let tables = tables.flat_map(|family| [&family.main, &family.default]);
@@ -97,7 +97,7 @@ impl NetState {
         hits.filter_map(|hit| Some((hit.oif, hit.gateway?)))
     }
 
-    /// The interfaces that routes use, each once.
+    /// The interfaces that routes use, without duplicates.
     pub(crate) fn routed_links(&self) -> impl Iterator<Item = u32> {
         let tables = [&self.v4, &self.v6].into_iter();
         let tables = tables.flat_map(|family| [&family.main, &family.default]);
@@ -112,7 +112,8 @@ impl NetState {
         self.neighbours.get(&(ifindex, ip)).copied()
     }
 
-    /// The lowest address of the neighbour with this MAC address that is not excluded.
+    /// The lowest address of the neighbour with this MAC address that `is_excluded` does not
+    /// exclude.
     pub fn address_of(
         &self,
         ifindex: u32,
@@ -127,9 +128,9 @@ impl NetState {
             .min()
     }
 
-    /// Returns the source address that the host would use towards `dst`: the route's, else the
-    /// interface's address in the next hop's network, else the interface's first address, else any
-    /// other address of this host (inet_select_addr()).
+    /// The source address that the host would use towards `dst`: the route's, else the interface's
+    /// address in the next hop's network, else the interface's first address, else any other
+    /// address of this host (inet_select_addr()).
     pub fn source_address(&self, dst: IpAddr) -> Option<IpAddr> {
         let hit = self.lookup(dst)?;
         if hit.kind == RouteKind::Local {
@@ -182,7 +183,7 @@ impl NetState {
         changed.chain(gone).map(|(key, _)| *key).collect()
     }
 
-    /// Applies one message of the kernel, from a dump or an event. Returns whether routes must be
+    /// Applies one message of the kernel, from a dump or an event. Returns true if routes must be
     /// read again: the kernel sends no event about IPv4 routes that it removes with a link or an
     /// address (fib_sync_down_dev()).
     pub(super) fn apply(&mut self, message: &Message<'_>, changes: &mut Changes) -> bool {
@@ -207,8 +208,8 @@ impl NetState {
     }
 
     fn new_link(&mut self, payload: &[u8], changes: &mut Changes) -> Option<bool> {
-        // A bridge reports its ports with its own family; the kernel also reports each link with
-        // AF_UNSPEC.
+        // The kernel reports each link with AF_UNSPEC. A bridge also reports its ports with its own
+        // family.
         if i32::from(*payload.first()?) != libc::AF_UNSPEC {
             return None;
         }
@@ -360,8 +361,7 @@ impl NetState {
                 _ => {}
             }
         }
-        // Cached exceptions of the kernel are not routes. Routes by source or type of service are
-        // not supported.
+        // Cached exceptions are not routes. Routes by source or type of service are not supported.
         if rtm_flags & libc::RTM_F_CLONED != 0 || src_len != 0 {
             return None;
         }
@@ -411,7 +411,7 @@ impl NetState {
                 _ => {}
             }
         }
-        // A proxy entry is not a neighbour; forwarding entries of a bridge have no IP address.
+        // A proxy entry is not a neighbour, and forwarding entries of a bridge have no IP address.
         if flags & libc::NTF_PROXY != 0 {
             return None;
         }
@@ -437,7 +437,7 @@ impl NetState {
 
 #[cfg(any(test, feature = "testing"))]
 impl NetState {
-    /// State with one Ethernet link, a network on that link, and a neighbour in that network.
+    /// A snapshot with one Ethernet link, a network on that link, and a neighbour in that network.
     pub fn of_link(index: u32, network: (IpAddr, u8), neighbour: (IpAddr, LinkAddress)) -> Self {
         let mut state = Self::default();
         let link = Link {
@@ -518,7 +518,7 @@ const RTA_VIA: u16 = 18;
 const RTAX_MTU: u16 = 2;
 const RTNH_F_DEAD: u32 = 1;
 
-/// Reads an address of a family; `None` if its length or the family is wrong.
+/// Reads an address; `None` if its length or the family is wrong.
 pub(super) fn ip_of(family: u8, value: &[u8]) -> Option<IpAddr> {
     match i32::from(family) {
         libc::AF_INET => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
@@ -527,13 +527,13 @@ pub(super) fn ip_of(family: u8, value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Reads the address of a router whose family may differ from that of the route (`struct rtvia`).
+/// Reads the address of a router whose family may differ from the route's (`struct rtvia`).
 fn via_of(value: &[u8]) -> Option<IpAddr> {
     let family = u8::try_from(u16_at(value, 0)?).ok()?;
     ip_of(family, value.get(2..)?)
 }
 
-/// Reads the first live next hop of several; returns its flags.
+/// Reads the first live next hop of a multipath route. Returns its flags.
 fn first_hop(family: u8, mut value: &[u8], hit: &mut RouteHit) -> Option<u32> {
     let mut last = RTNH_F_DEAD;
     while let Some(len) = u16_at(value, 0) {

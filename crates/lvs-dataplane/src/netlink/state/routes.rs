@@ -7,7 +7,6 @@ use lvs_core::Prefix;
 use super::RouteHit;
 use lvs_packet::shared_map::SharedMap;
 
-/// One route of one table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) hit: RouteHit,
@@ -15,7 +14,7 @@ pub(super) struct Route {
     pub(super) metric: u32,
 }
 
-/// A routing table of one family: longest prefix first, then the lowest metric.
+/// A routing table of one family.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
     /// Number of prefixes of each length, longest first.
@@ -24,7 +23,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Adds a route, or with `replace` replaces one; true if the table has changed.
+    /// Adds a route; with `replace`, in place of another one. Returns true if the table has
+    /// changed.
     pub(super) fn insert(&mut self, prefix: Prefix, route: Route, replace: bool) -> bool {
         let routes = self.routes.entry(prefix, Vec::new);
         if routes.is_empty() {
@@ -53,7 +53,7 @@ impl Table {
         true
     }
 
-    /// Removes a route; true if it existed.
+    /// Removes a route. Returns true if it existed.
     pub(super) fn remove(&mut self, prefix: Prefix, route: &Route) -> bool {
         let Some(routes) = self.routes.get_mut(&prefix) else {
             return false;
@@ -77,7 +77,6 @@ impl Table {
         true
     }
 
-    /// Returns all destination prefixes of the routes.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = Prefix> {
         self.routes.keys().copied()
     }
@@ -107,7 +106,7 @@ impl Table {
     }
 }
 
-/// The routing tables of one family to which the default policy rules refer, in their order.
+/// The routing tables of one family to which the default policy rules refer, in order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tables {
     pub(super) local: Table,

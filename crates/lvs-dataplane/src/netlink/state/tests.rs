@@ -3,7 +3,7 @@
 use super::*;
 use crate::netlink::message::{Builder, messages};
 
-/// The type of a message about a route, and its flags.
+/// Type and flags of a message about a route.
 type Change = (u16, u16);
 const ADD: Change = (libc::RTM_NEWROUTE, 0);
 const DELETE: Change = (libc::RTM_DELROUTE, 0);
@@ -139,13 +139,31 @@ fn link_with_new_address_has_appeared() {
         changes.appeared.len() == 1
     };
     let (one, two) = ([2; 6], [4; 6]);
-    assert!(!appears(false, one, 0, None), "the link has no carrier");
-    assert!(appears(true, one, 0, None), "the link comes up");
-    assert!(!appears(true, one, 0, None), "no change is reported");
-    assert!(appears(true, two, 0, None), "another link-layer address");
-    assert!(appears(true, two, 3, None), "a port of a bridge");
+    assert!(
+        !appears(false, one, 0, None),
+        "a link without carrier has appeared"
+    );
+    assert!(
+        appears(true, one, 0, None),
+        "a link that has come up has not appeared"
+    );
+    assert!(
+        !appears(true, one, 0, None),
+        "an unchanged link has appeared"
+    );
+    assert!(
+        appears(true, two, 0, None),
+        "a link with another MAC address has not appeared"
+    );
+    assert!(
+        appears(true, two, 3, None),
+        "a link that has become a port of a bridge has not appeared"
+    );
     assert!(appears(true, two, 3, Some(IFLA_EVENT_NOTIFY_PEERS)));
-    assert!(!appears(true, two, 3, Some(2)), "another event");
+    assert!(
+        !appears(true, two, 3, Some(2)),
+        "a link has appeared after an event that changes nothing"
+    );
     assert!(!appears(false, two, 3, Some(IFLA_EVENT_NOTIFY_PEERS)));
 }
 

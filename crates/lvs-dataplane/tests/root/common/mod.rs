@@ -1,5 +1,5 @@
-//! Network namespaces for tests: each represents a host, and is removed with its last descriptor.
-//! Needs root.
+//! Network namespaces for tests. Each represents a host, and ends with its last descriptor. Needs
+//! root.
 #![allow(dead_code, reason = "each test program uses a part of this module")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -41,7 +41,6 @@ impl Host {
         })
     }
 
-    /// Runs `ip` with these arguments in the namespace.
     pub(crate) fn ip(&self, args: &str) {
         let args = args.to_owned();
         self.run(move || ip(&args));
@@ -67,7 +66,7 @@ impl Host {
     }
 }
 
-/// Returns a command that waits up to two minutes until a link is up and has a carrier.
+/// Returns a shell command that waits up to two minutes until a link is up and has a carrier.
 fn running(link: &str) -> String {
     format!(
         "for n in $(seq 1200); do ip -br link show dev {link} | grep -qw UP && exit; sleep 0.1; done; \

@@ -164,7 +164,7 @@ fn state(info: &Info, findings: &mut Findings) {
     }
 }
 
-/// The path on which established connections are forwarded; `None` if this is a finding.
+/// How established connections are forwarded; `None` if a finding reports this.
 pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
     if info.active {
         let by = &info.attached_by;
@@ -176,8 +176,8 @@ pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
         .then(|| format!("the dataplane itself forwards all packets: {}", info.reason))
 }
 
-/// For each interface, whether the kernel fast path uses XDP or tc there; empty unless XDP is
-/// configured. The interfaces are sorted by name.
+/// For each interface, by name: whether the kernel fast path uses XDP or tc there. Empty unless XDP
+/// is configured.
 pub(super) fn xdp(info: &Info) -> Vec<String> {
     let lines = info.interfaces.iter().filter_map(|interface| {
         let name = &interface.name;
@@ -200,7 +200,8 @@ fn counters(
     findings: &mut Findings,
 ) {
     for reason in reasons {
-        // Packets that exceed the MTU are reported by server, lost frames by interface.
+        // Other findings report packets that exceed the MTU by server, and lost frames by
+        // interface.
         let reported = ["too_big", "not_received"].contains(&reason.reason.as_str());
         let packets = &reason.packets;
         let count = since.count(packets);
@@ -238,7 +239,7 @@ fn counters(
     }
 }
 
-/// The services whose packets were refused or dropped for a reason, with the numbers of packets;
+/// The services whose packets were refused or dropped for a reason, with the numbers of packets,
 /// most packets first.
 pub(in crate::operator) fn of_services<'a>(
     services: &'a [ServiceInfo],
@@ -256,7 +257,7 @@ pub(in crate::operator) fn of_services<'a>(
     counts
 }
 
-/// The first services, with their numbers of packets.
+/// Names the first services, with their numbers of packets.
 pub(in crate::operator) fn named(services: &[(&ServiceInfo, u64)]) -> String {
     let mut first: Vec<String> = services
         .iter()
@@ -332,7 +333,7 @@ mod tests {
         );
         assert_eq!(
             finding.kind.scope.service, None,
-            "four packets belong to no service"
+            "the finding names a service, although four packets belong to none"
         );
         // Four of connections, and three that opened none.
         all[1].drops = all[1].refusals.clone();
@@ -454,7 +455,7 @@ mod tests {
             let mut found = findings.0.into_iter();
             found.find(|finding| finding.what.contains("192.0.2.2"))
         };
-        // The director returns after a restart.
+        // The director is returning after a restart.
         assert!(found("in step", 0).is_none() && found("away", 9).is_none());
         for state in ["away", "refused", "silent", "behind"] {
             let finding = found(state, 10).expect("there is a finding");
@@ -475,7 +476,7 @@ mod tests {
             let mut found = findings.0.into_iter();
             found.find(|finding| finding.what.contains("192.0.2.2"))
         };
-        // The services differ for a short time after each change.
+        // Services differ for a short time after each change.
         assert!(found("differ").is_none() && found("alike").is_none());
         let finding = found("alarm").expect("there is a finding");
         assert!(finding.what.contains("2 differ, for 40 s"), "{finding:?}");

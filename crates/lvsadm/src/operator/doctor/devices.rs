@@ -1,5 +1,5 @@
 //! The devices that packets of services pass between the network and the dataplane's packet
-//! sockets: the devices that the dataplane uses, and the devices below them.
+//! sockets: those that the dataplane uses, and those below them.
 //!
 //! ```text
 //!  network ─▶ XDP ─▶ eth0 ─▶ packet socket ─▶ tc, netdev chains ─▶ the host
@@ -13,15 +13,14 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,
-    /// The device above this one that has the packet socket, if incoming packets pass this device
-    /// first.
+    /// The device with the packet socket, if its incoming packets pass this device first.
     pub(super) above: Option<String>,
-    /// XDP programs, by name if the kernel reports the name.
+    /// Names of XDP programs, as far as the kernel reports them.
     pub(super) xdp: Vec<String>,
 }
 
-/// The devices of a dataplane with these ports, each port before the devices below it; `links` is
-/// the output of `ip -j -d link show`.
+/// Returns the devices of a dataplane with these ports, each port before the devices below it.
+/// `links` is the output of `ip -j -d link show`.
 pub(super) fn all(ports: &[&str], links: &str) -> Vec<Device> {
     let links: Value = serde_json::from_str(links).unwrap_or_default();
     let links = links.as_array().map_or(&[][..], Vec::as_slice);
@@ -50,7 +49,7 @@ pub(super) fn all(ports: &[&str], links: &str) -> Vec<Device> {
     devices
 }
 
-/// The devices below another device: the kernel passes their incoming frames to the upper device.
+/// The devices from which the kernel passes incoming frames to this device.
 fn below(link: &Value, links: &[Value]) -> Vec<String> {
     match link["linkinfo"]["info_kind"].as_str().unwrap_or_default() {
         "vlan" | "macvlan" | "ipvlan" => {

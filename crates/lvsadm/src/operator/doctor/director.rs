@@ -12,7 +12,7 @@ use super::code::Code;
 use crate::invocation::Invocation;
 use crate::operator::maintenance::daemon;
 
-/// The director in the status of `lvsd`; empty if none runs, or it does not answer.
+/// The status of `lvsd`; empty if no lvsd is running, or it does not answer.
 #[derive(Debug, Default)]
 pub(super) struct Director(Status);
 
@@ -23,7 +23,7 @@ impl Director {
         Self(status.unwrap_or_default())
     }
 
-    /// Returns the path of `lvsd`'s file, as text.
+    /// The path of `lvsd`'s file.
     pub(super) fn file(&self) -> &str {
         match self.0.config.as_str() {
             "" => "the file of lvsd",
@@ -31,7 +31,7 @@ impl Director {
         }
     }
 
-    /// The reason why a service of `lvsd` has no usable server, and the fix.
+    /// Why a service of `lvsd` has no usable server, and the fix.
     pub(super) fn why_unusable(&self, service: &ServiceId) -> String {
         let file = self.file();
         let Some(status) = self.0.services.iter().find(|one| one.service == *service) else {
@@ -98,7 +98,7 @@ impl Director {
         )
     }
 
-    /// Returns keepalived's state, if this director does not have the virtual addresses.
+    /// keepalived's state, if this director does not have the virtual addresses.
     fn idle(&self) -> Option<&VrrpStatus> {
         let vrrp = self.0.director.vrrp.as_ref();
         vrrp.filter(|vrrp| !vrrp.active)
@@ -113,7 +113,7 @@ impl Director {
             })
     }
 
-    /// Returns the reason why the director is standby, as text.
+    /// Why the director is standby; `None` if it is not.
     pub(super) fn stands_by(&self) -> Option<&'static str> {
         self.idle()
             .filter(|vrrp| vrrp.state == "backup" && vrrp.ready)
@@ -294,7 +294,7 @@ mod tests {
         assert!(!active.has_given_up(VIP) && active.stands_by().is_none());
         assert!(found(&active).is_empty());
         let [unready] = &found(&director("master", true, false))[..] else {
-            panic!("one finding");
+            panic!("there is not exactly one finding");
         };
         assert!(
             unready.contains("but is active: it waits for the dataplane"),

@@ -21,7 +21,7 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
     rules(services, &devices, &ruleset(), findings);
     for (at, device) in devices.iter().enumerate() {
         let name = &*device.name;
-        // A rule at one device is reported once, even if several other devices are above it.
+        // Report a rule at one device once, even if several other devices are above it.
         let again = devices[..at].iter().any(|other| other.name == name);
         if !again {
             express_data_path(device, findings);
@@ -37,8 +37,8 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
             if place != Place::Ingress && again {
                 continue;
             }
-            // Usually, only root may list programs and nf_tables rules. Without this permission,
-            // doctor reports nothing about them.
+            // Usually, only root may list programs and nf_tables rules. Others get no findings
+            // about them.
             let names = attached::names(name, place).unwrap_or_default();
             programs(device, place, &names, findings);
         }
@@ -56,10 +56,10 @@ pub(super) fn ruleset() -> String {
     .concat()
 }
 
-/// The fix for rules that do not receive packets of services: filters that do receive them.
+/// The fix for rules that do not receive packets of services: filters that do.
 const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with `lvsadm mark add --destination VIP --drop`; or filter on the servers, before the director, or in an XDP program (see docs/security.md)";
 
-/// The fix for a finding about a filter that may be intended.
+/// The fix for a filter that may be intended.
 const MEANT: &str = "unless this filter is meant for packets of services, change it to accept them; to see the filter";
 
 /// Prefix of the names of the dataplane's own tables.
@@ -86,18 +86,17 @@ impl Side {
     }
 }
 
-/// A chain of the host's firewall.
 #[derive(Clone, Copy, Debug, Default)]
 struct Chain<'a> {
     table: &'a str,
     name: &'a str,
-    /// The side of interfaces (ingress or egress) to which the chain is attached, and the
-    /// interfaces' names; `None` for chains in the host's stack.
+    /// The side of interfaces where the chain is attached, and their names; `None` for chains in
+    /// the host's stack.
     at: Option<(Side, &'a str)>,
 }
 
 impl<'a> Chain<'a> {
-    /// Reads the hook of the chain from a line; ignores other lines.
+    /// Reads the hook of the chain from `line`; ignores other lines.
     fn stands(&mut self, line: &'a str) {
         for side in [Side::Ingress, Side::Egress] {
             let hook = line.split_once(" hook ");
@@ -118,21 +117,20 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Whether the chain receives no packets of these devices.
+    /// Whether the chain is attached to other devices only.
     fn is_elsewhere(&self, devices: &[Device]) -> bool {
         self.at.is_some() && !devices.iter().any(|device| self.is_at(device))
     }
 
-    /// The interface whose packets pass the chain before the dataplane receives them, if there is
-    /// one.
+    /// The interface whose packets pass the chain before the dataplane receives them, if any.
     fn before<'d>(&self, devices: &'d [Device]) -> Option<&'d str> {
         let mut here = devices.iter().filter(|device| self.is_at(device));
         here.find_map(|device| device.above.as_deref())
     }
 }
 
-/// Firewall rules that name a service, or drop packets by source alone: rules that do not match
-/// packets of services, and rules that match outgoing packets of the dataplane.
+/// Finds rules that name a service or drop packets by source alone, and that do not receive packets
+/// of services or apply to packets that the dataplane sends.
 fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();
@@ -160,7 +158,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
             Some((Side::Egress, devices)) => at_egress(&chain, devices, line, services, findings),
             Some((Side::Ingress, at)) if drops(line) => {
                 if let Some(above) = chain.before(devices) {
-                    // An administrator who filters by source does so intentionally.
+                    // Rules that filter by source are assumed to be intended.
                     if let Some(service) = service {
                         findings.add(
                             Code::FilterBeforeDataplane,
@@ -227,7 +225,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
     }
 }
 
-/// Adds a finding for a rule that may drop packets that the dataplane sends.
+/// Reports a rule that may drop packets that the dataplane sends.
 fn at_egress(
     chain: &Chain<'_>,
     devices: &str,
@@ -282,8 +280,8 @@ fn at_egress(
     }
 }
 
-/// Returns findings about tc filters that may drop packets, from the output of `tc filter show` for
-/// one side of an interface.
+/// Reports tc filters that may drop packets, from the output of `tc filter show` for one side of an
+/// interface.
 fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Findings) {
     // A filter has one line, and its actions have further lines; a program has no actions.
     let lines = filters.lines();
@@ -326,9 +324,9 @@ fn is_own(line: &str) -> bool {
     named && line.split(' ').any(|word| word.starts_with(OWN_PROGRAM))
 }
 
-/// Adds a finding about `what`, which may drop packets at the ingress of `device`. If the packet
-/// socket is on a device above, the dataplane does not receive the dropped packets. If it is on
-/// `device` itself, the dataplane receives a copy of each packet before it is dropped.
+/// Reports `what`, which may drop packets at the ingress of `device`. If the packet socket is on a
+/// device above, the dataplane does not receive the dropped packets. If it is on `device` itself,
+/// the dataplane receives a copy of each packet before it is dropped.
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
@@ -360,8 +358,7 @@ fn described(names: &[&String]) -> Option<(String, String)> {
     }
 }
 
-/// Adds a finding for the XDP programs of other software, which receive each frame first and may
-/// drop it.
+/// Reports XDP programs of other software, which receive each frame first and may drop it.
 fn express_data_path(device: &Device, findings: &mut Findings) {
     let others = device.xdp.iter();
     let others = others.filter(|name| !name.starts_with(OWN_PROGRAM));
@@ -378,8 +375,7 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
     }
 }
 
-/// Reports BPF programs at a hook of an interface that `tc` does not show, by their names. The
-/// effect of the programs is unknown.
+/// Reports BPF programs at a hook of an interface that `tc` does not show. Their effect is unknown.
 fn programs(device: &Device, place: Place, names: &[String], findings: &mut Findings) {
     let others = names.iter().filter(|name| !name.starts_with(OWN_PROGRAM));
     let others: Vec<&String> = others.collect();
@@ -466,8 +462,8 @@ mod tests {
         }
     }
 
-    /// Findings for these rules, on a director with one service and three interfaces, of which one
-    /// is a VLAN of an unused device.
+    /// Findings for these rules, on a director with one service and three interfaces. One of the
+    /// interfaces is a VLAN of an unused device.
     fn found(ruleset: &str) -> Vec<String> {
         let devices = [
             device("eth0", None),

@@ -60,7 +60,7 @@ fn lost(interface: &InterfaceInfo, when: When, findings: &mut Findings) {
     }
 }
 
-/// Reports the frames that a network card has lost since its driver was loaded. The card does not
+/// Reports frames that a network card has lost since its driver was loaded. The card does not
 /// record when.
 fn lost_by_card(name: &str, findings: &mut Findings) {
     let lost = ring_drops(&output(
@@ -99,7 +99,8 @@ fn settings(name: &str, findings: &mut Findings) {
     }
 }
 
-/// Number of frames for which a network card had no buffer, from the output of `ip -j -s -s link`.
+/// Returns the number of frames for which a network card had no buffer, from the output of `ip -j
+/// -s -s link`.
 fn ring_drops(text: &str) -> u64 {
     let links: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
     let rx = &links[0]["stats64"]["rx"];
@@ -168,8 +169,8 @@ fn forwarding(
     }
 }
 
-/// Reports that the connection tracking table of this host's firewall is nearly full. If it is
-/// full, the kernel drops packets that the dataplane would forward.
+/// Reports that the connection tracking table of the host's firewall is nearly full: with a full
+/// table, the kernel drops packets that the dataplane would forward.
 fn conntrack(read: &dyn Fn(&str) -> String, findings: &mut Findings) {
     let number = |name: &str| -> Option<u64> {
         let text = read(&format!("/proc/sys/net/netfilter/nf_conntrack_{name}"));

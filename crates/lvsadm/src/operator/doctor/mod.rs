@@ -21,7 +21,6 @@ use super::{Outcome, Trouble, Words, connect};
 use crate::invocation::Invocation;
 use crate::session::json_list;
 
-/// A problem that doctor found.
 #[derive(Debug, Serialize)]
 struct Finding {
     #[serde(flatten)]
@@ -43,7 +42,7 @@ impl Findings {
     }
 }
 
-/// The code, the subject and the times of a finding, for programs.
+/// Code, subject and times of a finding, for programs.
 #[derive(Debug, Serialize)]
 struct Kind {
     code: String,
@@ -54,7 +53,7 @@ struct Kind {
 }
 
 impl Kind {
-    /// Returns the kind of a finding whose code the dataplane reports.
+    /// Returns the kind of a finding for a code from the dataplane.
     fn reported(code: &str, scope: Scope, when: When) -> Self {
         let code = code.to_owned();
         Self { code, scope, when }
@@ -168,7 +167,7 @@ impl When {
     }
 }
 
-/// The period from which dropped packets cause findings.
+/// The period whose dropped packets cause findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Since {
     /// The last five minutes.
@@ -240,8 +239,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(u8::from(!findings.is_empty()))
 }
 
-/// Removes counters that count from the start of the dataplane, if none of their packets is as
-/// recent as `since`.
+/// Removes counters without packets in the period `since`.
 fn forget_old(info: &mut Info, reasons: &[ReasonCount], since: Since) {
     let is_old = |name: &str| {
         let mut reasons = reasons.iter();

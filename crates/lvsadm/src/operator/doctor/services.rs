@@ -36,7 +36,7 @@ pub(super) fn look(
     narrow_tunnels(services, info, findings);
 }
 
-/// The address and port of a service; none for a firewall mark.
+/// The address and port of a service; `None` for a firewall mark.
 pub(super) fn virt(service: &ServiceInfo) -> Option<SocketAddr> {
     service.service.address()
 }
@@ -139,7 +139,7 @@ fn threshold(
     }
 }
 
-/// Reports a server that does not answer clients, while other servers of the service answer.
+/// Reports a server that does not answer clients, while other servers of the service do.
 fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings) {
     if !service.is_suspicious(server) {
         return;
@@ -322,7 +322,7 @@ mod tests {
         assert!(look(&info, true, true).is_empty());
         assert!(
             look(&info, false, false).is_empty(),
-            "another host has the address"
+            "an address that another host has is reported"
         );
         let text = r#"{"announced": [{"address": "192.0.2.1", "standing": "announced"}]}"#;
         let announced: Info = serde_json::from_str(text).expect("info");
@@ -342,7 +342,7 @@ mod tests {
         let mut info = Info::default();
         assert_eq!(output(&services, &info), 0);
         let ServiceId::Tcp { address } = &mut services[0].service else {
-            panic!("an address");
+            panic!("the service has no address");
         };
         address.set_port(21);
         assert_eq!(output(&services, &info), 1);

@@ -38,8 +38,7 @@ fn values(option: &OptionSpec) -> Option<String> {
     }
 }
 
-/// Returns the words that can follow the name of a command: the words of its synopsis, and its
-/// options.
+/// Returns the words that can follow the name of a command: those of its synopsis, and its options.
 fn words_of(operator: &Operator) -> Vec<&'static str> {
     let synopsis = operator.arguments.split([' ', '[', ']', '|']);
     let literal = |word: &&str| word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase());
@@ -49,7 +48,7 @@ fn words_of(operator: &Operator) -> Vec<&'static str> {
     words
 }
 
-/// Options with known values: the pattern of a shell's `case`, and the values.
+/// Options with known values: the pattern for the shell's `case`, and the values.
 fn with_values() -> impl Iterator<Item = (String, String)> {
     OPTIONS.iter().chain(OWN_OPTIONS).filter_map(|option| {
         let values = values(option)?;
@@ -86,7 +85,7 @@ pub(super) fn bash(operators: &[Operator]) -> String {
     text
 }
 
-/// Escapes single quotes, for a shell text in single quotes.
+/// Escapes single quotes, for a shell word in single quotes.
 fn quoted(text: &str) -> String {
     text.replace('\'', "'\\''")
 }

@@ -8,7 +8,7 @@ use lvs_core::sched::BUILT_IN;
 use crate::operator::{Operator, capital};
 use crate::own::{self, Place};
 
-/// Escapes a text for roff, so that it contains no escapes or requests.
+/// Escapes a text for roff, so that roff reads no escapes or requests in it.
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) {
@@ -79,7 +79,7 @@ pub(super) fn page(operators: &[Operator]) -> String {
     section(&mut text, "COMMANDS");
     let is_command = |option: &&OptionSpec| matches!(option.meaning, Meaning::Command(_));
     for spec in OPTIONS.iter().filter(is_command) {
-        // -l is an alias of -L.
+        // `-l` is an alias of `-L`.
         if spec.short != Some(b'l') {
             option(&mut text, spec);
         }

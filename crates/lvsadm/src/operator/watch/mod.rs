@@ -51,7 +51,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     result
 }
 
-/// Draws the table repeatedly, until it was drawn `count` times or a key ends the command.
+/// Draws the table at each interval, until it was drawn `count` times or a key ends the command.
 fn refresh(
     run: &mut Invocation<'_>,
     client: &mut Client,
@@ -80,7 +80,7 @@ fn refresh(
     }
 }
 
-/// The output of the table: redrawn on a terminal, or printed as one table after the other.
+/// How the table is shown: redrawn on a terminal, or else printed again and again.
 struct Screen {
     terminal: Option<Terminal>,
     colors: bool,
@@ -105,8 +105,8 @@ impl Screen {
             let height = height.saturating_sub(2);
             let cut = text.len().saturating_sub(height);
             text.truncate(height);
-            // Each line is overwritten in place, so that nothing flickers, and the rest of the
-            // screen is cleared.
+            // Overwriting each line in place avoids flicker. Then the rest of the screen is
+            // cleared.
             out.write_all(b"\x1b[H")?;
             for line in &text {
                 write!(out, "{line}\x1b[K\r\n")?;

@@ -1,4 +1,4 @@
-//! The table: rates between two reads of the counters, sorted, one row on each line.
+//! The table of `lvsadm watch`: rates between two readings of the counters, sorted.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -8,7 +8,6 @@ use lvs_core::stats::Counts;
 
 use crate::operator::service_text;
 
-/// The sort order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
     Rate,
@@ -46,7 +45,6 @@ impl Sort {
     }
 }
 
-/// A line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
     name: String,
@@ -54,11 +52,11 @@ pub(super) struct Row {
     overloaded: bool,
     active: u32,
     inactive: u32,
-    /// Rates per second: connections, incoming and outgoing packets, incoming and outgoing bytes.
+    /// Per second: connections, incoming and outgoing packets, incoming and outgoing bytes.
     rates: [f64; 5],
 }
 
-/// The row of a service and the rows of its servers.
+/// The row of a service, and the rows of its servers.
 pub(super) type Block = (Row, Vec<Row>);
 
 /// The counters at the previous refresh.
@@ -130,7 +128,7 @@ fn order(a: &Row, b: &Row, sort: Sort) -> std::cmp::Ordering {
     first.then_with(|| a.name.cmp(&b.name))
 }
 
-/// A number in at most six characters.
+/// Formats a number with at most six characters.
 fn short(number: f64) -> String {
     for (unit, size) in [("G", 1e9), ("M", 1e6), ("K", 1e3)] {
         if number >= size * 10.0 {
@@ -153,7 +151,7 @@ const YELLOW: &str = "\x1b[33m";
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
-/// A row of at most `width` columns.
+/// Formats a row with at most `width` columns.
 fn line(row: &Row, width: usize, colors: bool) -> String {
     let [conns, pin, pout, bytes_in, bytes_out] = row.rates.map(short);
     let (indent, weight) = match row.weight {

@@ -1,4 +1,4 @@
-//! The terminal: keys without echo, the size of its window, and its original settings.
+//! The terminal: keys without echo, the size of the window, and the original settings.
 
 use std::io::IsTerminal;
 use std::process::{Command, Stdio};
@@ -11,12 +11,12 @@ use nix::sys::termios::{
 
 use crate::invocation::Invocation;
 
-/// The terminal's original settings; dropping this restores them.
+/// The terminal's original settings, which are restored when this value is dropped.
 pub(super) struct Terminal(Termios);
 
 impl Terminal {
     /// Sets the terminal to unbuffered input without echo; a read waits for at most a tenth of a
-    /// second. `None` without a terminal, or if it is a dumb one.
+    /// second. `None` without a terminal, or on a dumb one.
     pub(super) fn take() -> Option<Self> {
         let stdin = std::io::stdin();
         let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
@@ -33,7 +33,7 @@ impl Terminal {
         Some(Self(before))
     }
 
-    /// Lines and columns of the window, read each time because the window may have changed.
+    /// Lines and columns of the window, which may change at any time.
     pub(super) fn size() -> (usize, usize) {
         let size = Command::new("stty")
             .arg("size")
@@ -60,13 +60,13 @@ fn screen_size(text: &str) -> (usize, usize) {
     }
 }
 
-/// Function of a key.
+/// The function of a key.
 pub(super) enum Key {
     Quit,
     Sort,
 }
 
-/// Waits for the interval; a key with a function ends the wait.
+/// Waits for `time`. A key with a function ends the wait.
 pub(super) fn wait(
     run: &mut Invocation<'_>,
     terminal: Option<&Terminal>,
@@ -81,7 +81,7 @@ pub(super) fn wait(
         let mut key = [0];
         match run.input.read(&mut key) {
             Ok(1) => match key[0] {
-                // Ctrl-C, Ctrl-D, escape.
+                // Ctrl-C, Ctrl-D, Escape.
                 b'q' | b'Q' | 3 | 4 | 27 => return Some(Key::Quit),
                 b's' => return Some(Key::Sort),
                 _ => {}
