@@ -1,6 +1,5 @@
-//! Runs each attack for a second: the dataplane continues to run, its memory is bounded, refused
-//! packets are counted, and answers to valid clients are right. `lvs-testbed attack` measures their
-//! speed.
+//! Runs each attack for a second. The dataplane must continue to run with bounded memory, count
+//! refused packets, and serve valid clients. `lvs-testbed attack` measures the rates.
 
 use anyhow::Result;
 use lvs_testbed::attack;

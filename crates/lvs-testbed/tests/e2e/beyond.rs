@@ -1,5 +1,5 @@
-//! Cases that IPVS in the kernel does not handle, or only with help: servers as clients of their
-//! own service, answers of direct routing through the director, addresses in no network.
+//! Cases that IPVS in the kernel does not handle: servers as clients of their own service, replies
+//! of direct routing through the director, VIPs outside of all networks.
 
 use crate::common;
 
@@ -19,8 +19,8 @@ fn ids(site: &Site, from: &Host, times: usize) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Every server connects to its own service, and receives answers of each server, including itself.
-/// The servers share one network, with or without the director.
+/// Every server connects to its own service and reaches each server, including itself. The director
+/// is or is not in the servers' network.
 #[test]
 fn hairpin_servers_reach_their_own_service() -> Result<()> {
     for (forward, topology, arguments) in [
@@ -67,8 +67,8 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
     Ok(())
 }
 
-/// By default, the director translates as the kernel does, and the answers to a client that is a
-/// server of the service bypass the director.
+/// Without hairpin NAT, the replies to a client that is a server of the service bypass the
+/// director, as with the kernel.
 #[test]
 fn hairpin_is_off_by_default() -> Result<()> {
     let mut options = SiteOptions::new("no-hairpin", Forward::Nat);
@@ -84,8 +84,8 @@ fn hairpin_is_off_by_default() -> Result<()> {
     Ok(())
 }
 
-/// Direct routing through a director that is the servers' gateway: their answers pass the director
-/// with the VIP as source, which a host with the VIP drops as forged.
+/// The director is the servers' gateway and receives their replies, whose source is the VIP. A host
+/// that owns the VIP would drop them as forged.
 #[test]
 #[ignore = "long"]
 fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
@@ -101,7 +101,7 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
             let load = site.load_of(40);
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
             common::upload(&site)?;
-            // The replies are counted like packets that pass the kernel's FORWARD hook.
+            // Packets that pass the kernel's FORWARD hook are counted as replies; so must these be.
             common::wait_for_counters(&site, "answers to be counted", |rows| {
                 Ok(rows[0].number(2)? > 100)
             })?;
@@ -110,8 +110,7 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
     Ok(())
 }
 
-/// The transparent reception of the LVS papers: the VIP is in no network, a route sends packets for
-/// it to the director.
+/// The VIP is in no network; a route sends its packets to the director.
 #[test]
 fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun, Forward::FullNat] {
@@ -127,8 +126,8 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     Ok(())
 }
 
-/// One file with the ports 8000 to 8099, with all ports of another protocol, and with one port of a
-/// separate service.
+/// One service for the ports 8000 to 8099, one for all ports of another protocol, and one for a
+/// single port.
 #[test]
 fn services_with_many_ports_forward_each_port() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {
@@ -185,8 +184,8 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &expected)
                 .with_context(|| format!("port {port}"))?;
         }
-        // The servers receive datagrams to every port. They refuse ports that they do not use, and
-        // the client receives the error from the VIP.
+        // The servers receive datagrams to every port. For unused ports, they send an ICMP error,
+        // which the client receives from the VIP.
         if forward == Forward::Nat {
             let _dns = [
                 servers::dnsmasq(&site.servers[0])?,
@@ -209,7 +208,7 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             "curl's status for a refused connection: {refused}"
         );
 
-        // A file without rules removes those of lvsd, and keeps manual ones.
+        // A file without rules removes the rules of lvsd, and keeps those of the operator.
         site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
         std::fs::write(&file, [service("80"), real(&[0])].concat())?;
         daemon.signal(Signal::SIGHUP)?;
@@ -225,8 +224,8 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
     Ok(())
 }
 
-/// Full NAT is configured by a file, with a dataplane that lvsd starts; a reload then sets other
-/// local addresses.
+/// lvsd sets the local addresses from its file when it starts the dataplane, and others after a
+/// reload.
 #[test]
 fn full_nat_is_configured_from_a_file() -> Result<()> {
     let site = Site::new(SiteOptions::with_servers(

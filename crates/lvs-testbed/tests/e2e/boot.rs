@@ -20,7 +20,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Waits until `lvsadm doctor` has a finding with these words, or until it has none.
+/// Waits until `lvsadm doctor` reports a finding with `words`, or none if `present` is false.
 fn wait_for_finding(site: &Site, words: &str, present: bool) -> Result<()> {
     let found = || findings(site).unwrap_or_default();
     wait_until(&format!("{words:?}: {present}"), PATIENCE, || {
@@ -29,14 +29,13 @@ fn wait_for_finding(site: &Site, words: &str, present: bool) -> Result<()> {
     .with_context(found)
 }
 
-/// The findings of `lvsadm doctor`.
 fn findings(site: &Site) -> Result<String> {
     let program = programs::find("lvsadm")?.display().to_string();
     site.director
         .sh(&format!("{program} --json doctor || true"))
 }
 
-/// Adds the director's interface towards the servers.
+/// Adds the director's interface to the servers' network.
 fn bring_back_arm(site: &Site) -> Result<()> {
     site.testbed.plug("back", &site.director, "eth1")?;
     site.director
@@ -65,7 +64,7 @@ fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
     bring_back_arm(&site)?;
     clients_are_served(&site)?;
     wait_for_finding(&site, "waiting for", false)?;
-    // The dataplane does the same for an interface that is removed later.
+    // An interface that is removed while the dataplane runs is used again, too.
     site.director.sh("ip link delete eth1")?;
     wait_for_finding(&site, waiting, true)?;
     bring_back_arm(&site)?;
@@ -221,8 +220,7 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
         })
         .with_context(|| before.log())?;
         for signal in [Signal::SIGKILL; 5].into_iter().chain([Signal::SIGTERM; 2]) {
-            // The test does not wait for its exit: the process still exists when the next one
-            // starts.
+            // The next dataplane starts while this one still exits.
             before.signal(signal)?;
             let mut next = start(&site, words)?;
             let mut ended = false;

@@ -46,14 +46,14 @@ fn director_with_servers_down_releases_addresses() -> Result<()> {
     nothing_breaks(Scenario::Quorum, Forward::Dr)
 }
 
-/// While files are missing, `lvsadm doctor` reports these findings and no others.
+/// `lvsadm doctor` reports the missing files, and nothing else.
 #[test]
 #[ignore = "needs keepalived"]
 fn removed_files_between_lvsd_and_keepalived_are_reported_and_restored() -> Result<()> {
     nothing_breaks(Scenario::Files, Forward::Nat)
 }
 
-/// HAProxy in place of the director: its connections break when it dies, and the output shows this.
+/// With HAProxy instead of the director, the death of the proxy breaks its connections.
 #[test]
 #[ignore = "needs keepalived and HAProxy"]
 fn dead_proxy_breaks_its_connections() -> Result<()> {

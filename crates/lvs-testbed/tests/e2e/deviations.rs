@@ -1,13 +1,12 @@
-//! Deliberate differences of the dataplane from the kernel's IPVS, measured at a host: see
-//! docs/decisions.md.
+//! Deliberate differences between the dataplane and the kernel's IPVS: see docs/decisions.md.
 
 use crate::common;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, soon};
 
-/// Packets of the director to its own addresses use the loopback interface unless a BPF program
-/// redirects them.
+/// The kernel routes packets of the director to its own addresses through `lo`; only a BPF program
+/// can redirect them.
 #[test]
 fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {
     super::fast_path::require_permission()?;
@@ -30,7 +29,10 @@ fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {
     let status = site
         .director
         .sh(&format!("curl -s -m 60 -o /dev/null {url} || echo $?"))?;
-    ensure!(status.trim() == "7", "refused by the host itself: {status}");
+    ensure!(
+        status.trim() == "7",
+        "curl did not exit with status 7 (connection refused): {status}"
+    );
     let explained = site.lvsadm(&format!("explain tcp {}:4000 {}:80", site.vip, site.vip))?;
     ensure!(explained.contains("the host's own ports"), "{explained}");
     let links = site.director.sh("ip -o link")?;
@@ -46,11 +48,15 @@ fn policy_rules_are_ignored_with_one_warning() -> Result<()> {
         "ip route add unreachable default table 100; \
          ip rule add to 10.0.0.0/24 table 100 priority 100; ip rule add from 10.9.0.0/16 table 100 priority 101",
     )?;
-    let dataplane = site.dataplane.as_ref().context("the program was started")?;
+    let dataplane = site
+        .dataplane
+        .as_ref()
+        .context("no dataplane was started")?;
     let logged = || dataplane.log().matches("policy rules").count();
     soon("the dataplane to log the policy rules", || logged() > 0)?;
     let load = site.load_of(4);
-    common::ok(site.client.load(&load)?, 4).context("the table main decides")?;
+    common::ok(site.client.load(&load)?, 4)
+        .context("requests fail although only the table main should decide")?;
     ensure!(logged() == 1, "{}", dataplane.log());
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::fs;
 use anyhow::{Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs};
 
-/// A site whose director uses name servers that do not answer.
+/// Creates a site whose name servers do not answer.
 fn deaf(label: &str) -> Result<Site> {
     let site = common::site(SiteOptions::with_servers(label, Forward::Nat, 2))?;
     let dir = site.testbed.dir();
@@ -48,13 +48,16 @@ fn dead_name_servers_delay_no_check() -> Result<()> {
     }
     let before = questions(&site)?;
     let numbers = site.director.sh("timeout 60 ipvsadm -Ln")?;
-    ensure!(questions(&site)? == before, "-n asks nobody");
+    ensure!(
+        questions(&site)? == before,
+        "lvsadm -n queried a name server"
+    );
     // Addresses in the hosts file are shown with their names, and all others as numbers; successive
     // look-ups of the C library would take minutes.
     let named = site.director.sh("timeout 60 ipvsadm -L")?;
     ensure!(
         questions(&site)? > before,
-        "without -n a name server is queried"
+        "lvsadm without -n queried no name server"
     );
     ensure!(named.contains("-> first.test:http "), "{named}");
     for last in 1..=20 {

@@ -10,7 +10,6 @@ use lvs_testbed::{Forward, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// The present findings.
 fn findings_as_json(site: &Site) -> Result<Vec<Value>> {
     let text = site.director.sh(&format!(
         "{} doctor --json || [ $? = 1 ]",
@@ -19,7 +18,6 @@ fn findings_as_json(site: &Site) -> Result<Vec<Value>> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// The present findings, each with its fix.
 fn findings(site: &Site) -> Result<Vec<(String, String)>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let all = findings_as_json(site)?;
@@ -29,7 +27,6 @@ fn findings(site: &Site) -> Result<Vec<(String, String)>> {
         .collect())
 }
 
-/// The present findings with this code.
 pub(super) fn findings_with_code(site: &Site, code: &str) -> Result<Vec<Value>> {
     let mut all = findings_as_json(site)?;
     all.retain(|finding| finding["code"] == code);
@@ -63,7 +60,7 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     );
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "0")?;
 
-    // The veth links have no such network card: the output of the tools is simulated.
+    // veth lacks these settings and counters: scripts replace the tools.
     let tools = [
         ("ethtool", "echo large-receive-offload: on"),
         (
@@ -110,8 +107,8 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     })
 }
 
-/// Filters of the host: those that run after the dataplane has received a copy of each packet, and
-/// those that process packets of the dataplane.
+/// Filters that run after the dataplane has received its copy of a packet, and filters that process
+/// packets of the dataplane.
 #[test]
 fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;
@@ -158,8 +155,11 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
 #[test]
 fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
     let site = site("doctlost", Forward::Nat)?;
-    let dataplane = site.dataplane.as_ref().context("a dataplane")?;
-    // The dataplane reads nothing while the client floods it.
+    let dataplane = site
+        .dataplane
+        .as_ref()
+        .context("no dataplane was started")?;
+    // The dataplane is suspended, so that the flood fills its ring.
     dataplane.signal(Signal::SIGSTOP)?;
     let flood = site.client.sh(&format!(
         r#"perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); my $to = sockaddr_in(9, inet_aton("{}"));
@@ -177,7 +177,7 @@ fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
 #[test]
 fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     let site = site("docttun", Forward::Tun)?;
-    // Before any such packet arrives, the doctor reports what will happen.
+    // doctor reports the problem before any long packet arrives.
     let output = fix(&site, "full packets of clients do not fit")?;
     ensure!(output.contains("advmss"), "{output}");
     let upload = site.serve("up", 100_000)?;
@@ -200,7 +200,7 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     );
     found.with_context(|| format!("{all:?}"))?;
     let found = all.iter().find(|(what, _)| is_found(what));
-    let (what, fix) = found.context("found above")?;
+    let (what, fix) = found.context("doctor does not report the finding")?;
     ensure!(
         what.contains("they had up to 1500 bytes, and 1480 fit"),
         "{what}"
@@ -223,7 +223,7 @@ fn doctor_reports_foreign_owner_of_vip() -> Result<()> {
         .context("the one-arm site has a router")?;
     router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
     site.start_dataplane(&[])?;
-    // This command may fail for the same reason.
+    // `add_service` may fail because of the foreign VIP.
     let _ = site.add_service(80, "rr");
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);
@@ -239,7 +239,7 @@ fn doctor_reports_foreign_owner_of_director_address() -> Result<()> {
     let server = &site.servers[0];
     let other = server.sh("cat /sys/class/net/eth0/address")?;
     server.sh("ip addr add 10.0.0.1/32 dev eth0")?;
-    // Its ARP request for another host has the address as its source.
+    // The ARP request of this host has the director's address as its source.
     let ask = "ping -q -c 1 -W 1 -I 10.0.0.1 10.0.0.77 || true";
     let condition = "doctor to report that a server has the director's address";
     soon(condition, || {
@@ -280,8 +280,7 @@ fn doctor_names_service_of_refused_connections() -> Result<()> {
     Ok(())
 }
 
-/// Packets of a connection are dropped after the connection was opened, because the route to the
-/// server was removed.
+/// The dataplane drops packets of an open connection after the route to the server was removed.
 #[test]
 fn doctor_names_service_of_dropped_packets() -> Result<()> {
     let site = site("doctdrop", Forward::Nat)?;
@@ -323,8 +322,8 @@ fn doctor_reports_vip_without_owner() -> Result<()> {
     Ok(())
 }
 
-/// A host with IPv6 sends multicast listener reports on each device, also on that of the dataplane;
-/// a router sends more of them. `doctor` reports none of them.
+/// A host with IPv6 sends multicast listener reports on each device, including the dataplane's; a
+/// router sends more of them.
 #[test]
 fn doctor_ignores_multicast_of_ipv6_router() -> Result<()> {
     let site = site("doctmld", Forward::Nat)?;
@@ -336,9 +335,12 @@ fn doctor_ignores_multicast_of_ipv6_router() -> Result<()> {
     ensure!(sent.contains("3 packets transmitted"), "{sent}");
     let drops = site.lvsadm("drops --all --json")?;
     let drops: Value = serde_json::from_str(&drops)?;
-    let drops = drops.as_array().context("a list")?;
+    let drops = drops.as_array().context("the JSON value is not a list")?;
     let stray = drops.iter().find(|drop| drop["reason"] == "host_stray");
-    ensure!(stray.context("host_stray")?["count"] == 0, "{stray:?}");
+    ensure!(
+        stray.context("the drop counters have no host_stray")?["count"] == 0,
+        "{stray:?}"
+    );
     for (what, _) in findings(&site)? {
         ensure!(!what.contains("dropped"), "{what}");
     }

@@ -1,6 +1,6 @@
-//! Repeats a published evaluation of LVS as printed: `ipvsadm` by its usual name and path, 2 to 8
-//! private servers behind a masquerading director, and clients that run `wget` in a loop. During
-//! the downloads, listings are appended to files.
+//! Repeats a published evaluation of LVS: `ipvsadm` by its usual path, 2 to 8 private servers
+//! behind a masquerading director, and clients that run `wget` in a loop. Files receive listings
+//! during the downloads.
 
 use crate::common;
 
@@ -63,7 +63,7 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     script.push_str("/sbin/ipvsadm --zero\n");
     site.director.sh(&script)?;
 
-    // Four clients download, while a server has a download of its own.
+    // A server downloads a file itself while four clients download from the service.
     let dir = site.testbed.dir().join("clients");
     fs::create_dir_all(&dir)?;
     let mut clients = Vec::new();
@@ -85,11 +85,15 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     ))?;
     ensure!(
         address == "192.0.2.1\n",
-        "seen from outside, a server's address is {address}"
+        "the connection of a server has the source address {address} instead of 192.0.2.1"
     );
     for client in &mut clients {
         let status = client.wait(std::time::Duration::from_secs(120))?;
-        ensure!(status.success(), "a client: {status}: {}", client.log());
+        ensure!(
+            status.success(),
+            "a client failed: {status}: {}",
+            client.log()
+        );
     }
     let all = 4 * FILES.iter().sum::<u64>();
     let whole =

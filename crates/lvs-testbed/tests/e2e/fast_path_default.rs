@@ -1,4 +1,5 @@
-//! The default of the kernel fast path: connections are offloaded if that is possible.
+//! Without an option for the kernel fast path, the dataplane offloads connections if the kernel
+//! permits it.
 
 use anyhow::{Result, ensure};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, programs};
@@ -15,7 +16,7 @@ fn kill(site: &mut Site) -> Result<()> {
     site.end_dataplane(Signal::SIGKILL)
 }
 
-/// Starts a dataplane with the options `words`, independent of the environment.
+/// Starts a dataplane with these options, without the environment variable that tests use.
 fn start(site: &mut Site, words: &[&str]) -> Result<()> {
     site.start_dataplane_without_environment(words)
 }
@@ -41,7 +42,10 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
     if permitted {
         says(&site, FAST_PATH)?;
         ensure!(doctor.contains(FAST_PATH), "{doctor}");
-        ensure!(shares(&site)?.0 > 0, "downloads of 10 MiB are published");
+        ensure!(
+            shares(&site)?.0 > 0,
+            "no downloads of 10 MiB were offloaded"
+        );
     } else {
         says(&site, BY_ITSELF)?;
         ensure!(doctor.contains(BY_ITSELF), "{doctor}");
@@ -66,7 +70,7 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
     Ok(())
 }
 
-/// The capabilities of the systemd units are sufficient, and a missing one is named.
+/// The capabilities of the systemd units are sufficient. The dataplane names each missing one.
 #[test]
 fn missing_capabilities_are_named() -> Result<()> {
     require_permission()?;
@@ -105,7 +109,7 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
     download(&site)
 }
 
-/// The state that a dataplane inherits may be the cause of its crashes.
+/// The sixth dataplane starts without the inherited state, which may be the cause of the crashes.
 #[test]
 fn state_of_repeatedly_crashing_dataplanes_is_discarded() -> Result<()> {
     require_permission()?;
@@ -125,8 +129,8 @@ fn state_of_repeatedly_crashing_dataplanes_is_discarded() -> Result<()> {
     Ok(())
 }
 
-/// With `--warm-restart`, a process may keep connections of an earlier dataplane. The new dataplane
-/// continues them although the fast path is not configured.
+/// With `--warm-restart`, the new dataplane continues connections of an earlier one on the fast
+/// path, although its own fast path is not configured.
 #[test]
 fn fast_path_continues_connections_of_state_keeper() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd-hold", Forward::Nat))?;

@@ -34,7 +34,7 @@ fn forty(site: &Site) -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])
 }
 
-/// The local address belongs to the host, which also connects to the same servers.
+/// The host owns the local address, and also connects to the same servers itself.
 #[test]
 fn full_nat_uses_local_address_of_host() -> Result<()> {
     let mut options = options("fullnat-host");
@@ -60,7 +60,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     let report = steady.finish_ok()?;
     ensure!(report.ok > 2 && report.servers.len() == 2, "{report:?}");
     ensure!(seen_as(&site, site.service(80))? == "192.0.2.1");
-    // The host's own programs use other ports.
+    // The dataplane uses only ports that the host's own programs do not use.
     let listing = site.lvsadm("local")?;
     ensure!(
         listing.starts_with("192.0.2.1  ports 1024-32767  "),
@@ -70,8 +70,8 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     common::wait_for_host_state(&site, &before)
 }
 
-/// Only the dataplane has the local address and the VIP, for IPv4 and IPv6. Later, other local
-/// addresses replace the first ones during traffic.
+/// Only the dataplane owns the local address and the VIP. Other local addresses replace the first
+/// ones during traffic.
 #[test]
 fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     let mut options = options("fullnat-own");
@@ -126,8 +126,8 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     Ok(())
 }
 
-/// Full NAT is listed under its name, and its rules can be saved and restored. A program that is
-/// called ipvsadm does not show full NAT.
+/// lvsadm lists, saves and restores full NAT. The same program under the name ipvsadm does not show
+/// it.
 #[test]
 fn full_nat_is_listed_and_restored() -> Result<()> {
     let site = common::site(options("fullnat-rules"))?;
@@ -162,8 +162,8 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
     Ok(())
 }
 
-/// Path MTU discovery in both directions across hops with a small MTU, and a server that refuses
-/// the connection.
+/// Servers and clients receive ICMP errors for a small path MTU, and the client learns that a
+/// server refuses.
 #[test]
 fn full_nat_translates_icmp_errors() -> Result<()> {
     let site = common::site(options("fullnat-icmp"))?;

@@ -25,7 +25,7 @@ const DEAD: Duration = Duration::from_secs(5);
 /// Time between two kills of a dataplane.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// The process or programs that keep connections while no dataplane runs.
+/// Keeps the connections while no dataplane runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// The kernel fast path.
@@ -57,20 +57,20 @@ impl By {
     }
 }
 
-/// The event at the dataplane during the downloads.
+/// The event during the downloads.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
     /// The dataplane continues.
     None,
     /// The dataplane is killed, and replaced by one of the same version.
     Killed,
-    /// The dataplane is killed and replaced by one from this directory, which is killed and
-    /// replaced by one of the first version.
+    /// The dataplane is killed and replaced by the version in this directory, which is then killed
+    /// and replaced by the first version.
     Replaced(&'a str),
 }
 
-/// Runs this number of simultaneous downloads, of which none may fail. Returns the longest pause,
-/// minus the pause that the server itself causes.
+/// Runs this number of simultaneous downloads, none of which may fail. Returns the longest pause,
+/// without the pause that the server causes.
 fn downloads(
     label: &str,
     (forward, by): (Forward, By),
@@ -82,7 +82,7 @@ fn downloads(
     }
     let mut options = SiteOptions::with_servers(label, forward, 2);
     options.paced = Some(RATE);
-    // The director is measured: clients and servers use another processor.
+    // Clients and servers use another processor than the measured dataplane.
     let real_time = number > FEW;
     options.real_time = real_time;
     if by == By::Device {
@@ -125,9 +125,11 @@ fn downloads(
             replace(&mut site, by, None)?;
         }
     }
-    let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    let report = running
+        .join()
+        .map_err(|_| anyhow::anyhow!("the thread panicked"))??;
     report.all_ok(number)?;
-    // In the second after the connections opened, their opening causes pauses.
+    // The opening of connections itself causes pauses in the first second.
     let by_second = &report.stalls_by_second;
     let open = usize::try_from(opening.as_secs() + 1)?.min(by_second.len());
     let pause = by_second[open..].iter().max().copied().unwrap_or(0);
@@ -179,12 +181,12 @@ fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let output = log.lines().find(|line| line.contains("took over"));
     println!(
         "{} ({answered:?} after its start)",
-        output.context("the log says so")?
+        output.context("the log does not report a takeover")?
     );
     Ok(())
 }
 
-/// Measures downloads with a killed dataplane and without, and prints the longest pause of each.
+/// Prints the longest pause of downloads with a killed dataplane, and without.
 fn compared(label: &str, how: (Forward, By)) -> Result<()> {
     const MANY: u64 = 500;
     let quiet = downloads(&format!("{label}q"), how, MANY, End::None)?;
@@ -230,7 +232,7 @@ fn downloads_survive_killed_dataplane_tun_device() -> Result<()> {
     Ok(())
 }
 
-/// Connections move into tables of another number and size, and back.
+/// Connections move to a dataplane with other numbers and sizes of tables, and back.
 #[test]
 #[ignore = "long"]
 fn downloads_survive_killed_dataplane_with_changed_tables() -> Result<()> {
@@ -261,13 +263,13 @@ fn downloads_survive_killed_dataplane_with_changed_tables() -> Result<()> {
             .with_context(|| format!("{words:?}"))?;
         thread::sleep(Duration::from_secs(2));
     }
-    let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    let report = running
+        .join()
+        .map_err(|_| anyhow::anyhow!("the thread panicked"))??;
     report.all_ok(number)
 }
 
-/// The state keeper exits after an orderly stop and after `--cleanup`. A dataplane with a table of
-/// another size continues the connections. A dataplane does not take over the connections of a
-/// running one.
+/// Checks the life of the state keeper, also with a dataplane whose table has another size.
 #[test]
 fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
@@ -285,12 +287,15 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let kill = |site: &mut Site, signal| -> Result<()> { site.end_dataplane(signal) };
     kill(&mut site, Signal::SIGKILL)?;
     ensure!(keepers()?.trim() == "1", "{}", keepers()?);
-    // The host does not receive packets that no dataplane handles.
+    // While no dataplane runs, the rules keep the packets from the host.
     let rules = director.sh("nft list tables")?;
     ensure!(rules.contains("lvs-"), "{rules}");
     site.start_dataplane(&["--warm-restart", "on", "--max-connections", "5000"])?;
     common::says(&site, "took over")?;
-    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it continues");
+    ensure!(
+        site.lvsadm("-L -n")?.contains(":80"),
+        "the service is not listed any more"
+    );
     kill(&mut site, Signal::SIGKILL)?;
     let output = director.sh(&format!("{program} --cleanup"))?;
     ensure!(output.starts_with("removed the connections"), "{output}");
@@ -298,7 +303,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     start(&mut site, by, None)?;
     ensure!(
         !site.lvsadm("-L -n")?.contains(":80"),
-        "the successor took over state"
+        "the successor lists services of the killed dataplane"
     );
     kill(&mut site, Signal::SIGTERM)?;
     soon("its end", gone)?;

@@ -1,4 +1,4 @@
-//! The daemon with a real dataplane, real servers and real checks.
+//! lvsd with a real dataplane, real servers and real checks.
 
 use crate::common;
 
@@ -40,7 +40,6 @@ fn start(site: &Site, arguments: &[&str]) -> Result<Proc> {
     site.director.spawn(programs::find("lvsd")?, &words)
 }
 
-/// Number of servers that are listed with a weight above 0.
 fn usable(site: &Site) -> usize {
     let listing = site.lvsadm("-L -n").unwrap_or_default();
     rows(&listing)
@@ -87,7 +86,6 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     wait_usable(&site, 3, &lvsd)?;
     load.requests = 60;
     common::ok(site.client.load(&load)?, 60)?;
-    // A file with an error changes nothing and does not end the daemon.
     fs::write(&path, "[[service]]\nnane = \"web\"\n")?;
     lvsd.signal(Signal::SIGHUP)?;
     soon("lvsd to log the error in the file", || {
@@ -97,7 +95,7 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     configure(&site, 3)?;
     steady.finish_ok()?;
 
-    // A failed server gets no more connections; after it is back, it gets connections again.
+    // A failed server gets no new connections until it is back.
     site.programs.remove(0).kill();
     wait_usable(&site, 2, &lvsd)?;
     load.requests = 40;
@@ -129,7 +127,7 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
         steady.wait_for_more(50)?;
         ensure!(
             usable(&site) == 3,
-            "the dataplane does not serve without lvsd"
+            "not all 3 servers are usable without lvsd"
         );
         lvsd = start(&site, &[])?;
         soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
@@ -138,7 +136,6 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
     let report = steady.finish_ok()?;
     ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
 
-    // lvsd stops without its dataplane, which continues to forward.
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
@@ -150,7 +147,6 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
 
-    // The dataplane is killed: the daemon starts another one and configures it.
     let dataplane = site
         .director
         .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
@@ -194,8 +190,7 @@ const TUNNELS: [[(&str, &str); 2]; 4] = [
     ],
 ];
 
-/// Requests work through each kind of tunnel, and a reload changes the tunnel while connections are
-/// open.
+/// A reload changes the tunnel while connections are open.
 #[test]
 fn tunnels_are_edited_in_place() -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("lvsd-tun", Forward::Tun, 2))?;
@@ -249,7 +244,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
     }
     steady.finish_ok()?;
 
-    // An lvsd that starts again finds nothing to change.
+    // A restarted lvsd changes nothing.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(common::SOON)?;
     let mut lvsd = start(&site, &[])?;
@@ -259,13 +254,13 @@ fn tunnels_are_edited_in_place() -> Result<()> {
     Ok(())
 }
 
-/// Returns the process id of the dataplane.
 fn dataplane_pid(site: &Site) -> Result<String> {
     site.director
         .sh("ss -Hlxp | sed -n 's/.*netns-[0-9]*.sock .*pid=\\([0-9]*\\).*/\\1/p'")
 }
 
-/// Downloads continue while lvsd is replaced, as in an upgrade; no state remains at the end.
+/// Downloads continue while lvsd is restarted, as in an upgrade. `lvsd stop --all` then leaves no
+/// state.
 #[test]
 fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() -> Result<()> {
     let site = site("restarts")?;
@@ -282,12 +277,18 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
     for round in 0..20 {
         let status = lvsd.stop(Signal::SIGTERM)?;
         ensure!(status.success(), "round {round}: {status}: {}", lvsd.log());
-        ensure!(usable(&site) == 3, "round {round}");
+        ensure!(
+            usable(&site) == 3,
+            "round {round}: not all 3 servers are usable"
+        );
         lvsd = start(&site, &[])?;
         soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
     }
     steady.finish_ok()?;
-    ensure!(dataplane_pid(&site)? == dataplane, "another dataplane");
+    ensure!(
+        dataplane_pid(&site)? == dataplane,
+        "the dataplane was replaced"
+    );
 
     let path = site.testbed.dir().join("lvsd.toml").display().to_string();
     let program = programs::find("lvsd")?;
@@ -296,12 +297,12 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
     ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
     common::wait_for_host_state(&site, &before)?;
 
-    // After an earlier lvsd has ended, the next one finds the dataplane.
+    // The next lvsd uses the dataplane of an earlier one.
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
     site.director.run(&program, &["stop", "--config", &path])?;
     ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
-    ensure!(usable(&site) == 3, "the dataplane does not serve any more");
+    ensure!(usable(&site) == 3, "not all 3 servers are usable any more");
     site.director
         .run(&program, &["stop", "--all", "--config", &path])?;
     common::wait_for_host_state(&site, &before)
@@ -341,7 +342,7 @@ fn reload_that_replaces_the_only_server_loses_no_request() -> Result<()> {
             && !listing.contains(&site.real_address(0).to_string())
     })
     .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
-    // More than the number of requests in progress at the old server.
+    // Waits for more requests than were in progress at the old server.
     steady.wait_for_more(1 + site.load().concurrency)?;
     let report = steady.finish_ok()?;
     ensure!(report.servers.len() == 2, "{report:?}");
@@ -350,7 +351,7 @@ fn reload_that_replaces_the_only_server_loses_no_request() -> Result<()> {
 }
 
 /// The standard error of all three programs is a full pipe, first with a reader that does not read,
-/// then after that reader has exited. 500 downloads run in the meantime.
+/// then without a reader. 500 downloads run meanwhile.
 #[test]
 #[ignore = "long"]
 fn unread_output_does_not_block_lvsd() -> Result<()> {
@@ -391,7 +392,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
             lvsd.signal(Signal::SIGHUP)?;
             let lvsadm = programs::find("lvsadm")?.display().to_string();
             let words = ["-c", script, "sh", &lvsadm, "-L", "-n", "--nonsense"];
-            // lvsadm fails. Without a terminal, only its exit code shows this.
+            // lvsadm cannot write its message: only its exit code shows the failure.
             ensure!(site.director.run("sh", &words).is_err());
             soon("the file to be loaded", || usable(&site) == servers)?;
         }
@@ -430,7 +431,7 @@ fn lvsd(site: &Site, words: &str) -> Result<String> {
     ))
 }
 
-/// `lvsd stop --all` has the same result whether lvsd runs or not.
+/// `lvsd stop --all` removes the files whether lvsd runs or not.
 #[test]
 fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     let site = site("sweep")?;
@@ -460,8 +461,8 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     Ok(())
 }
 
-/// A typo in the file of a running lvsd changes no service. Until it is corrected, every program
-/// reports that lvsd does not use the file, with the position of the typo and its fix.
+/// Until the typo is corrected, every program reports its position and fix; the services are
+/// unchanged.
 #[test]
 fn typo_in_file_is_reported_until_corrected() -> Result<()> {
     let site = site("typo")?;
@@ -474,7 +475,7 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
     ensure!(good.contains("LVS OK"), "{good}");
     ensure!(doctor()?.is_empty(), "{:?}", doctor()?);
 
-    // The second server leaves the file, too: it must stay.
+    // The server that the new file also omits must stay.
     configure(&site, 1)?;
     let text = fs::read_to_string(&path)?;
     fs::write(&path, text.replace("scheduler", "shceduler"))?;
@@ -531,8 +532,7 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
     daemon.stop_ok(Signal::SIGINT)
 }
 
-/// `lvsadm drain` sends a request to lvsd. lvsd reports the drain, and continues it after a reload,
-/// a restart, and the loss of the dataplane.
+/// lvsd continues a drain after a reload, a restart, and the loss of the dataplane.
 #[test]
 fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     let site = site("admin")?;
@@ -574,7 +574,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
         lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable"))
     })?;
     wait_usable(&site, 2, &daemon)?;
-    // A user without write access cannot end it.
+    // A user without write access cannot end the drain.
     let denied = site
         .director
         .sh(&format!(
@@ -605,9 +605,8 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     Ok(())
 }
 
-/// Below the quorum, the sorry server gets all new connections; when the quorum is reached again,
-/// it gets none. A program is notified of both changes. Connections to servers that are up
-/// continue.
+/// The sorry server gets new connections only below the quorum. lvsd runs a program at both
+/// changes.
 #[test]
 fn sorry_server_answers_below_quorum() -> Result<()> {
     let mut site = site("sorry")?;
@@ -692,7 +691,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
 
 /// Whether the client receives a reply to its ARP request for the VIP.
 fn is_answered_for(site: &Site) -> bool {
-    // A neighbour in the cache does not prove that the host answers.
+    // A neighbour entry in the cache does not prove that a host answers.
     let asked = format!(
         "ip neigh flush to {0}; ping -n -c 1 -W 3 {0} >/dev/null; ip neigh show {0}",
         site.vip
@@ -701,8 +700,8 @@ fn is_answered_for(site: &Site) -> bool {
     message.is_ok_and(|message| message.contains("lladdr"))
 }
 
-/// Below the quorum no host answers for a released VIP. It is announced when the director takes it
-/// over again. If the service ends with lvsd, lvsd releases it.
+/// Below the quorum, no host answers ARP for the VIP; lvsd announces it when the quorum is reached.
+/// With `remove_on_exit`, lvsd also releases it when it exits.
 #[test]
 fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut options = SiteOptions::with_servers("giveup", Forward::Nat, 2);
@@ -723,7 +722,9 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     wait_usable(&site, 2, &daemon)?;
     let owned = |site: &Site| -> Result<bool> {
         let status: serde_json::Value = serde_json::from_str(&lvsd(site, "status --json")?)?;
-        let vips = status["dataplane"]["vips"].as_array().context("no vips")?;
+        let vips = status["dataplane"]["vips"]
+            .as_array()
+            .context("the status contains no list of VIPs")?;
         Ok(vips.iter().any(|vip| vip == &site.vip.to_string()))
     };
     let becomes = |site: &Site, wanted: bool| {
@@ -773,8 +774,8 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// Loads as many services and servers as the largest known installations have. Run with
-/// `--nocapture` for the times.
+/// Loads as many services and servers as the largest known installations have. `--nocapture` shows
+/// the times.
 #[test]
 #[ignore = "long"]
 fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
@@ -783,7 +784,10 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     let site = site("large")?;
     let path = configure(&site, 0)?;
     let mut text = fs::read_to_string(&path)?;
-    text = text[..text.find("[[service]]").context("a service")?].to_owned();
+    text = text[..text
+        .find("[[service]]")
+        .context("the file has no service")?]
+        .to_owned();
     for n in 0..SERVICES {
         write!(
             text,
@@ -849,8 +853,8 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     Ok(())
 }
 
-/// A thousand random edits of one service, each loaded, while another service is used: none of its
-/// requests fails, and the final state equals that of a cold start with the last file.
+/// Reloads a thousand random edits of one service while clients use another one. The final state
+/// equals that of a start with the last file.
 #[test]
 #[ignore = "long"]
 fn thousand_reloads_break_no_connection() -> Result<()> {

@@ -1,6 +1,6 @@
-//! Directors that are all active behind a router with BIRD: the scenarios of `lvs-testbed cluster`
-//! with small numbers, and the routes. Their files are those of `examples`, except for each
-//! director's own addresses.
+//! Several active directors behind a router with BIRD: the scenarios of `lvs-testbed cluster` with
+//! small numbers, and the announced routes. The files are those of `examples`, with each director's
+//! own addresses.
 
 use std::time::Duration;
 
@@ -103,8 +103,8 @@ fn downloads_survive_killed_bird_and_power_failure_tun() -> Result<()> {
     common::nothing_breaks(&play_in_turn(&scenarios, &options(Forward::Tun, 60))?)
 }
 
-/// A script that makes one call over the dataplane's control socket at a path, and prints the
-/// answer. `@9@x@` stands for nine times x.
+/// A script that makes one call over the dataplane's control socket, and prints the answer. In a
+/// call, `@9@x@` stands for nine times x.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $method, $params) = @ARGV;
@@ -175,7 +175,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     announce(&site, &both("announced"), 600)?;
     routed(&site, "203.0.113.10 proto 77")?;
     routed(&site, "fd00:203::10 proto 77")?;
-    // The address is on no interface, but the director still answers, even echo requests.
+    // No interface has the address, but the dataplane answers for it, even echo requests.
     let load = site.load();
     let load = lvs_testbed::LoadOptions {
         requests: 20,
@@ -191,13 +191,13 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     announce(&site, &both("leaving"), 600)?;
     routed(&site, "203.0.113.10 proto 78")?;
     routed(&site, "fd00:203::10 proto 78")?;
-    // A later announcement keeps settings that it does not contain.
+    // An announcement without settings keeps the earlier settings.
     announce(&site, &format!(r#"{{"address":"{VIP}"}}"#), 600)?;
     routed(&site, "203.0.113.10 proto 78")?;
     not_routed(&site, "fd00:203::10")?;
     announce(&site, &both("withdrawn"), 600)?;
     not_routed(&site, "proto 7")?;
-    // The director serves packets that still arrive.
+    // The director still serves packets to a withdrawn address.
     common::ok(site.client.load(&load)?, 20)?;
     // Another program deletes the route.
     announce(&site, &both("announced"), 600)?;
@@ -206,7 +206,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     soon("the route to be announced again", || {
         has_route(&site, "203.0.113.10 proto 77")
     })?;
-    // lvsd no longer renews the announcements.
+    // Simulates an lvsd that no longer renews the announcements.
     announce(&site, &both("announced"), 13)?;
     soon("the routers to prefer other directors", || {
         has_route(&site, "203.0.113.10 proto 78")

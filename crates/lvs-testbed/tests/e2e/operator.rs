@@ -1,4 +1,4 @@
-//! The additional commands of `lvsadm`, with a real dataplane, real servers and real consumers of
+//! The commands of `lvsadm` that ipvsadm lacks, with real servers, and with the programs that read
 //! their output.
 
 use crate::common;
@@ -10,7 +10,7 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::{Forward, Proc, SiteOptions, programs, soon};
 use serde_json::Value;
 
-/// Longest time of any step on a busy machine.
+/// Time limit of each step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn options(label: &str) -> SiteOptions {
@@ -32,7 +32,7 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
         site.lvsadm("-L -n -c")
             .is_ok_and(|text| text.matches("ESTABLISHED").count() == 2)
     })?;
-    // A connection that continues is not closed: the drain reaches its deadline.
+    // The drain ends at its deadline, because a connection continues.
     let late = site.director.sh(&format!(
         "{} drain {service} {server} --deadline 1s --undo || echo status $?",
         programs::find("lvsadm")?.display()
@@ -43,8 +43,8 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     );
     ensure!(late.ends_with("status 1\n"), "{late}");
 
-    // An interrupted drain does not undo itself. Background tests of a script ignore SIGINT, and so
-    // do the processes that they start.
+    // An interrupted drain does not restore the weight. Processes in the background of a script
+    // ignore SIGINT, so env restores its default action.
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let service_text = service.to_string();
     let arguments = [
@@ -88,7 +88,9 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
         drain.log()
     );
     let services: Value = serde_json::from_str(&site.lvsadm("--json -L")?)?;
-    let servers = services[0]["servers"].as_array().context("servers")?;
+    let servers = services[0]["servers"]
+        .as_array()
+        .context("the service has no list of servers")?;
     ensure!(servers.len() == 1, "{services}");
     Ok(())
 }
@@ -102,7 +104,9 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     for _ in 0..4 {
         let reported = site.lvsadm(&format!("explain tcp {client}:1000 {service} --json"))?;
         let reported: Value = serde_json::from_str(&reported)?;
-        let server = reported["server"].as_str().context("a server")?;
+        let server = reported["server"]
+            .as_str()
+            .context("the report names no server")?;
         let id = site.client.sh(&format!("curl -sS http://{service}/id"))?;
         let number: usize = id.trim().trim_start_matches("rs").parse()?;
         ensure!(
@@ -212,11 +216,11 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     site.add_service(80, "rr")?;
     let service = site.service(80);
     site.client.sh(&format!("curl -sS http://{service}/id"))?;
-    // The host has a rule that protected the service earlier.
+    // With the kernel's IPVS, this rule would drop the packets of the service.
     site.director.sh(
         "nft 'add table ip filter; add chain ip filter input { type filter hook input priority 0; }; add rule ip filter input tcp dport 80 drop'",
     )?;
-    // One server's answers take another route, and one service has no servers.
+    // The replies of one server bypass the director, and one service has no servers.
     site.servers[0].sh("ip route del default")?;
     site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
     site.lvsadm(&format!("-d -t {service} -r {}:80", site.real_address(1)))?;
@@ -245,7 +249,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     let drops = site.lvsadm("drops")?;
     ensure!(drops.contains("no_server"), "{drops}");
     let drops: Value = serde_json::from_str(&site.lvsadm("drops --all --json")?)?;
-    let all = drops.as_array().context("a list")?;
+    let all = drops.as_array().context("the JSON value is not a list")?;
     let reported = |reason: &Value, text: &str| reason[text].as_str().is_some_and(|t| t.len() > 10);
     ensure!(
         all.len() > 20
@@ -280,12 +284,18 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     })?;
     let rate = || -> Result<f64> {
         let plain = site.lvsadm("watch --count 2 --interval 1")?;
-        let last = plain.split("\n\n").nth(1).context("a second table")?;
+        let last = plain
+            .split("\n\n")
+            .nth(1)
+            .context("the screen has no second table")?;
         let service = last
             .lines()
             .find(|line| line.starts_with("TCP "))
-            .context("the service")?;
-        let rate = service.split_whitespace().nth(5).context("a rate")?;
+            .context("the second table does not list the service")?;
+        let rate = service
+            .split_whitespace()
+            .nth(5)
+            .context("the row of the service has no rate")?;
         Ok(rate.trim_end_matches('K').parse()?)
     };
     soon("lvsadm watch to show a rate above 1", || {

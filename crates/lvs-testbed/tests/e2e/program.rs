@@ -4,7 +4,10 @@ use std::process::{Command, Output};
 
 fn testbed(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lvs-testbed"));
-    command.args(arguments).output().expect("lvs-testbed")
+    command
+        .args(arguments)
+        .output()
+        .expect("lvs-testbed did not start")
 }
 
 #[test]

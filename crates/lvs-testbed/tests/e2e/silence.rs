@@ -1,4 +1,4 @@
-//! Dataplanes that do not answer: `lvsadm` prints one line with the fix, and exits with ipvsadm's
+//! `lvsadm` with a suspended dataplane: it prints one line with the fix, and exits with ipvsadm's
 //! status.
 
 use crate::common;
@@ -14,7 +14,10 @@ fn suspended_dataplane_is_reported_and_continues_when_resumed() -> Result<()> {
     site.add_service(80, "rr")?;
     let lvsadm = programs::find("lvsadm")?;
     site.director.install(&lvsadm, &["ipvsadm"])?;
-    let dataplane = site.dataplane.as_ref().context("a dataplane")?;
+    let dataplane = site
+        .dataplane
+        .as_ref()
+        .context("no dataplane was started")?;
     dataplane.signal(Signal::SIGSTOP)?;
     let own = site.director.sh(&format!(
         "timeout 60 {} -Ln 2>&1 || echo status $?",

@@ -89,8 +89,7 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     Ok(())
 }
 
-/// The test sends one packet like a director: IPIP with an echo request inside, from the client to
-/// the VIP.
+/// The client sends one IPIP packet with an echo request for the VIP, as a director does.
 #[test]
 fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
     let mut options = SiteOptions::with_servers("ipip", Forward::Tun, 1);
@@ -153,17 +152,19 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
         one.sh("readlink -f /sbin/ipvsadm")?
             .trim()
             .ends_with("bin/true"),
-        "the installed program hides the disk's"
+        "the host does not have the installed program as /sbin/ipvsadm"
     );
     // This process leaves its process group and its parent.
     two.sh("setsid -f sleep 1000 </dev/null >/dev/null 2>&1")?;
     let namespaces = [&one, &two].map(|host| {
-        fs::read_link(format!("/proc/{}/ns/net", host.pid())).expect("the host's process runs")
+        fs::read_link(format!("/proc/{}/ns/net", host.pid()))
+            .expect("the host's process has exited")
     });
     // The kernel may reuse the inode number of a removed namespace: the open files keep these
     // namespaces until the comparison.
     let _open = [&one, &two].map(|host| {
-        fs::File::open(format!("/proc/{}/ns/net", host.pid())).expect("the host's process runs")
+        fs::File::open(format!("/proc/{}/ns/net", host.pid()))
+            .expect("the host's process has exited")
     });
     let dir = testbed.dir().to_owned();
     ensure!(dir.is_dir());
@@ -185,8 +186,8 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
     Ok(())
 }
 
-/// The kernel gives the inode number of a removed namespace to the next one. A janitor that has
-/// only the number would kill the processes of another test.
+/// The kernel may reuse the inode number of a removed namespace. A cleanup by number alone would
+/// then kill the processes of another test.
 #[test]
 fn namespace_inode_is_not_reused_before_testbed_end() -> Result<()> {
     let mut testbed = Testbed::new("inode")?;
