@@ -1,4 +1,4 @@
-//! A headless browser. Tests of the dashboard control it by WebDriver, as an operator would use it.
+//! A headless browser that tests of the dashboard control by WebDriver.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,14 +16,14 @@ const PORT: u16 = 9515;
 pub struct Browser {
     host: Host,
     session: String,
-    /// The file with the body of the present request to WebDriver: a script may be too long for an
+    /// File with the body of a WebDriver request: a script may be too long for a command-line
     /// argument.
     body: PathBuf,
     _driver: Proc,
 }
 
 impl Browser {
-    /// Starts a browser on `host`, which writes its files below `directory`.
+    /// Starts a browser on `host`, with its files below `directory`.
     ///
     /// # Errors
     /// The browser does not start.
@@ -90,8 +90,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Runs a piece of JavaScript, and returns its result. If the result is a promise, returns the
-    /// value of the promise.
+    /// Runs JavaScript, and returns its result; of a promise, its value.
     ///
     /// # Errors
     /// The error of the browser.
@@ -100,8 +99,8 @@ impl Browser {
         self.ask("POST", "/execute/sync", Some(&body))
     }
 
-    /// Returns the visible text of the first element that a CSS selector finds; empty if there is
-    /// none.
+    /// Returns the visible text of the first element that matches a CSS selector; empty without an
+    /// element.
     ///
     /// # Errors
     /// The error of the browser.
@@ -142,7 +141,8 @@ impl Browser {
         Ok(())
     }
 
-    /// Presses a key in the focused element; WebDriver has characters for keys without one.
+    /// Presses a key in the focused element. For keys like Enter, `key` is a private-use character
+    /// of WebDriver.
     ///
     /// # Errors
     /// The error of the browser.

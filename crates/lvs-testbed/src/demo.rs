@@ -38,7 +38,7 @@ fn parse_method(word: &str) -> Result<Forward> {
 /// Runs the demo.
 ///
 /// # Errors
-/// If one of the methods did not work; the output has shown the reason.
+/// A forwarding method did not work; the output shows the reason.
 pub fn main(options: &DemoOptions) -> Result<()> {
     let style = Style::detect();
     for program in ["lvs-dataplane", "lvsadm"] {
@@ -188,7 +188,7 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
     Ok((site, verdict))
 }
 
-/// Shows a command and runs it.
+/// Shows a command for the director, and runs it.
 fn director(site: &Site, arguments: &str) -> Result<()> {
     println!("  director# lvsadm {arguments}");
     site.lvsadm(arguments).map(drop)

@@ -1,4 +1,4 @@
-//! Parses the three forms of the output of `lvsadm -L -n`.
+//! Parses `lvsadm -L -n`, with and without counters or rates, and `lvsadm -L -n -c`.
 
 use anyhow::{Context, Result};
 

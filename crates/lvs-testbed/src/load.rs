@@ -1,5 +1,4 @@
-//! An HTTP client that checks every byte; the subcommand `load`, run on a client host by
-//! [`Host::load`].
+//! `lvs-testbed load`: an HTTP client that compares every byte. [`Host::load`] runs it on a host.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -59,7 +58,7 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// A thousand requests of all sizes, eight at a time, each over a new connection.
+    /// Options of a thousand requests of all sizes, eight at a time, each over a new connection.
     #[must_use]
     pub fn new(target: SocketAddr) -> Self {
         Self {
@@ -107,35 +106,34 @@ impl LoadOptions {
 /// Results of a load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Requests that were answered completely with the correct bytes.
+    /// Number of complete answers with correct bytes.
     pub ok: u64,
-    /// Requests that were not answered completely, or with wrong bytes.
+    /// Number of requests without a complete or correct answer.
     pub failed: u64,
-    /// Body bytes of successful requests.
+    /// Bytes in the bodies of successful answers.
     pub bytes: u64,
     /// Duration, in seconds.
     pub seconds: f64,
-    /// Longest pause, in milliseconds, within the body of a successful request.
+    /// Longest pause within the body of a successful answer in milliseconds.
     #[serde(default)]
     pub stall_ms: u64,
-    /// 99th percentile of the longest pause of each successful request, in milliseconds.
+    /// 99th percentile of the longest pauses of each successful answer in milliseconds.
     #[serde(default)]
     pub stall_p99_ms: u64,
-    /// The longest of these pauses that ended in each second since the start, in milliseconds.
+    /// For each second since the start, the longest pause that ended in it, in milliseconds.
     #[serde(default)]
     pub stalls_by_second: Vec<u64>,
-    /// Successful requests by the server that answered.
+    /// Number of successful requests by server.
     pub servers: BTreeMap<String, u64>,
     /// Up to twenty errors, each with its time in seconds.
     pub errors: Vec<String>,
-    /// The longest pause in each successful request, in milliseconds: the number of requests by
-    /// length.
+    /// Longest pauses of each successful answer: number of answers by milliseconds.
     #[serde(skip)]
     stalls: BTreeMap<u64, u64>,
 }
 
 impl LoadReport {
-    /// Body bytes per second, in Mbit/s.
+    /// Rate of body bytes in Mbit/s.
     #[must_use]
     pub fn mbits(&self) -> f64 {
         #[expect(
@@ -163,13 +161,12 @@ impl LoadReport {
 }
 
 impl Host {
-    /// Runs the requests from this host and reports. If the number of requests is known, each has a
-    /// separate local port: the kernel soon reuses a port, while the director still has the old
-    /// connection.
+    /// Runs the requests from this host. If their number is known, each uses another local port:
+    /// the kernel would soon reuse a port for which the director still has a connection.
     ///
     /// # Errors
     ///
-    /// When the client program cannot run; failed requests are in the report.
+    /// The client program cannot run. Failed requests are in the report.
     pub fn load(&self, options: &LoadOptions) -> Result<LoadReport> {
         let mut options = options.clone();
         if options.first_port == 0 && options.requests != 0 {
@@ -181,12 +178,11 @@ impl Host {
         serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
     }
 
-    /// Starts requests that continue until [`SteadyLoad::finish`]; [`SteadyLoad::so_far`] counts
-    /// them.
+    /// Starts requests that continue until [`SteadyLoad::finish`].
     ///
     /// # Errors
     ///
-    /// When the client program cannot be started.
+    /// The client program cannot be started.
     pub fn steady_load(&self, options: &LoadOptions) -> Result<SteadyLoad> {
         let options = LoadOptions {
             until_eof: true,
@@ -203,18 +199,18 @@ impl Host {
     }
 }
 
-/// Interval in milliseconds at which steady requests are counted, unless the test sets another.
+/// Default interval of progress reports of steady requests in milliseconds.
 const PROGRESS_MS: u64 = 100;
 
-/// Time limit for a number of answers. On a busy machine, the test waits four times as long.
+/// Time limit for further answers; four times as long on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Requests in progress.
+/// Requests that continue until [`finish`](Self::finish).
 #[derive(Debug)]
 pub struct SteadyLoad(Proc);
 
 impl SteadyLoad {
-    /// The present numbers of correct and of wrong answers.
+    /// Numbers of correct and of failed requests so far.
     #[must_use]
     pub fn so_far(&self) -> (u64, u64) {
         let log = self.0.log();
@@ -225,11 +221,11 @@ impl SteadyLoad {
         last.unwrap_or_default()
     }
 
-    /// Waits until this many more requests are answered.
+    /// Waits until `answers` more requests are answered.
     ///
     /// # Errors
     ///
-    /// When this takes too long.
+    /// The time limit has passed.
     pub fn wait_for_more(&self, answers: u64) -> Result<()> {
         let wanted = self.so_far().0 + answers;
         wait_until(
@@ -265,11 +261,11 @@ impl SteadyLoad {
     }
 }
 
-/// The subcommand: runs the requests and prints the report as one line of JSON.
+/// Runs `lvs-testbed load`, and prints the report as one line of JSON.
 ///
 /// # Errors
 ///
-/// When the report cannot be printed.
+/// The report cannot be printed.
 pub fn main(options: LoadOptions) -> Result<()> {
     let report = run(options);
     println!("{}", serde_json::to_string(&report)?);
@@ -435,7 +431,6 @@ fn client(
     }
 }
 
-/// Progress of the requests.
 #[derive(Debug, Default)]
 struct Progress {
     begun: AtomicU64,
@@ -458,7 +453,7 @@ impl Progress {
     }
 }
 
-/// An answer has a wrong byte at this offset.
+/// Offset of the first wrong byte of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrongByte(usize);
 
@@ -470,7 +465,8 @@ impl fmt::Display for WrongByte {
 
 impl std::error::Error for WrongByte {}
 
-/// Requests one file over a new connection, and checks every byte.
+/// Requests one file over a new connection, and compares every byte. Returns the name of the
+/// server.
 pub(crate) fn fetch(options: &LoadOptions, expected: &[u8]) -> Result<String> {
     let mut buffer = vec![0; 64 << 10];
     let buffer = (&mut buffer[..], &Progress::default());
@@ -499,8 +495,8 @@ fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStr
     Ok(stream)
 }
 
-/// The longest pause between two reads of an answer, for each second of the run in which such a
-/// pause ended: its start and its end.
+/// The longest pause between two reads of an answer, for each second of the run in which a pause
+/// ended: start and end.
 type Pauses = Vec<(Instant, Instant)>;
 
 fn request(

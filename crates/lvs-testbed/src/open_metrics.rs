@@ -1,14 +1,14 @@
-//! A strict reader of OpenMetrics 1.0.0, for tests of exported pages.
+//! A strict parser of OpenMetrics 1.0.0, for tests of exported pages.
 //!
-//! It refuses input that `prometheus_client`'s parser refuses and Prometheus accepts: duplicate
-//! samples, families that are split or repeated, samples without a family, a wrong suffix, a page
-//! without an end.
+//! It refuses input that `prometheus_client` refuses although Prometheus accepts it: duplicate
+//! samples, split or repeated families, samples without a family, wrong suffixes, a missing `#
+//! EOF`.
 
 use std::collections::{BTreeMap, HashSet};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Returns the samples of a page, by name and labels as they are written.
+/// Returns the samples of a page by their name and labels.
 ///
 /// # Errors
 /// The page breaks a rule; the message contains the line.
@@ -28,7 +28,7 @@ pub fn read(page: &str) -> Result<BTreeMap<String, f64>> {
 
 #[derive(Default)]
 struct Reader {
-    /// The family that is being read, and its type.
+    /// Name and type of the present family.
     family: (String, String),
     described: HashSet<(String, String)>,
     families: HashSet<String>,
@@ -96,7 +96,7 @@ fn is_name(name: &str) -> bool {
     name.starts_with(first) && name.chars().all(|c| first(c) || c.is_ascii_digit())
 }
 
-/// The labels at the beginning of a text, sorted, and the rest of the text.
+/// The sorted labels at the beginning of a text, and the rest of the text.
 fn labels(text: &str) -> Result<(Vec<String>, &str)> {
     let Some(mut rest) = text.strip_prefix('{') else {
         return Ok((Vec::new(), text));

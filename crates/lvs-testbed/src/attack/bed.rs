@@ -1,5 +1,4 @@
-//! The test bed of an attack: a site with an attacker next to the client, and measurements of the
-//! dataplane.
+//! The site of an attack, with an attacker next to the client, and measurements of the dataplane.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,7 +15,7 @@ use crate::netns::Host;
 use crate::programs;
 use crate::site::{Forward, Site, SiteOptions, Topology};
 
-/// The address that has a service for all ports.
+/// A VIP with a service for all ports.
 const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
 /// The port of the echo service.
 const ECHO: u16 = 7;
@@ -144,7 +143,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Adds 16 services of 1,000 servers each, so that listings are long.
+    /// Adds 16 services with 1,000 servers each, for long listings.
     fn many_servers(&self) -> Result<()> {
         let mut rules = String::new();
         for service in 0..16 {
@@ -157,8 +156,8 @@ impl Bed {
         self.site.lvsadm_restore(&rules).map(drop)
     }
 
-    /// Measures the round-trip times of single packets while `users` run; without other load if
-    /// `users` is `None`.
+    /// Measures the round-trip times of single packets while `users` run; if it is `None`, without
+    /// other load.
     fn probe_beside(
         &self,
         time: Duration,
@@ -210,7 +209,7 @@ impl Bed {
         }
     }
 
-    /// Runs the attack and the honest client at the same time.
+    /// Runs the attack and the honest clients at the same time.
     fn attack(
         &self,
         attack: &Attack,
@@ -237,8 +236,8 @@ impl Bed {
         })
     }
 
-    /// Makes the dataplane write log lines, and runs `lvsadm` listings whose output no process
-    /// reads; returns the number of listings.
+    /// Makes the dataplane log, and runs `lvsadm` listings, while no process reads the log or the
+    /// listings. Returns the number of listings.
     fn fill_the_log(&self, time: Duration) -> Result<u64> {
         let lvsadm = programs::find("lvsadm")?.display().to_string();
         let listing = format!("{lvsadm} -L -n | sleep {}", time.as_secs() + 1);
@@ -256,9 +255,8 @@ impl Bed {
         Ok(rounds)
     }
 
-    /// Sends the attack's frames again until the director has counted a drop for one of the
-    /// attack's reasons: on a busy machine, one run may send too few frames to reach the director's
-    /// limit.
+    /// Repeats the attack until a drop counter of the attack increases. On a busy machine, one run
+    /// may send too few frames to reach the director's limit.
     fn strike_until_counted(&self, attack: &Attack, time: Duration, rate: u64) -> Result<u64> {
         const STRIKES: usize = 30;
         let mut sent = 0;
@@ -305,7 +303,7 @@ impl Bed {
         value.with_context(|| format!("no {field} in {status}"))
     }
 
-    /// Resets the kernel's record of the dataplane's peak memory.
+    /// Resets the dataplane's peak memory (`VmHWM`).
     fn forget_peak(&self) -> Result<()> {
         let dataplane = self.site.dataplane.as_ref().context("no dataplane")?;
         fs::write(format!("/proc/{}/clear_refs", dataplane.pid()), "5")?;
@@ -328,7 +326,7 @@ impl Bed {
         Ok(drops)
     }
 
-    /// Number of datagrams that the real servers have received.
+    /// Number of datagrams to the echo service that the real servers have received.
     fn echoed(&self) -> Result<u64> {
         let mut all = 0;
         for server in &self.site.servers {

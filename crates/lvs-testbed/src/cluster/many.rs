@@ -1,7 +1,7 @@
-//! Three directors that are all active behind a router with BIRD, under load, while one of them is
-//! put into maintenance, dies, or is disconnected from its peers.
+//! Three active directors behind a router with BIRD, under load, while one is in maintenance,
+//! fails, or is disconnected from its peers.
 //!
-//! Their files are those of `examples/many-directors`, at the paths that these files name.
+//! The directors use the files of `examples/many-directors`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -22,7 +22,6 @@ const EXABGP: &str = include_str!("../../../../examples/many-directors/exabgp.co
 const ANNOUNCE: &str = include_str!("../../../../examples/many-directors/announce-lvs");
 const ROUTER: &str = include_str!("../../../../examples/many-directors/router.conf");
 
-/// Number of directors.
 const DIRECTORS: usize = 3;
 
 scenarios! {
@@ -40,7 +39,7 @@ scenarios! {
     Power "power" "kill -9 of everything on one, and its links go down",
 }
 
-/// The program that announces routes to the router.
+/// Routing daemon of a director.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routing {
     Bird,
@@ -49,7 +48,6 @@ enum Routing {
 }
 
 impl Scenario {
-    /// The routing program of the director of this number.
     const fn routing(self, number: usize) -> Routing {
         match (self, number) {
             (Self::Daemons | Self::Routed, 2) => Routing::Frr,
@@ -58,7 +56,7 @@ impl Scenario {
         }
     }
 
-    /// Whether the scenario can run with this forwarding method: the TUN backend has no direct
+    /// Whether the forwarding method supports the scenario: the TUN backend does not support direct
     /// routing.
     pub(super) fn suits(self, forward: Forward) -> bool {
         self != Self::Routed || forward == Forward::Tun
@@ -84,7 +82,7 @@ pub struct Lab {
     monitor: Option<Proc>,
     options: ClusterOptions,
     reported: Vec<String>,
-    /// Number of downloads so far, each of which has used a local port.
+    /// Number of downloads so far. Each used one local port.
     ports: u16,
 }
 
@@ -96,7 +94,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     Lab::new(scenario, options, RATE)?.play(scenario)
 }
 
-/// Runs scenarios in one laboratory, one after the other, with downloads of ten seconds each.
+/// Runs scenarios one after the other in one laboratory, with downloads of ten seconds each.
 ///
 /// # Errors
 /// The laboratory cannot be set up, or a director does not behave as expected.
@@ -147,14 +145,13 @@ impl Lab {
             .collect()
     }
 
-    /// Shows progress to a user.
     fn show_progress(&self, words: &str) {
         if self.options.live {
             eprintln!("\n--- {words}");
         }
     }
 
-    /// Starts the programs, and waits until the router uses all directors; servers send `rate`
+    /// Starts all programs, and waits until the router uses all directors. Servers send `rate`
     /// bytes a second for each download.
     fn new(scenario: Scenario, cluster: &ClusterOptions, rate: u64) -> Result<Self> {
         let forward = cluster.method()?;
@@ -223,7 +220,7 @@ impl Lab {
         self.site.router.as_ref().context("the site has a router")
     }
 
-    /// Waits until the router uses these directors and no other.
+    /// Waits until the router uses exactly these directors.
     fn wait_used(&self, numbers: &[usize]) -> Result<()> {
         let (vip, router) = (self.vip(), self.router()?);
         let family = if self.options.ipv6 { "-6" } else { "-4" };
@@ -239,8 +236,8 @@ impl Lab {
         })
     }
 
-    /// Executes the scenario; returns the times in milliseconds until the router used the expected
-    /// directors.
+    /// Executes the scenario. Returns the times in milliseconds until the router stopped or started
+    /// to use a director.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
@@ -354,8 +351,8 @@ impl Lab {
         })
     }
 
-    /// Number of established connections to a server, or to any server (`""`), in a director's
-    /// table.
+    /// Number of established connections in a director's table to `server`, or to all servers if it
+    /// is empty.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let reported = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
         // The connections of the previous scenario have been closed.
@@ -365,7 +362,7 @@ impl Lab {
         u64::try_from(open.count()).ok()
     }
 
-    /// Waits until the directors' tables have the expected connections with a server.
+    /// Waits until the tables of directors have the expected number of connections to a server.
     fn wait_known(
         &self,
         what: &str,
@@ -418,7 +415,7 @@ impl Lab {
         Ok(reported)
     }
 
-    /// The server that is drained, and its service.
+    /// The server to drain, and its service.
     fn drained(&self) -> (String, String) {
         match self.options.ipv6 {
             true => (
@@ -432,8 +429,7 @@ impl Lab {
         }
     }
 
-    /// Takes a server out of service on every director: the scheduler would otherwise choose it for
-    /// the downloads.
+    /// Sets the weight of a server to 0 on every director, so that the downloads use other servers.
     fn drain(&self) -> Result<()> {
         let (server, service) = self.drained();
         for director in &self.directors {
@@ -447,8 +443,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Puts a director into maintenance, waits until its route is withdrawn, and ends the
-    /// maintenance.
+    /// Puts a director into maintenance and back. Returns the milliseconds until the router stopped
+    /// using it.
     fn there_and_back(&mut self, number: usize) -> Result<u64> {
         self.show_progress(&format!("director {number}: maintenance on"));
         let taken = self.timed(number, |director| {
@@ -471,7 +467,7 @@ impl Lab {
         })
     }
 
-    /// Runs an action, and returns the milliseconds until the router no longer used a director.
+    /// Runs an action. Returns the milliseconds until the router no longer uses the director.
     fn timed(
         &mut self,
         number: usize,
@@ -511,7 +507,7 @@ impl Drop for Lab {
 }
 
 impl Director {
-    /// Installs the example configuration of lvsd, with this director's addresses and forwarding
+    /// Writes the example configuration of lvsd with this director's addresses and forwarding
     /// method.
     fn configure(&self, forward: Forward, scenario: Scenario, etcd: Option<&str>) -> Result<()> {
         let number = self.number;
@@ -570,7 +566,7 @@ impl Director {
         super::put_key(&self.host)
     }
 
-    /// Installs the example configuration with this director's address.
+    /// Writes the example configuration of the routing daemon with this director's address.
     fn configure_routing(&self) -> Result<()> {
         let number = self.number;
         let own = |text: &str| {
@@ -665,7 +661,7 @@ impl Director {
     }
 }
 
-/// Whether `route` has the director with this number as a next hop.
+/// Whether the director of this number is a next hop in `route`.
 fn uses(route: &str, number: usize) -> bool {
     let via = [
         format!("via 192.0.2.{number} "),
@@ -680,7 +676,7 @@ fn time_of_day() -> Result<u64> {
     Ok(u64::try_from(now.as_micros())? % 86_400_000_000)
 }
 
-/// The time of a log line: `[2026-01-02T03:04:05.678901] ...`.
+/// Microseconds since midnight of a log line that begins with `[2026-01-02T03:04:05.678901]`.
 fn stamp(line: &str) -> Option<u64> {
     let time = line.strip_prefix('[')?.split_once('T')?.1;
     let time = time.split_once(']')?.0;

@@ -1,7 +1,7 @@
-//! Two directors with keepalived, under load, while one of them dies, restarts or is put into
-//! maintenance, or the two are disconnected from each other.
+//! Two directors with keepalived, under load, while one fails, restarts or is in maintenance, or
+//! both are disconnected from each other.
 //!
-//! With NAT, their file is `examples/two-directors.toml`. For comparison, HAProxy can replace the
+//! With NAT, they use `examples/two-directors.toml`. For comparison, HAProxy can replace the
 //! directors.
 
 mod files;
@@ -49,7 +49,6 @@ impl Scenario {
     }
 }
 
-/// A director, with its programs.
 #[derive(Debug)]
 struct Director {
     host: Host,
@@ -58,7 +57,7 @@ struct Director {
     keepalived: Option<Proc>,
 }
 
-/// Two directors with keepalived.
+/// The hosts and the two directors of a scenario.
 #[derive(Debug)]
 struct Lab {
     site: Site,
@@ -244,14 +243,14 @@ impl Lab {
         super::put(&director.host, KEEPALIVED, &made)
     }
 
-    /// Whether IPv6 is in use: always with direct routing, never with NAT, because the example's
-    /// file for NAT contains only IPv4.
+    /// Whether the configuration has IPv6: with direct routing always, with NAT never, because the
+    /// example's file for NAT has only IPv4.
     fn has_ipv6(&self) -> bool {
         let forward = self.site.options.forward;
         self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)
     }
 
-    /// The example's configuration, with the servers' IPv6 gateway if IPv6 is in use.
+    /// The example's configuration file; with IPv6, with the servers' IPv6 gateway.
     fn two_arms(&self, peer: &str) -> String {
         let text = LVSD.replace("\"192.0.2.2\"", &format!("\"{peer}\""));
         if !self.has_ipv6() {
@@ -263,7 +262,7 @@ impl Lab {
         )
     }
 
-    /// The configuration for one network of clients, directors and servers, with IPv6 if the
+    /// The configuration file for one network of clients, directors and servers; with IPv6 if the
     /// servers have it.
     fn one_arm(&self, peer: &str) -> Result<String> {
         let forward = self.site.options.forward;
@@ -286,7 +285,7 @@ impl Lab {
         Ok(text)
     }
 
-    /// The IPv6 part of the file: the same service and servers, with IPv6 addresses.
+    /// The IPv6 part of the file: the same service and servers.
     fn by_ipv6(&self) -> Result<String> {
         let mut text = format!(
             "\n[[service]]\nname = \"web6\"\naddress = \"[{}]:80\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
@@ -334,7 +333,6 @@ impl Lab {
         super::put(&director.host, KEEPALIVED, &text)
     }
 
-    /// Runs `lvsd` with a command on a director.
     fn lvsd(&self, index: usize, words: &[&str]) -> Result<String> {
         self.directors[index]
             .host
@@ -389,7 +387,6 @@ impl Lab {
         }
     }
 
-    /// Shows progress to a user.
     fn show_progress(&self, words: &str) {
         if self.live {
             eprintln!("\n--- {words}");
@@ -423,7 +420,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// Number of connections in a director's table that the other director owns.
+    /// Number of connections in a director's table that it received from its peer.
     fn borrowed(&self, index: usize) -> Option<u64> {
         let reported = self
             .site
@@ -432,8 +429,7 @@ impl Lab {
         reported["peers"][0]["borrowed"].as_u64()
     }
 
-    /// Executes the scenario; returns the time for which the virtual address was absent at each
-    /// change.
+    /// Executes the scenario. Returns the milliseconds without an active director at each change.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
             Balancer::Lvs => {
@@ -543,8 +539,8 @@ impl Lab {
         [&self.directors[0].host, &self.directors[1].host]
     }
 
-    /// Puts the active director into maintenance, ends the maintenance, and puts the other director
-    /// into maintenance.
+    /// Puts the active director into maintenance and back, then the other director into
+    /// maintenance.
     fn there_and_back(&mut self) -> Result<Vec<u64>> {
         let there = self.outage(|lab| lab.maintenance(0, "on"), 1)?;
         self.maintenance(0, "off")?;
@@ -552,7 +548,7 @@ impl Lab {
         Ok(vec![there, self.outage(|lab| lab.maintenance(1, "on"), 0)?])
     }
 
-    /// Stops the dataplane of the active director for three seconds.
+    /// Suspends the dataplane of the active director for three seconds.
     fn stop_for_3_s(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: SIGSTOP of the dataplane", index + 1));
         let dataplane = super::dataplane_of(&self.directors[index].host)?;
@@ -575,7 +571,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Drops packets that the director itself sends to servers; forwarded packets pass.
+    /// Drops the director's own packets to servers (health checks); forwarded packets pass.
     fn blind(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: finds its servers down", index + 1));
         let servers = 0..self.site.servers.len();
@@ -600,8 +596,8 @@ impl Lab {
             .map(drop)
     }
 
-    /// Runs an action, waits until a director is active, and returns the time for which no director
-    /// was active.
+    /// Runs an action, and waits until a director is active. Returns the milliseconds without an
+    /// active director.
     fn outage(
         &mut self,
         deed: impl FnOnce(&mut Self) -> Result<()>,
@@ -710,8 +706,7 @@ impl Drop for Lab {
     }
 }
 
-/// Returns the longest time between two echo replies in milliseconds, from the timestamps in ping's
-/// output.
+/// Returns the longest time between two echo replies in milliseconds, from the output of `ping -D`.
 fn longest_gap(log: &str) -> Result<u64> {
     let times: Vec<f64> = log
         .lines()

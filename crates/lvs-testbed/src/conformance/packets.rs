@@ -1,5 +1,5 @@
-//! Replay of cases with frames (schema E): compares the frames that the director sends after each
-//! received frame, and the counters (schema F).
+//! Replays cases with frames (schema E) and counters (schema F): compares the sent frames after
+//! each received frame.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,7 +19,6 @@ use super::frames;
 use super::report::Log;
 use super::steps::{compare_conns, later};
 
-/// Replays a case with a `config`.
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let config = case.get("config").context("no config")?;
     let mut bed = Bed::new(4096, log)?;
@@ -89,7 +88,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     Ok(())
 }
 
-/// A frame that the kernel sent, with the fields that vary between recordings.
+/// A frame that the kernel sent; fields that vary between recordings are masked.
 struct Expected<'a> {
     device: &'a str,
     frame: Vec<u8>,
@@ -129,7 +128,7 @@ impl<'a> Expected<'a> {
     }
 }
 
-/// Source ports of tunnel packets, by the tunnel and the flow inside.
+/// Source ports of tunnel packets, by tunnel destination and inner flow.
 type Flows = HashMap<(SocketAddr, Flow), u16>;
 type Flow = (Protocol, SocketAddr, SocketAddr);
 
@@ -210,7 +209,7 @@ fn differences(
     found
 }
 
-/// Checks that a varying field has a possible value.
+/// Checks that a masked field has a possible value.
 fn check_masked(
     field: &str,
     expected: &Expected<'_>,
@@ -275,7 +274,7 @@ fn check_masked(
     }
 }
 
-/// Reads counters or rates; their names in the recordings differ from those in [`Counts`].
+/// Parses counters or rates, whose names in recordings differ from those of [`Counts`].
 fn counts(value: &Value, key: &str) -> anyhow::Result<Counts> {
     let fields = value.get(key).with_context(|| format!("no {key:?}"))?;
     let field = |name: &str, rate: &str| {
@@ -346,7 +345,6 @@ fn compare_stats(
     Ok(())
 }
 
-/// Compares all counters.
 fn compare_counters(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     let expected = counts(&serde_json::json!({ "": step }), "")?;
     let live = bed.director.control.shard_counts();
@@ -361,8 +359,8 @@ fn compare_counters(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()
     Ok(())
 }
 
-/// Compares the text of a file of `/proc/net`. Services and connections may be in any order, and
-/// times may differ slightly.
+/// Compares the text of a `/proc/net` file, with services and connections in any order and
+/// approximate times.
 fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     let mut text = String::new();
     let path = step.text("path")?;
@@ -422,7 +420,8 @@ fn worker(counts: Counts) -> WorkerInfo {
     }
 }
 
-/// Sorted lines, each with the lines that belong to it. The number in column `expires` is removed.
+/// Sorted lines, each with its dependent lines, and the number from column `expires`, which is
+/// removed.
 fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
     let mut blocks: Vec<(String, i64)> = Vec::new();
     for line in text.lines() {
@@ -455,8 +454,8 @@ mod tests {
     use super::*;
     use crate::packet;
 
-    /// A packet of the client's port `client`, with these extension headers, that arrived in a GUE
-    /// tunnel from the port `from`.
+    /// A packet of the client port `client` with these extension headers, in a GUE tunnel from port
+    /// `from`.
     fn tunnelled(client: u16, headers: &[u8], from: u16) -> Emitted {
         let (src, dst) = (
             SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], client)),

@@ -1,5 +1,5 @@
-//! Replay of one connection, packet by packet (schema C): state, timer and counts after each
-//! packet.
+//! Replays one connection packet by packet (schema C), and compares state, timer and counters after
+//! each.
 
 use std::net::SocketAddr;
 
@@ -22,12 +22,11 @@ struct Replay<'a> {
     virt: SocketAddr,
     protocol: Protocol,
     client: SocketAddr,
-    /// The server of the present or of the last connection.
+    /// The server of the latest connection.
     server: SocketAddr,
     case: &'a Value,
 }
 
-/// Replays a case.
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let mut bed = Bed::new(1024, log)?;
     bed.set_up(case)?;
@@ -159,9 +158,8 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Describes the last sent frame. For a forwarded request: that it was sent to a server. For a
-    /// forwarded reply: that it was sent to a client, and its source address. Otherwise the name of
-    /// the director's own answer.
+    /// Describes the last sent frame: a request to a server, a reply to a client with its source
+    /// address, or the name of the director's own answer.
     fn read(
         &self,
         sent: &[Emitted],

@@ -1,4 +1,4 @@
-//! Sessions of the real ipvsadm with the kernel that runs here.
+//! Records sessions of the real ipvsadm with the running kernel.
 
 use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -17,7 +17,7 @@ use crate::transcripts::etc;
 /// Seconds between two commands of a recording.
 const PACE: f64 = 0.02;
 
-/// The replaced `/etc`. This value must be dropped before the directory that contains the files.
+/// Restores `/etc` when dropped, which must happen before its directory is removed.
 struct Replaced;
 
 impl Drop for Replaced {

@@ -72,7 +72,7 @@ pub fn shoot(options: &ShootOptions) -> Result<()> {
     Ok(())
 }
 
-/// Returns the frame in the form in which this host sends it; `None` if another host sends it.
+/// The frame in the form in which this host sends it; `None` if another host sends it.
 fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame> {
     let mut frame = shot.frame;
     let Some(mac) = mac else {
@@ -95,7 +95,7 @@ fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame
     Some(frame)
 }
 
-/// Sends frames with all metadata that a virtual link transfers with a frame.
+/// Sends frames with their offload metadata, and returns the number of accepted frames.
 fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let index =
         lvs_sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;

@@ -7,7 +7,7 @@ use lvs_testbed::attack;
 /// The attacks run one after the other, because each uses the whole machine.
 #[test]
 #[ignore = "long"]
-fn attacks_are_bounded_and_counted() -> Result<()> {
+fn attacks_use_bounded_memory_and_are_counted() -> Result<()> {
     for name in attack::names() {
         attack::run(name, 1, 1, None)?.check()?;
     }

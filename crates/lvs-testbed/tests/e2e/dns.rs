@@ -40,7 +40,7 @@ fn questions(site: &Site) -> Result<u64> {
 
 #[test]
 #[ignore = "long"]
-fn dead_name_servers_delay_no_check() -> Result<()> {
+fn dead_name_servers_do_not_delay_commands() -> Result<()> {
     let site = deaf("dns")?;
     site.add_service(80, "rr")?;
     for last in 1..=20 {

@@ -62,7 +62,7 @@ fn run(name: &str) {
 }
 
 #[test]
-fn fuzz_pipeline_keeps_its_properties() {
+fn fuzz_pipeline_fates_checksums_and_memory_are_correct() {
     run("pipeline");
 }
 

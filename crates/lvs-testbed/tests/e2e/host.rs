@@ -85,13 +85,13 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
 }
 
 #[test]
-fn host_vip_works_in_five_network_setups() -> Result<()> {
+fn host_vip_leaves_own_traffic_of_host_unchanged() -> Result<()> {
     five_situations(Vip::Host, "host-vip")
 }
 
 #[test]
 #[ignore = "long"]
-fn dataplane_vip_works_in_five_network_setups() -> Result<()> {
+fn dataplane_vip_leaves_own_traffic_of_host_unchanged() -> Result<()> {
     five_situations(Vip::Dataplane, "own-vip")
 }
 

@@ -543,7 +543,7 @@ fn hidden_clients(site: &Site) -> Result<usize> {
 /// The server refuses a connection. A later connection uses the same ports.
 #[test]
 #[ignore = "long"]
-fn refused_local_client_is_forgotten_and_may_return() -> Result<()> {
+fn port_of_refused_local_client_can_be_used_again() -> Result<()> {
     let mut site = new_site("lc-refused")?;
     site.start_dataplane(&[])?;
     add_services(&site, "-t", 81)?;

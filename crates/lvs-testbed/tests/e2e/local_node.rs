@@ -142,7 +142,7 @@ fn full_nat_server_on_director_serves_clients() -> Result<()> {
 /// With rp_filter and a local server that uses all ports, the host continues to accept packets for
 /// its other ports.
 #[test]
-fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
+fn other_ports_of_host_with_rp_filter_and_local_server_are_reachable() -> Result<()> {
     let mut options = SiteOptions::with_servers("local-strict", Forward::Nat, 1);
     options.vip = Vip::Host;
     let site = Site::new(options)?;

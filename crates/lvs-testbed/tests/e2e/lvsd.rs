@@ -408,7 +408,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
 
 /// A probe whose connection is closed leaves no state in the director or the server.
 #[test]
-fn probes_leave_no_time_wait() -> Result<()> {
+fn probes_leave_no_connection_in_time_wait() -> Result<()> {
     let site = site("probes")?;
     configure(&site, 3)?;
     let mut lvsd = start(&site, &[])?;

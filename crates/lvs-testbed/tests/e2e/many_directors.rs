@@ -55,7 +55,7 @@ fn connections_survive_death_and_return_of_dataplane_tun() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn directors_are_in_step_again_after_disconnection_dr() -> Result<()> {
+fn directors_are_in_sync_again_after_disconnection_dr() -> Result<()> {
     nothing_breaks(Scenario::Partition, Forward::Dr)
 }
 

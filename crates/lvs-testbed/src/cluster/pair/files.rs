@@ -1,4 +1,4 @@
-//! Scenarios in which an operator removes the files between `lvsd` and keepalived.
+//! An operator removes the files that connect `lvsd` with keepalived.
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -9,9 +9,9 @@ use crate::netns::wait_until;
 use crate::programs;
 
 impl Lab {
-    /// Removes the track file of the standby director, and restarts its keepalived, which writes a
-    /// new track file. Also removes the FIFO of the active director: keepalived and lvsd continue
-    /// to use the open FIFO.
+    /// Removes the track file of the standby director, whose keepalived writes a new one when it
+    /// restarts. Also removes the FIFO of the active director: keepalived and lvsd continue to use
+    /// the open one.
     pub(super) fn lose_files(&mut self) -> Result<()> {
         self.wait_state(1, "backup")?;
         let calm = self.doctor(1)?;
@@ -42,8 +42,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Restarts keepalived, after which no findings remain. The other director is in maintenance,
-    /// so this one becomes active again.
+    /// Restarts keepalived, which ends all findings. The other director is in maintenance, so that
+    /// this one becomes active again.
     pub(super) fn restart_keepalived(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: keepalived is restarted", index + 1));
         let director = &mut self.directors[index];
