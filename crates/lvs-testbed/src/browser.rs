@@ -57,7 +57,9 @@ impl Browser {
             _driver: driver,
         };
         let session = browser.ask("POST", "/session", Some(&wanted))?;
-        let id = session["sessionId"].as_str().context("a session")?;
+        let id = session["sessionId"]
+            .as_str()
+            .context("chromedriver started no session")?;
         browser.session = format!("/session/{id}");
         Ok(browser)
     }
@@ -116,7 +118,9 @@ impl Browser {
         let body = json!({ "using": "css selector", "value": selector });
         let found = self.ask("POST", "/element", Some(&body))?;
         let id = found.as_object().and_then(|o| o.values().next());
-        let id = id.and_then(Value::as_str).context("an element")?;
+        let id = id
+            .and_then(Value::as_str)
+            .context("WebDriver returned no element")?;
         Ok(id.to_owned())
     }
 
@@ -197,7 +201,7 @@ impl Browser {
     /// The screenshot cannot be made.
     pub fn picture(&self, file: &Path) -> Result<()> {
         let picture = self.ask("GET", "/screenshot", None)?;
-        let text = picture.as_str().context("a picture")?;
+        let text = picture.as_str().context("WebDriver returned no picture")?;
         let coded = file.with_extension("base64");
         std::fs::write(&coded, text)?;
         let script = format!("base64 -d {} >{}", coded.display(), file.display());

@@ -152,7 +152,7 @@ fn gue(domain: Domain) -> Result<Socket> {
     };
     socket
         .bind(&any.into())
-        .with_context(|| format!("port {GUE_PORT} for GUE"))?;
+        .with_context(|| format!("cannot bind port {GUE_PORT} for GUE"))?;
     grow(&socket)?;
     Ok(socket)
 }
@@ -209,7 +209,7 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
         IPV6 => (6, 0),
         GRE => gre_header(payload)?,
         GUE => gue_header(payload)?,
-        // Packets with a checksum arrive at the other socket, and are skipped here.
+        // Another socket receives packets with a checksum.
         _ if payload.get(2..4)? == GUE_PORT.to_be_bytes() && payload.get(6..8)? == [0, 0] => {
             let (version, len) = gue_header(payload.get(8..)?)?;
             (version, 8 + len)
@@ -312,20 +312,24 @@ mod tests {
         assert_eq!(
             unwrapped(source(V4, IPV4), &[0x44; 16], 0x45),
             None,
-            "16 bytes"
+            "an IPv4 header of 16 bytes is accepted"
         );
-        assert_eq!(unwrapped(source(V6, IPV4), &[], 0x60), None, "IPv6 inside");
+        assert_eq!(
+            unwrapped(source(V6, IPV4), &[], 0x60),
+            None,
+            "IPv6 inside IPIP is accepted"
+        );
         let wrong = [0x80, 0, 8, 0, 0, 1, 0, 0];
         assert_eq!(
             unwrapped(source(V6, GRE), &wrong, 0x45),
             None,
-            "a wrong sum"
+            "a wrong checksum is accepted"
         );
         let port = [1, 1, 0x17, 0xc1, 0, 20, 0, 0, 0, 4, 0, 0];
         assert_eq!(
             unwrapped(source(V6, UDP), &port, 0x45),
             None,
-            "another port"
+            "a datagram to another port is accepted"
         );
     }
 }

@@ -140,8 +140,8 @@ impl Programs {
             bytes[..6].fill(0);
         }
         self.kernel.set_virtual_time(now);
-        // Sometimes the frame has a checksum from the network card, if the kernel supports it. With
-        // padding, the kernel removes this checksum as well, and would then report a wrong one.
+        // Some frames have a checksum from the network card, if the kernel supports that in test
+        // runs. With padding, the kernel would report a wrong checksum.
         self.turns += 1;
         // The starting point of look-ups does not affect the result.
         self.kernel
@@ -162,10 +162,13 @@ impl Programs {
             Ok(run) => run,
             // The kernel requires a complete IP header if the EtherType is IP.
             Err(_) if bytes.len() < 14 + 40 => return None,
-            Err(error) => panic!("the kernel tries programs out: {error}"),
+            Err(error) => panic!("the test run of the program failed: {error}"),
         };
         if verdict != REDIRECTED {
-            assert_eq!(out, bytes, "a frame that is not forwarded is unchanged");
+            assert_eq!(
+                out, bytes,
+                "the program changed a frame that it did not forward"
+            );
             return None;
         }
         Some(self.sent(&out))
@@ -180,7 +183,10 @@ impl Programs {
         let run = program.test_run(LOOPBACK, bytes, 0, false);
         let (verdict, out) = run.expect("the kernel tries programs out");
         if verdict != XDP_REDIRECTED {
-            assert_eq!(out, bytes, "a frame that is not forwarded is unchanged");
+            assert_eq!(
+                out, bytes,
+                "the program changed a frame that it did not forward"
+            );
             return None;
         }
         self.forwarded.early += 1;

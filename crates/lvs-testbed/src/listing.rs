@@ -99,7 +99,9 @@ pub fn connections(text: &str) -> Result<Vec<Connection>> {
             else {
                 anyhow::bail!("not a connection: {line:?}");
             };
-            let (minutes, seconds) = expires.split_once(':').context("minutes and seconds")?;
+            let (minutes, seconds) = expires
+                .split_once(':')
+                .context("the time is not minutes:seconds")?;
             Ok(Connection {
                 protocol: protocol.to_owned(),
                 expires: minutes.parse::<u64>()? * 60 + seconds.parse::<u64>()?,

@@ -244,7 +244,10 @@ impl SteadyLoad {
     pub fn finish(mut self) -> Result<LoadReport> {
         let status = self.0.wait(PATIENCE)?;
         let printed = self.0.log();
-        ensure!(status.success(), "the load client: {status}: {printed}");
+        ensure!(
+            status.success(),
+            "the load client failed: {status}: {printed}"
+        );
         serde_json::from_str(printed.lines().last().unwrap_or_default())
             .with_context(|| format!("not a report: {printed}"))
     }
@@ -511,7 +514,7 @@ fn request(
     let mut stream = match connection.take() {
         Some(stream) => stream,
         None => {
-            let stream = connect(options, port, timeout).context("connect")?;
+            let stream = connect(options, port, timeout).context("cannot connect")?;
             BufReader::with_capacity(64 << 10, stream)
         }
     };
@@ -528,7 +531,7 @@ fn request(
     stream
         .get_mut()
         .write_all(head.as_bytes())
-        .context("send")?;
+        .context("cannot send the request")?;
 
     let mut server = String::from("?");
     let mut length = None;
@@ -545,7 +548,10 @@ fn request(
         );
         let text = line.trim_end();
         if first {
-            ensure!(text.starts_with("HTTP/1.1 200"), "answered {text:?}");
+            ensure!(
+                text.starts_with("HTTP/1.1 200"),
+                "the server answered {text:?}"
+            );
             first = false;
         } else if text.is_empty() {
             break;
@@ -557,7 +563,10 @@ fn request(
             }
         }
     }
-    ensure!(length == Some(expected.len()), "content length {length:?}");
+    ensure!(
+        length == Some(expected.len()),
+        "the answer has the content length {length:?}"
+    );
     let mut done = 0;
     let mut since = Instant::now();
     let mut pauses = Pauses::new();
@@ -579,8 +588,8 @@ fn request(
         Progress::count(&progress.bytes, read as u64);
         let now = Instant::now();
         match pauses.last_mut() {
-            // The report shows whole seconds: a longer pause in another second must not hide this
-            // one.
+            // The report has one pause for each second, so that pauses that end in different
+            // seconds are stored separately.
             Some((from, to)) if (*to - start).as_secs() == (now - start).as_secs() => {
                 if now - since > *to - *from {
                     (*from, *to) = (since, now);
@@ -593,12 +602,12 @@ fn request(
     if options.keepalive {
         *connection = Some(stream);
     } else {
-        // The server closes first, as servers do; the client reads its FIN, so that the connection
+        // The server closes the connection first. The client reads its FIN, so that the connection
         // ends without a reset.
         let extra = stream
             .read(buffer)
             .context("cannot read the end of the connection")?;
-        ensure!(extra == 0, "{extra} bytes after the end");
+        ensure!(extra == 0, "the server sent {extra} bytes after the end");
     }
     Ok((server, pauses))
 }

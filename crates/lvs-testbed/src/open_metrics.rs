@@ -40,7 +40,7 @@ impl Reader {
         if let Some(about) = line.strip_prefix("# ") {
             let mut words = about.splitn(3, ' ');
             let (kind, name) = (words.next(), words.next());
-            let (kind, name) = kind.zip(name).context("a comment that describes nothing")?;
+            let (kind, name) = kind.zip(name).context("the comment describes no family")?;
             ensure!(is_name(name), "{name} is not a name");
             let value = words.next().unwrap_or_default();
             ensure!(
@@ -66,12 +66,12 @@ impl Reader {
         let (name, rest) = line.split_at(end);
         let (labels, rest) = labels(rest)?;
         let suffix = name.strip_prefix(self.family.0.as_str());
-        let suffix = suffix.context("a sample outside of its family")?;
+        let suffix = suffix.context("the sample is outside of its family")?;
         let fits = match self.family.1.as_str() {
             "counter" => ["_total", "_created"].contains(&suffix),
             "histogram" => ["_bucket", "_sum", "_count", "_created"].contains(&suffix),
             "info" => suffix == "_info",
-            "" => bail!("a sample before its type"),
+            "" => bail!("the sample precedes the type of its family"),
             _ => suffix.is_empty(),
         };
         ensure!(fits, "{suffix:?} does not belong to a {}", self.family.1);
@@ -116,7 +116,7 @@ fn labels(text: &str) -> Result<(Vec<String>, &str)> {
             escaped = c == '\\' && !escaped;
             end
         });
-        let (value, after) = after.split_at(end.context("a label without an end")?);
+        let (value, after) = after.split_at(end.context("the label has no closing quote")?);
         let escapes = value
             .replace(r"\\", "")
             .replace(r#"\""#, "")

@@ -163,7 +163,7 @@ fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
                 download.took = Instant::now();
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // The send buffer is full.
+            // The send buffer of the socket is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(_) => return false,
         }

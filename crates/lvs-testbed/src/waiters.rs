@@ -49,7 +49,7 @@ pub fn main(options: &WaitOptions) -> Result<()> {
     println!("waiting");
     all.wait();
     for thread in threads {
-        // A panic was printed by its thread.
+        // If a thread panicked, it has printed the reason.
         let _ = thread.join();
     }
     Ok(())

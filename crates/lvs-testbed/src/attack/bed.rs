@@ -66,7 +66,7 @@ pub(super) fn run(
     {
         let log = bed.site.dataplane.map(|dataplane| dataplane.log());
         bail!(
-            "{}: the dataplane is gone; it printed: {log:?}",
+            "{}: the dataplane has exited; it printed: {log:?}",
             attack.name
         );
     }
@@ -100,7 +100,7 @@ impl Bed {
         let mut site = Site::new(options)?;
         let [attacker] = site.testbed.hosts(["attacker"])?;
         site.testbed.plug(lan, &attacker, "eth0")?;
-        // The director routes packets for the spoofed sources to the attacker, which drops them.
+        // The director routes replies to spoofed sources to the attacker, which drops them.
         attacker.sh(
             "ip link set eth0 up\nip addr add 192.0.2.200/24 dev eth0\nip addr add fd00:192::200/64 dev eth0 nodad",
         )?;
@@ -126,7 +126,7 @@ impl Bed {
         }
         if matches!(attack.means, Means::Log) {
             let fifo = site.testbed.dir().join("log").display().to_string();
-            // A process keeps the pipe open for reading, and reads nothing.
+            // A process keeps the pipe open, but reads nothing.
             let script = format!(
                 "mkfifo {fifo}; exec 3<>{fifo}; dd if=/dev/zero of={fifo} bs=4096 count=64 oflag=nonblock 2>&-; exec \"$@\" 2>{fifo}"
             );
@@ -295,7 +295,11 @@ impl Bed {
 
     /// Returns a field of the dataplane's `/proc/PID/status`, in kilobytes.
     fn memory(&self, field: &str) -> Result<u64> {
-        let dataplane = self.site.dataplane.as_ref().context("no dataplane")?;
+        let dataplane = self
+            .site
+            .dataplane
+            .as_ref()
+            .context("no dataplane was started")?;
         let status = fs::read_to_string(format!("/proc/{}/status", dataplane.pid()))?;
         let line = status.lines().find_map(|line| line.strip_prefix(field));
         let value = line.and_then(|line| line.split_ascii_whitespace().nth(1));
@@ -305,7 +309,11 @@ impl Bed {
 
     /// Resets the dataplane's peak memory (`VmHWM`).
     fn forget_peak(&self) -> Result<()> {
-        let dataplane = self.site.dataplane.as_ref().context("no dataplane")?;
+        let dataplane = self
+            .site
+            .dataplane
+            .as_ref()
+            .context("no dataplane was started")?;
         fs::write(format!("/proc/{}/clear_refs", dataplane.pid()), "5")?;
         Ok(())
     }

@@ -57,7 +57,7 @@ impl TinyFragments {
             pieces,
             last,
             at: 0,
-            // Each sender uses its own identifications, so that a second attack adds datagrams.
+            // A second attack must not repeat the identifications of the first one.
             round: u16::try_from(std::process::id() % u32::from(ROUNDS)).unwrap_or(0),
             target: *target,
         }

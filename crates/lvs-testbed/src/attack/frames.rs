@@ -55,7 +55,7 @@ pub(super) fn ethernet(target: &Target, ip: &[u8]) -> Frame {
     let mut frame = Frame::with_capacity((ETHERNET + ip.len()).min(MAX_FRAME));
     let fits = frame.extend(&target.mac) && frame.extend(&from);
     let fits = fits && frame.extend(&kind) && frame.extend(ip);
-    assert!(fits, "a packet of at most 64 KiB");
+    assert!(fits, "the packet is longer than 64 KiB");
     frame
 }
 

@@ -96,7 +96,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
     let count = u64::try_from(count).context("too many datagrams")?;
     let stolen = stolen_ms();
     let start = Instant::now();
-    // A datagram is due at a time that follows from its number; a late start counts as delay.
+    // The number of a datagram determines when it is due, so that a late start counts as delay.
     let due = |number: u64| start + every * u32::try_from(number).unwrap_or(u32::MAX);
     let mut took: Vec<Duration> = thread::scope(|scope| {
         scope.spawn(|| {
@@ -107,7 +107,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
         });
         let mut took = Vec::new();
         let mut answer = [0; LEN + 1];
-        // If no datagram arrives for this long after all were sent, the measurement ends.
+        // The measurement ends if no reply arrives for this long after the last datagram.
         let end = due(count) + PATIENCE;
         while (took.len() as u64) < count && Instant::now() < end {
             if let Ok(LEN) = socket.recv(&mut answer)

@@ -262,7 +262,11 @@ impl Lab {
             }
             Scenario::Bird => {
                 let taken = self.timed(3, |director| {
-                    director.programs.pop().context("BIRD")?.kill();
+                    director
+                        .programs
+                        .pop()
+                        .context("BIRD was not started")?
+                        .kill();
                     Ok(())
                 })?;
                 self.directors[2].start_routing()?;
@@ -278,7 +282,7 @@ impl Lab {
                     for mut program in director.programs.drain(..) {
                         program.kill();
                     }
-                    kill(dataplane, Signal::SIGKILL).context("kill the dataplane")
+                    kill(dataplane, Signal::SIGKILL).context("cannot kill the dataplane")
                 })?;
                 vec![taken]
             }
@@ -340,7 +344,7 @@ impl Lab {
                 for host in self.hosts() {
                     super::end_loss(host)?;
                 }
-                // No update is lost permanently: the replication uses TCP.
+                // TCP retransmits lost updates.
                 self.wait_in_step()?;
                 for director in &self.directors {
                     let reported = self.site.lvsadm_on(&director.host, "sync")?;
@@ -355,7 +359,7 @@ impl Lab {
     /// is empty.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let reported = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
-        // The connections of the previous scenario have been closed.
+        // The table still contains closed connections of the previous scenario.
         let open = reported
             .lines()
             .filter(|line| line.contains("ESTABLISHED") && line.contains(server));
@@ -375,7 +379,7 @@ impl Lab {
             known = all.map(|director| self.known(director, server)).collect();
             right(&known)
         })
-        .with_context(|| format!("they know {known:?}\n{}", self.logs()))?;
+        .with_context(|| format!("the directors have {known:?} connections\n{}", self.logs()))?;
         Ok(known)
     }
 
@@ -433,7 +437,7 @@ impl Lab {
     fn drain(&self) -> Result<()> {
         let (server, service) = self.drained();
         for director in &self.directors {
-            // A manual weight change, which counts as a drain.
+            // lvsd treats the manual weight change as a drain.
             let words = format!(
                 "-e -t {service} -r {server} {} -w 0",
                 self.site.options.forward.flag()
@@ -463,7 +467,7 @@ impl Lab {
         let dataplane = super::dataplane_of(&self.directors[number - 1].host)?;
         self.show_progress(&format!("director {number}: kill -9 of the dataplane"));
         self.timed(number, |_| {
-            kill(dataplane, Signal::SIGKILL).context("kill the dataplane")
+            kill(dataplane, Signal::SIGKILL).context("cannot kill the dataplane")
         })
     }
 
@@ -477,7 +481,10 @@ impl Lab {
         deed(&mut self.directors[number - 1])?;
         let vip = self.vip();
         let mut found = None;
-        let monitor = self.monitor.as_ref().context("it runs")?;
+        let monitor = self
+            .monitor
+            .as_ref()
+            .context("no route monitor was started")?;
         wait_until("the router to use no route to the director", LIMIT, || {
             let log = monitor.log();
             let lines = log.lines().filter(|line| line.contains(&vip));
@@ -525,8 +532,10 @@ impl Director {
             // The servers here do not accept IPv6 from a tunnel.
             let begin = lvsd
                 .find("[[service]]\nname      = \"web6\"")
-                .context("IPv6")?;
-            let end = lvsd.find("[sysctl]").context("a table")?;
+                .context("the file has no IPv6 service")?;
+            let end = lvsd
+                .find("[sysctl]")
+                .context("the file has no such table")?;
             lvsd.replace_range(begin..end, "");
             lvsd = lvsd.replace("\"dr\"", "\"tun\"");
             for server in 11..=13 {
@@ -537,17 +546,20 @@ impl Director {
             }
         }
         if let Some(etcd) = etcd {
-            // Remove the last server of the first service from the file: it is in etcd.
+            // etcd contains the last server of the first service instead of the file.
             let mut servers = lvsd.match_indices("[[service.server]]\n");
-            let (begin, _) = servers.nth(2).context("a server")?;
-            let length = lvsd[begin..].find("\n\n").context("its end")? + 2;
+            let (begin, _) = servers.nth(2).context("the file has no third server")?;
+            let length = lvsd[begin..]
+                .find("\n\n")
+                .context("the table of the server has no end")?
+                + 2;
             lvsd.replace_range(begin..begin + length, "");
             lvsd = lvsd
                 .replace("\n[announce]", &format!("\n[cluster]\netcd = \"{etcd}\"\ndirector = \"director-{number}\"\nlease = \"3s\"\ntimeout = \"1s\"\n\n[announce]"))
                 .replace("name      = \"web\"\n", "name      = \"web\"\ndiscover   = { etcd = \"web\" }\n");
         }
         if scenario == Scenario::Alone {
-            // The connections of one client use all servers, including the drained server.
+            // With `mh-port`, connections of one client use all servers, also the drained one.
             lvsd = lvsd.replace(
                 "scheduler = \"mh\"",
                 "scheduler_flags = [\"mh-port\"]\nscheduler = \"mh\"",
@@ -558,8 +570,12 @@ impl Director {
             self.host.sysctl("ipv4/ip_forward", "1")?;
         }
         if scenario == Scenario::Alone {
-            let begin = lvsd.find("[sync.peers]").context("a table")?;
-            let end = lvsd.find("[announce]").context("a table")?;
+            let begin = lvsd
+                .find("[sync.peers]")
+                .context("the file has no such table")?;
+            let end = lvsd
+                .find("[announce]")
+                .context("the file has no such table")?;
             lvsd.replace_range(begin..end, "");
         }
         put(&self.host, "/etc/lvsd/lvsd.toml", &lvsd)?;
@@ -581,7 +597,6 @@ impl Director {
             Routing::Bird => put(&self.host, "/etc/bird/bird.conf", &own(BIRD)),
             Routing::Frr => {
                 put(&self.host, "/etc/frr/frr.conf", &own(FRR))?;
-                // vtysh configures the daemons.
                 self.host
                     .sh("chown -R frr:frr /etc/frr; install -d -o frr -g frrvty -m 755 /run/frr")
                     .map(drop)

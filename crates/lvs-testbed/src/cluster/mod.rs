@@ -280,7 +280,7 @@ fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
     let _ = writeln!(std::io::stderr());
     let status = running.wait(LIMIT)?;
     let log = running.log();
-    ensure!(status.success(), "the load client: {status}: {log}");
+    ensure!(status.success(), "the load client failed: {status}: {log}");
     serde_json::from_str(log.lines().last().unwrap_or_default())
         .with_context(|| format!("not a report: {log}"))
 }
@@ -391,7 +391,7 @@ fn dataplane_of(director: &Host) -> Result<Pid> {
     let reported: Value = serde_json::from_str(&reported)?;
     let pid = reported["dataplane"]["pid"]
         .as_i64()
-        .context("its dataplane")?;
+        .context("the status contains no dataplane pid")?;
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 
@@ -416,7 +416,7 @@ fn wait_reported(site: &Site, director: &Host, peer: &str, words: &str) -> Resul
         reported = sync.map(|sync| peer_lines(&sync, peer)).unwrap_or_default();
         reported.contains(words)
     })
-    .with_context(|| format!("{} says of {peer}: {reported}", director.name()))?;
+    .with_context(|| format!("{} reports of {peer}: {reported}", director.name()))?;
     Ok(format!("{}: {reported}", director.name()))
 }
 

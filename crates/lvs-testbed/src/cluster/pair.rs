@@ -91,12 +91,13 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     lab.wait_track(1, 0)?;
     let mut load = options.load(&lab.site, 20_000);
     if options.director == Balancer::HaProxy {
-        // Bytes in the buffers of a proxy are lost when it exits.
+        // When a proxy exits, bytes in its buffers are lost, and the client waits until this time
+        // limit.
         load.timeout_ms = 15_000;
     }
     let client = lab.site.client.clone();
     let before = Counters::read(&lab.site)?;
-    // A failover is no fault of a server; `quorum` makes the checks of one director fail.
+    // No server is faulty in a failover. Only in `quorum`, the checks of one director fail.
     let watched = (scenario != Scenario::Quorum && options.director == Balancer::Lvs)
         .then(|| lab.hosts().map(Host::clone));
     let ended = AtomicBool::new(false);
@@ -166,7 +167,7 @@ impl Lab {
             super::put_key(host)?;
         }
         if forward == Forward::Nat && cluster.director == Balancer::Lvs {
-            // keepalived moves the address that the servers send to.
+            // Servers send replies to the gateway address, which keepalived moves.
             for server in &site.servers {
                 server.sh(
                     "ip route replace default via 10.0.0.254; ip route replace default via fd00:10::254",
@@ -221,10 +222,10 @@ impl Lab {
             text.push_str(&self.by_ipv6()?);
         }
         if let Some((_, url)) = &self.etcd {
-            // The last server of the first service is in etcd.
+            // etcd contains the last server of the first service.
             let address = self.site.real_address(self.site.servers.len() - 1);
             let last = format!("\n[[service.server]]\naddress = \"{address}:80\"\n");
-            let begin = text.find(&last).context("a server")?;
+            let begin = text.find(&last).context("the file has no server")?;
             text.replace_range(begin..begin + last.len(), "");
             text = text
                 .replacen(
@@ -275,7 +276,7 @@ impl Lab {
             forward.word(),
         );
         if forward == Forward::Tun {
-            // keepalived adds the address to the host.
+            // keepalived adds the VIP to the host.
             text.push_str("vip = \"host\"\n");
         }
         for server in 0..self.site.servers.len() {
@@ -346,7 +347,7 @@ impl Lab {
             Balancer::Lvs => {
                 let lvsd = programs::find("lvsd")?;
                 let lvsd = director.host.spawn(lvsd, &["--state", &file("state")])?;
-                // keepalived drops a track file and a FIFO whose directory does not exist yet.
+                // keepalived does not use a track file and a FIFO whose directory does not exist.
                 let made = "test -p /run/lvs/vrrp.fifo && test -e /run/lvs/vrrp.track";
                 let waited = wait_until("lvsd to make the files for keepalived", LIMIT, || {
                     director.host.sh(made).is_ok()
@@ -409,7 +410,7 @@ impl Lab {
 
     fn wait_track(&self, index: usize, value: i64) -> Result<()> {
         if self.kind == Balancer::HaProxy {
-            // This is long enough to receive the other director's advertisement.
+            // Advertisements of the other director arrive within this time.
             std::thread::sleep(Duration::from_secs(2));
             return Ok(());
         }
@@ -436,9 +437,13 @@ impl Lab {
                 wait_until("the other director to have all connections", LIMIT, || {
                     self.borrowed(1) == Some(downloads)
                 })
-                .with_context(|| format!("it knows {:?}", self.borrowed(1)))?;
-                // Both directors are connected, but a director that has just started is connected a
-                // little later.
+                .with_context(|| {
+                    format!(
+                        "the second director has {:?} connections of its peer",
+                        self.borrowed(1)
+                    )
+                })?;
+                // A director that has just started connects to its peer a little later.
                 super::wait_in_step(&self.site, &self.hosts())?;
             }
             Balancer::HaProxy => {
@@ -525,7 +530,7 @@ impl Lab {
                 let reported = self.lvsd(0, &["status"])?;
                 let reported = reported.lines().find(|line| line.starts_with("etcd "));
                 self.reported
-                    .push(reported.context("the status contains etcd")?.to_owned());
+                    .push(reported.context("the status contains no etcd")?.to_owned());
                 let outages = self.there_and_back()?;
                 for host in self.hosts() {
                     super::end_etcd_loss(host)?;
@@ -613,7 +618,7 @@ impl Lab {
         deed(self)?;
         self.wait_active(then_active)?;
         self.ask_by_ipv6()?;
-        // This is longer than the announcements to the neighbours and the takeover.
+        // The announcements and the takeover take less than this time.
         std::thread::sleep(Duration::from_millis(1500));
         let _ = ping.stop(Signal::SIGINT);
         longest_gap(&ping.log())
@@ -633,16 +638,19 @@ impl Lab {
         director
             .host
             .sh("for i in eth0 eth1; do [ ! -e /sys/class/net/$i ] || ip link set $i down; done")?;
-        // If the parent exits first, the child would stop in an orderly way.
+        // The child must be killed first; it would stop in order after its parent.
         let child = fs::read_to_string(director.files.join("vrrp.pid"))?;
-        kill(Pid::from_raw(child.trim().parse()?), Signal::SIGKILL).context("kill keepalived")?;
+        kill(Pid::from_raw(child.trim().parse()?), Signal::SIGKILL)
+            .context("cannot kill keepalived")?;
         for program in [&mut director.keepalived, &mut director.balancer] {
             if let Some(mut program) = program.take() {
                 program.kill();
             }
         }
         match dataplane {
-            Some(dataplane) => kill(dataplane, Signal::SIGKILL).context("kill the dataplane"),
+            Some(dataplane) => {
+                kill(dataplane, Signal::SIGKILL).context("cannot kill the dataplane")
+            }
             None => Ok(()),
         }
     }
@@ -661,13 +669,13 @@ impl Lab {
         }
         director.host.sh("rm -rf /run/lvs")?;
         director.host.sh(&match two_arms {
-            // Addresses that keepalived has added to the host disappear with the host.
+            // A stopped host does not keep the addresses that keepalived added.
             true => format!(
                 "ip addr del 10.0.0.254/24 dev eth1 || true; ip addr del {vip}/32 dev eth0 || true\n\
                  ip link set eth0 up; ip link set eth1 up\n\
                  ip addr add fd00:192::{number}/64 dev eth0 nodad; ip addr add fd00:10::{number}/64 dev eth1 nodad"
             ),
-            // IPv6 addresses are removed with the link.
+            // The kernel removes IPv6 addresses when a link goes down.
             false => format!(
                 "ip link set eth0 up; ip route add default via 192.0.2.254\n\
                  ip addr add fd00:192::{number}/64 dev eth0 nodad; ip -6 route add default via fd00:192::254"

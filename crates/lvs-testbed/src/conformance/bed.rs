@@ -233,7 +233,7 @@ impl Bed {
         }
         let layout = Control::new(options.clone()).layout();
         let programs = Programs::new(layout, [CLIENT_SIDE, SERVER_SIDE]);
-        Ok(programs.context("the kernel fast path")?)
+        Ok(programs.context("cannot load the programs of the kernel fast path")?)
     }
 
     /// The director and the network, for changes. Discards the state of the BPF programs.
@@ -271,7 +271,7 @@ impl Bed {
         self.host.sctp = config.items("host").iter().any(|what| what == "sctp");
         for addr in config.items("neigh") {
             let addr = addr.as_str().and_then(|addr| addr.parse().ok());
-            let addr: IpAddr = addr.context("a neighbour is an address")?;
+            let addr: IpAddr = addr.context("a neighbour is not an address")?;
             self.make_neighbour(addr);
         }
         if let Some(mtu) = config.get("mtu") {
@@ -414,7 +414,7 @@ impl Bed {
             ];
             match events.into_iter().flatten().min() {
                 Some(next) if next < end => {
-                    // An event that stays due must not stop the clock.
+                    // The clock advances even if an event remains due.
                     self.now = next.max(self.now + Duration::from_millis(1)).min(end);
                     self.director.advance(self.now);
                 }
@@ -548,7 +548,7 @@ impl Bed {
         }
         self.output.recycle();
         if port == HOST {
-            // The packet is not for the director, and continues on its path.
+            // The packet was for a host, not for a service.
             let stray = self.pipeline.counters.dropped_for(FrameDrop::HostStray) != strays;
             if stray || self.pipeline.counters.left != left {
                 self.transmit(frame);

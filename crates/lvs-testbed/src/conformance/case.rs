@@ -72,7 +72,7 @@ pub(crate) trait Json {
 impl Json for Value {
     fn text(&self, key: &str) -> anyhow::Result<&str> {
         self.maybe_text(key)
-            .with_context(|| format!("no text {key:?}"))
+            .with_context(|| format!("{key:?} is not a string"))
     }
 
     fn maybe_text(&self, key: &str) -> Option<&str> {
@@ -81,7 +81,7 @@ impl Json for Value {
 
     fn number(&self, key: &str) -> anyhow::Result<i64> {
         self.maybe_number(key)
-            .with_context(|| format!("no number {key:?}"))
+            .with_context(|| format!("{key:?} is not a number"))
     }
 
     fn maybe_number(&self, key: &str) -> Option<i64> {
@@ -91,7 +91,7 @@ impl Json for Value {
     fn list(&self, key: &str) -> anyhow::Result<&Vec<Value>> {
         self.get(key)
             .and_then(Self::as_array)
-            .with_context(|| format!("no list {key:?}"))
+            .with_context(|| format!("{key:?} is not a list"))
     }
 
     fn items(&self, key: &str) -> &[Value] {
@@ -171,7 +171,7 @@ pub(super) fn service_key(value: &Value, proto: Option<&str>) -> anyhow::Result<
     let name = value
         .maybe_text("proto")
         .or(proto)
-        .context("a service without a protocol")?;
+        .context("the service has no protocol")?;
     Ok(ServiceKey::Address {
         protocol: protocol(name)?,
         addr: place(value)?,

@@ -165,7 +165,7 @@ pub(super) fn read(packet: &[u8]) -> Option<Read<'_>> {
             usize::from(packet[0] & 15) * 4,
         ),
         6 => {
-            // The recordings' tunnels have no extension headers but the one of a fragment.
+            // IPv6 tunnel packets in the recordings have at most a fragment header.
             let (protocol, header) = match *packet.get(6)? {
                 ipv6::FRAGMENT => (*packet.get(40)?, 48),
                 protocol => (protocol, 40),

@@ -51,7 +51,7 @@ fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
     let message = ip.get(packet.l4..packet.len)?;
     let (head, quoted) = message.split_at_checked(8)?;
     let too_long = packet.protocol == Protocol::ICMP && head[..2] == [3, 4];
-    // The host accepts an error only if it quotes 8 bytes of the transport protocol.
+    // Linux accepts an error only if it quotes at least 8 bytes after the IP header.
     (too_long && quoted.len() >= ipv4::HEADER_LEN + 8)
         .then(|| (ipv4::dst(quoted), usize::from(be16(head, 6)).max(LEAST)))
 }
@@ -209,7 +209,7 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             } else {
                 let mut frame = Frame::new();
                 tcp::reset(&mut frame, ip, packet.l4).then(|| {
-                    // The resets in the recordings have the type of service 0.
+                    // In the recordings, the host's resets have a type of service of 0.
                     frame.bytes().to_vec()
                 })
             }
@@ -226,8 +226,7 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             icmp::echo_reply(&mut frame, packet.l4, 0);
             frame.bytes().to_vec()
         }),
-        // Too short for a header: a host with SCTP discards it, as it discards such TCP and UDP
-        // packets.
+        // A host discards a packet that is too short for a header.
         Protocol::SCTP if l4.len() < 12 => None,
         _ => error(ErrorKind::ProtocolUnreachable, ip, packet, packet.dst),
     };

@@ -136,7 +136,7 @@ fn kind(case: &Value) -> &'static str {
 
 fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let kind = kind(case);
-    // A message to a synchronisation backup is not a frame.
+    // A datagram for a synchronisation backup is not a frame.
     if kind == "sync" && case.get("datagrams").is_none() {
         return sync::replay_backup(case, log);
     }
@@ -156,7 +156,7 @@ fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
     }
     if traced {
         let mut plain = Log::new(Through::Userspace, traced);
-        // The first replay has already returned an unsupported case as skipped.
+        // An unsupported case was already reported by the first replay.
         let _ = replay_all(case, &mut plain);
         compare_traces(&plain.seen.lock(), &mut log);
     }
@@ -223,7 +223,7 @@ fn cases(path: &Path) -> anyhow::Result<Vec<Value>> {
         .enumerate()
         .map(|(number, line)| {
             serde_json::from_slice(line)
-                .with_context(|| format!("{}, line {}: no JSON", path.display(), number + 1))
+                .with_context(|| format!("{}, line {}: not JSON", path.display(), number + 1))
         })
         .collect()
 }
@@ -366,7 +366,7 @@ pub fn run(options: &ConformanceOptions) -> anyhow::Result<()> {
     println!("{} passed, {} failed", report.passed(), report.failed());
     let incomplete = report.skipped() > 0 && !options.allow_unsupported;
     if report.failed() > 0 || incomplete {
-        // The counts must be the last line: returning an error would print another line after them.
+        // A returned error would be printed after the counts, which must be the last line.
         std::process::exit(1);
     }
     Ok(())

@@ -34,7 +34,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     for (number, step) in case.list("steps")?.iter().enumerate() {
         log.at(number, step.maybe_text("note").or(step.maybe_text("op")));
         let Some(op) = step.maybe_text("op") else {
-            let port = port_named(step.text("dev")?).context("an unknown device")?;
+            let port = port_named(step.text("dev")?).context("the device is unknown")?;
             let sent = bed.inject(port, &step.frame("frame")?);
             compare_frames(step, &sent, &mut flows, log)?;
             continue;
@@ -111,7 +111,7 @@ impl<'a> Expected<'a> {
                     frame: out.frame("frame")?,
                     masks: masks
                         .collect::<Option<_>>()
-                        .context("a mask must be [offset, length, field]")?,
+                        .context("the mask is not [offset, length, field]")?,
                 })
             })
             .collect()
@@ -140,14 +140,14 @@ fn compare_frames(
 ) -> anyhow::Result<()> {
     let mut lists = vec![Expected::list(step.items("out"))?];
     for (_, list) in step.fields("alternative").into_iter().flatten() {
-        let list = list.as_array().context("an alternative must be a list")?;
+        let list = list.as_array().context("the alternative is not a list")?;
         lists.push(Expected::list(list)?);
     }
     let complaints: Vec<_> = lists
         .iter()
         .map(|list| differences(list, sent, flows))
         .collect();
-    // An alternative must match as a whole.
+    // All fields of an alternative must match.
     if !complaints.iter().any(Vec::is_empty) {
         for (what, expected, got) in complaints.into_iter().next().unwrap_or_default() {
             log.mismatch(&what, &expected, &got);
@@ -193,7 +193,7 @@ fn differences(
                 (None, None) => {}
             }
         }
-        // Fragments follow each other until one without "more fragments".
+        // Fragments are consecutive until the last one ("more fragments" is not set).
         let mut last = None;
         for (id, flags) in ids {
             if flags & 0x1fff != 0 && last.is_some_and(|last| last != id) {
@@ -252,8 +252,8 @@ fn check_masked(
             if !(32768..=60999).contains(&port) {
                 return Err(format!("a source port in 32768..=60999, not {port}"));
             }
-            // The packet of the flow follows UDP and GUE. The lowest five bits of the first GUE
-            // byte are the length of the options in words.
+            // The inner packet follows UDP and GUE headers. The lowest five bits of the first GUE
+            // byte are the length of its options in 32-bit words.
             let options = usize::from(read.l4.get(8).map_or(0, |b| b & 31)) * 4;
             let inner = read.l4.get(12 + options..).unwrap_or_default();
             let Ok(inner) = parse::ip(inner, false) else {
@@ -391,7 +391,7 @@ fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
                 ..Info::default()
             };
             proc::of_info(&mut text, file, &info)
-                .with_context(|| format!("an unknown file {path:?}"))?;
+                .with_context(|| format!("{path:?} is not a known file"))?;
             None
         }
     };
@@ -488,12 +488,19 @@ mod tests {
                 check_masked("udp.sport", &expected, &sent, &mut flows)
             };
             assert_eq!(check(4000, 40_000), Ok(()));
-            assert_eq!(check(4001, 50_000), Ok(()), "another flow, {headers:?}");
+            assert_eq!(
+                check(4001, 50_000),
+                Ok(()),
+                "another flow has no port of its own, {headers:?}"
+            );
             assert_eq!(check(4000, 40_000), Ok(()));
             // A flow whose port changes would be spread over several paths.
             let complaint = check(4000, 50_000).expect_err("the flow has a port");
             assert!(complaint.contains("40000"), "{complaint}");
-            assert!(check(4002, 1000).is_err(), "no port for a tunnel");
+            assert!(
+                check(4002, 1000).is_err(),
+                "the port is not one of a tunnel, but is accepted"
+            );
         }
     }
 }

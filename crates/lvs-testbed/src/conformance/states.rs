@@ -35,7 +35,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
         bed.change().0.start_backup(settings)?;
     }
     let mut whole = case.clone();
-    let fields = whole.as_object_mut().context("a case must be an object")?;
+    let fields = whole.as_object_mut().context("the case is not an object")?;
     let id = case.fields("service").context("no service")?;
     for (key, value) in id {
         fields.insert(key.clone(), value.clone());
@@ -43,7 +43,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let proto = case.text("proto")?;
     let service = bed.add_service(&whole, Some(proto))?;
     let ServiceKey::Address { addr: virt, .. } = service else {
-        return Err(anyhow::anyhow!("a service by mark").into());
+        return Err(anyhow::anyhow!("the service has a mark").into());
     };
     let destinations = case.list("destinations")?;
     let mut known = Known::default();

@@ -67,7 +67,7 @@ impl Known {
         if !tunnelled && read.dst.ip() != dst.ip() {
             return Some(read.dst);
         }
-        // A configured port of 0 means the port of the packet.
+        // A configured port of 0 stands for the port of the packet.
         let filled = |addr: &SocketAddr| match addr.port() {
             0 => SocketAddr::new(addr.ip(), dst.port()),
             _ => *addr,
@@ -124,7 +124,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     if let Some(id) = case.get("service") {
         // Schema A: scheduler, flags and servers are the case's own.
         let mut whole = case.clone();
-        let fields = whole.as_object_mut().context("a case must be an object")?;
+        let fields = whole.as_object_mut().context("the case is not an object")?;
         for (key, value) in id.as_object().into_iter().flatten() {
             fields.insert(key.clone(), value.clone());
         }
@@ -194,7 +194,7 @@ impl Replay<'_> {
         match (step.get("dst"), self.service) {
             (Some(_), _) => step.endpoint("dst"),
             (None, Some(ServiceKey::Address { addr, .. })) => Ok(addr),
-            _ => bail!("no destination"),
+            _ => bail!("the step has no destination"),
         }
     }
 
@@ -311,8 +311,7 @@ impl Replay<'_> {
             let packet = self.first_packet(protocol, client, dst, step);
             let sent = self.bed.inject(CLIENTS, &from_client(&packet));
             let (mut server, _) = self.known.whither(&sent, dst, None);
-            // A configured port of 0 means the port of the packet, here too: the names are those of
-            // the recording.
+            // A configured port of 0 stands for the port of the packet, as in the recording.
             if let Some(addr) = server.as_deref().and_then(|s| s.parse::<SocketAddr>().ok())
                 && !servers.contains(&addr)
                 && let Some(named) = servers.iter().find(|named| named.ip() == addr.ip())

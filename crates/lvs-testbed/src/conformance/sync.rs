@@ -97,7 +97,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
         log.at(number, step.maybe_text("op"));
         match step.maybe_text("op") {
             None => {
-                let port = port_named(step.text("dev")?).context("an unknown device")?;
+                let port = port_named(step.text("dev")?).context("the device is unknown")?;
                 let out = bed.inject(port, &step.frame("frame")?);
                 compare_out(step, &out, log);
             }
@@ -126,7 +126,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
                 compare_conns(&bed, step, true, false, log)?;
                 compare_destinations(&bed, step, log)?;
             }
-            // A listing of the daemons concerns only the command, and is not replayed here.
+            // The command only lists the daemons.
             Some("ipvsadm") => {}
             Some(other) => return Err(Halt::Unsupported(format!("step {other:?}"))),
         }

@@ -205,7 +205,7 @@ impl Lines {
             ("-u", "--udp-service"),
             ("", "--sctp-service"),
         ]);
-        // The first addresses are those for which servers exist.
+        // Servers exist mostly for the first addresses.
         let limit = if self.entropy.one_in(3) {
             VIRTUAL.len()
         } else {

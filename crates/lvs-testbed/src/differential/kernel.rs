@@ -153,7 +153,7 @@ fn service_line(service: &Value) -> anyhow::Result<String> {
                 line += &format!(" -p {}", service.maybe_number("timeout").unwrap_or(360));
             }
             Some("ops") => line += " -o",
-            other => bail!("the flag {other:?}"),
+            other => bail!("unknown flag {other:?}"),
         }
     }
     Ok(line)
@@ -164,7 +164,7 @@ fn service_name(service: &Value) -> anyhow::Result<String> {
         "tcp" => "-t",
         "udp" => "-u",
         "sctp" => "--sctp-service",
-        other => bail!("the protocol {other:?}"),
+        other => bail!("unknown protocol {other:?}"),
     };
     Ok(format!("{option} {}", place(service)?))
 }
@@ -224,7 +224,7 @@ impl Kernel {
         }
         for neighbour in config.items("neigh") {
             let addr = neighbour.as_str().and_then(|text| text.parse().ok());
-            neighbours.push(addr.context("a neighbour is an address")?);
+            neighbours.push(addr.context("a neighbour is not an address")?);
         }
         for addr in neighbours {
             let device = match addr {
@@ -268,7 +268,7 @@ impl Kernel {
     pub(super) fn inject(&self, device: &str, frame: &[u8]) -> anyhow::Result<Vec<Emitted>> {
         let tap = &self.taps[usize::from(device == "sv")];
         match tap.write(&[0; 10], frame) {
-            // The driver itself refuses frames that no device would deliver.
+            // The TUN driver itself refuses frames that no device delivers.
             Err(error) if error.kind() != ErrorKind::InvalidInput => Err(error)?,
             _ => {}
         }
@@ -292,7 +292,9 @@ impl Kernel {
                     let word =
                         |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
                     let (start, offset) = (word(6), word(8));
-                    let rest = frame.get(start..).context("a checksum beyond its frame")?;
+                    let rest = frame
+                        .get(start..)
+                        .context("the checksum is outside of the frame")?;
                     let sum = Sum::ZERO.bytes(rest).finish();
                     put16(frame, start + offset, if sum == 0 { 0xffff } else { sum });
                 }
@@ -324,8 +326,8 @@ impl Kernel {
 
     /// The connections, as a step of a recording.
     pub(super) fn connections() -> anyhow::Result<Value> {
-        // Read the file at once: for each further read, the kernel counts its position again, so
-        // that an expired entry would hide another one.
+        // The file is read with one call: between calls, the kernel seeks by counting entries, and
+        // an expired entry would hide another one.
         let mut text = vec![0; 1 << 20];
         let len = File::open("/proc/thread-self/net/ip_vs_conn")?.read(&mut text)?;
         let text = std::str::from_utf8(&text[..len])?;
@@ -333,7 +335,7 @@ impl Kernel {
             .lines()
             .skip(1)
             .map(|line| entry(line).with_context(|| format!("cannot parse the entry {line:?}")))
-            // An entry that expires at the next tick counts as expired.
+            // An entry with 0 s left counts as expired.
             .filter(|entry| !entry.as_ref().is_ok_and(|entry| entry["expires"] == 0))
             .collect::<anyhow::Result<_>>()?;
         Ok(json!({"op": "conns", "entries": entries}))

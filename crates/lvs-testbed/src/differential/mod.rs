@@ -78,7 +78,7 @@ pub fn record(options: &RecordOptions) -> anyhow::Result<()> {
         File::open(&options.file).with_context(|| format!("reading {}", options.file.display()))?;
     let mut stdout = std::io::stdout().lock();
     for line in BufReader::new(file).lines() {
-        let case: Value = serde_json::from_str(&line?).context("a case is JSON")?;
+        let case: Value = serde_json::from_str(&line?).context("the case is not JSON")?;
         let name = case["name"].as_str().unwrap_or_default().to_owned();
         let recorded = if case.get("config").is_some() {
             record::record(&case).with_context(|| name.clone())?
@@ -205,7 +205,7 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
         differ |= report.failed > 0;
     }
     if differ {
-        // The counts must be the last line: returning an error would print another line after them.
+        // A returned error would be printed after the counts, which must be the last line.
         std::process::exit(1);
     }
     Ok(())

@@ -116,7 +116,7 @@ fn client(six: bool, entropy: &mut Entropy<'_>) -> IpAddr {
         Ipv6Addr::new(0x2001, 0xdb8, a, 0, 0, 0, 0, b).into()
     } else {
         let [a, b, c] = [entropy.u8(), entropy.u8(), entropy.u8()];
-        // The address is in no network with a special meaning.
+        // Not an address with a special meaning.
         Ipv4Addr::new(20 + a % 80, b, c, 1 + entropy.u8() % 250).into()
     }
 }
@@ -145,7 +145,7 @@ fn scene(entropy: &mut Entropy<'_>) -> Scene {
         vport
     };
     let real_six = six != method.mixed;
-    // On a path that no packet has used, no path MTU is learned.
+    // Without packets on the path, no path MTU is learned.
     let count = if entropy.one_in(3) && method.forward != "tunnel" {
         2
     } else {

@@ -47,7 +47,7 @@ fn run(case: &Value) -> anyhow::Result<Run> {
                 kernel::set_ipvs(step.text("name")?, &value)?;
                 Vec::new()
             }
-            Some(other) => bail!("the step {other:?}"),
+            Some(other) => bail!("unknown step {other:?}"),
         });
     }
     let end = [Kernel::counters()?, Kernel::connections()?];
@@ -89,7 +89,7 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
     let (l4, protocol, src) = match ip.first().map(|first| first >> 4) {
         Some(4) if ip.len() >= ipv4::HEADER_LEN => {
             let id = be16(ip, ipv4::field::ID);
-            // Two recordings may contain the same identification by chance.
+            // Recordings that contain equal identifications by chance must mask them, too.
             let own = id != 0 && Some(id) != identification;
             fields.push(((IP + 4, 2, "ip.id"), own));
             fields.push(((IP + 10, 2, "ip.checksum"), own));
@@ -132,7 +132,7 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
         GRE => l4 + 4,
         _ => return fields,
     };
-    // The director has filled in the time stamp before it encapsulated the packet.
+    // The director fills in the timestamp before encapsulation.
     let packet = ip.get(inner..).unwrap_or_default();
     let header = ipv4::header_len(packet);
     if packet.len() >= header && header > ipv4::HEADER_LEN && packet[0] >> 4 == 4 {

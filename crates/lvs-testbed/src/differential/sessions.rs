@@ -53,7 +53,7 @@ pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
             .iter()
             .filter_map(Value::as_str)
             .collect();
-        let (argv0, arguments) = words.split_first().context("a step without a command")?;
+        let (argv0, arguments) = words.split_first().context("the step has no command")?;
         let mut child = Command::new("ipvsadm")
             .arg0(argv0)
             .args(arguments)
@@ -67,7 +67,7 @@ pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
             .spawn()
             .context("cannot run ipvsadm: install it on the machine with the kernel")?;
         let mut input = child.stdin.take().context("no input")?;
-        // The program may ignore its input, which fits into a pipe.
+        // The input fits into a pipe, even if the program does not read it.
         let _ = input.write_all(step.maybe_text("stdin").unwrap_or_default().as_bytes());
         drop(input);
         let output = child.wait_with_output()?;

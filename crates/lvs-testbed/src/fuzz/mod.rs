@@ -105,7 +105,7 @@ pub fn peer_decode(bytes: &[u8]) {
     const PEER: usize = 7;
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let mut sent = rest.to_vec();
-    // Most random lengths are invalid and stop the parser: correct the lengths of the first items.
+    // Corrects the lengths of the first items: most random lengths would stop the parser.
     let mut at = 0;
     while choice & 1 == 0 && at + 44 <= sent.len() {
         let v6 = sent[at + 8] & 1 == 1;
@@ -150,8 +150,8 @@ pub fn peer_decode(bytes: &[u8]) {
     shard.listen_to(PEER, [3, 4]);
     shard.set_has_receiver(true);
     for second in 0..2 {
-        // Apply the message twice: the second time, its connections exist. Between the two, this
-        // director becomes the owner of some.
+        // Applies the message a second time, when its connections exist, and this director owns
+        // some of them.
         let now = Instant::from_secs(second);
         let ties = choice & 2 != 0;
         control.apply_items(&mut shard, PEER, ties, items.iter().cloned(), now);
@@ -202,7 +202,7 @@ fn peer_services(bytes: &[u8]) {
 /// expired, and servers must have no references.
 pub fn sync_decode(bytes: &[u8]) {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
-    // Most random lengths are invalid and stop the parser: correct some of them.
+    // Corrects some lengths: most random lengths would stop the parser.
     let mut message = rest.to_vec();
     if choice & 1 == 0
         && let (Ok(len), Some(field)) = (u16::try_from(message.len()), message.get_mut(2..4))
@@ -239,7 +239,7 @@ pub fn sync_decode(bytes: &[u8]) {
     let backup = sync::Backup::new(choice >> 4, None, 1500, false);
     control.start_backup(backup).expect("none runs");
     for part in 0..2 {
-        // Apply the message twice: the second time, its connections exist.
+        // Applies the message a second time, when its connections exist.
         now = Instant::from_secs(part);
         director.handle_sync(&message, now);
     }

@@ -256,8 +256,7 @@ impl Model {
                 u64::from(self.active(n)) * 256 + u64::from(self.total(n))
             };
             let weight = u64::try_from(self.records[n].weight).unwrap();
-            // Loads are below 2^20 and weights below 8; multiplied by 840, every quotient is a
-            // whole number.
+            // 840 is divisible by every weight up to 8, so that all quotients are whole numbers.
             load * 840 / weight
         };
         self.list

@@ -18,7 +18,7 @@ use crate::conformance::MemoryDataplane;
 
 /// A dataplane in memory that answers calls; it needs no privileges.
 static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLock::new(|| {
-    // A panic in a thread of the control socket must be noticed.
+    // A panic in a thread of the control socket must end the fuzzer.
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         usual(info);
@@ -65,7 +65,8 @@ fn commands(text: &[u8]) {
             Ok(command) => {
                 if let Some(call) = command.call() {
                     let json = serde_json::to_string(&call).expect("calls can be written");
-                    let read: Call = serde_json::from_str(&json).expect("and read again");
+                    let read: Call =
+                        serde_json::from_str(&json).expect("the written call cannot be read");
                     assert_eq!(read, call);
                     if let Err(failure) = dataplane.ask(call) {
                         assert!(!ipvsadm::failure_text(&command, &failure).is_empty());
@@ -155,7 +156,7 @@ fn control(bytes: &[u8]) {
     ] {
         timeout.expect("a timeout can be set");
     }
-    // Send the greeting first, so that the input reaches more than the first line of the parser.
+    // Without the greeting, the dataplane would refuse the first line, and not parse the rest.
     let greeting = b"{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}\n";
     // The dataplane may close the connection before an invalid request is written completely.
     let _ = stream.write_all(greeting);

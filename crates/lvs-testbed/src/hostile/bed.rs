@@ -210,7 +210,8 @@ impl Bed {
     /// # Panics
     /// As [`new`](Self::new).
     pub fn fast_path(scene: &Scene, entropy: &mut Entropy<'_>) -> Result<Self, FastPathError> {
-        // The layout of the table depends on all earlier choices.
+        // The layout must be known before the table is created, but depends on later choices of the
+        // same entropy: a copy makes them first.
         let mut before = entropy.clone();
         drop(table(scene, &mut before));
         let control = Control::new(options(&mut before));
@@ -389,7 +390,7 @@ impl Bed {
         for service in self.director.control.services() {
             for server in service.servers() {
                 let left = (server.total(), server.active(), server.templates());
-                assert_eq!(left, (0, 0, 0), "{} is not free", server.addr());
+                assert_eq!(left, (0, 0, 0), "{} still has references", server.addr());
             }
         }
         assert_eq!(self.pipeline.common().reassembler.memory(), 0);
@@ -429,10 +430,14 @@ impl Bed {
             }
             for (port, frames) in self.output.queues() {
                 for frame in frames {
-                    // The received packet of this frame is no longer known.
+                    // The frame that caused this one is not known here.
                     let link = if port == HOST { 0 } else { 14 };
                     let ip = &frame.bytes()[link..];
-                    assert!(oracle::parts(ip).is_some(), "released: {}", hex(ip));
+                    assert!(
+                        oracle::parts(ip).is_some(),
+                        "a released frame is not an IP packet: {}",
+                        hex(ip)
+                    );
                 }
             }
             self.output.recycle();
@@ -502,10 +507,13 @@ impl Bed {
         let memory = self.pipeline.common().reassembler.memory();
         assert!(
             memory <= fragment::MEMORY_MAX,
-            "{memory} bytes of fragments"
+            "{memory} bytes of fragments exceed the limit"
         );
         let waiting = self.pipeline.held.len();
-        assert!(waiting <= held::TOTAL, "{waiting} frames wait");
+        assert!(
+            waiting <= held::TOTAL,
+            "{waiting} waiting frames exceed the limit"
+        );
         let connections = self.director.shard.len();
         assert!(connections <= self.director.shard.capacity());
         summary.fragments = summary.fragments.max(memory);
@@ -548,7 +556,10 @@ impl Bed {
             self.slot = Frame::new();
         }
         self.slot.clear();
-        assert!(self.slot.extend(frame.bytes()), "a frame of 64 KiB fits");
+        assert!(
+            self.slot.extend(frame.bytes()),
+            "the buffer is too short for the frame"
+        );
         self.slot.offload = frame.offload;
         let before = self.pipeline.counters.clone();
         let env = Env {
@@ -556,7 +567,7 @@ impl Bed {
             intercept: &self.intercept,
             pmtu_disc: self.director.control.sysctls().pmtu_disc,
         };
-        // The clock moves a little with every frame.
+        // The clock advances with every frame.
         self.now = self.now + STEP;
         let slots = std::slice::from_mut(&mut self.slot);
         if let Some(programs) = &mut self.programs {
@@ -582,7 +593,7 @@ impl Bed {
         assert_eq!(
             after.accounted() - before.accounted(),
             1 + whole,
-            "every frame has one fate: {}",
+            "a frame does not have exactly one fate: {}",
             hex(frame.bytes())
         );
         assert!(whole <= 1);
@@ -615,7 +626,11 @@ impl Bed {
             sent.extend(frames.iter().map(|frame| (port, frame.clone())));
         }
         let emitted = after.emitted - before.emitted;
-        assert_eq!(emitted, sent.len() as u64, "the reported frames were sent");
+        assert_eq!(
+            emitted,
+            sent.len() as u64,
+            "another number of frames was sent than was reported"
+        );
         self.output.recycle();
         if let Some(last) = sent.last() {
             self.last = Some(last.clone());
@@ -822,7 +837,7 @@ impl Decide for Either<'_> {
 
 fn came(ip: &[u8], offload: &Offload) -> Came {
     let mut ip = ip.to_vec();
-    // The length of a super-packet may be 0.
+    // A super-packet may have a length of 0 in its IP header.
     let at = if ip.first().is_some_and(|byte| byte >> 4 == 6) {
         4
     } else {

@@ -89,7 +89,7 @@ impl<'a> Entropy<'a> {
 
     /// Returns `true` in one of `times` calls on average.
     pub fn one_in(&mut self, times: usize) -> bool {
-        // The comparison uses the last number, so that the zeros of a fuzzer select the usual case.
+        // A fuzzer's zeros select the usual case.
         self.below(times) == times - 1
     }
 

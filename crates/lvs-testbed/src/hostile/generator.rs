@@ -184,7 +184,7 @@ impl<'a> Generator<'a> {
                 }
                 let mut frame = packet::ethernet_ip(mac, PEER, ip);
                 if frame.len() < 60 && self.entropy.one_in(2) {
-                    // Padding as on a real link, not always with zeros.
+                    // Padding, as on a real link, with bytes other than zero.
                     frame.resize(60, 0xa5);
                 }
                 frame
@@ -616,7 +616,7 @@ impl<'a> Generator<'a> {
             }
             5 | 6 => self.lie_of_length(ip),
             7 => {
-                // The checksum of the IP header, or the bytes at its place in IPv6.
+                // Damages the checksum of the IPv4 header, or the same bytes of an IPv6 address.
                 if let Some(byte) = ip.get_mut(10 + self.entropy.below(2)) {
                     *byte ^= 1 << self.entropy.below(8);
                 }

@@ -51,7 +51,7 @@ pub struct ShootOptions {
 ///
 /// If the interface does not exist, or without the right to open a packet socket.
 pub fn shoot(options: &ShootOptions) -> Result<()> {
-    let method = Method::named("nat4").context("the method list contains NAT")?;
+    let method = Method::named("nat4").context("the list of methods lacks NAT")?;
     let mut scene = Scene::new(method);
     scene.vips = [options.vip; 2];
     scene.director = [options.director[0], options.director[1]];
@@ -103,7 +103,7 @@ fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let refused: usize = frames
         .chunks_mut(BATCH)
         .map(|batch| {
-            // The receiver must read all frames, and lose none.
+            // At a lower rate, the receiver loses no frames.
             std::thread::sleep(std::time::Duration::from_micros(200));
             socket.send(batch)
         })

@@ -128,7 +128,7 @@ impl<'a> Pair<'a> {
         let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_record(act.clone());
         let found = self.other.act_and_record(act.clone());
-        // Packets that the dataplane builds itself have their own identifications.
+        // If the dataplane builds a packet itself, its IP identification differs.
         let exact = self.other.forwarded() != before.0 || self.other.passed() != before.1;
         let bytes = |frame: &Frame| match self.method.forwarding {
             Forwarding::Tunnel => without_id(frame.bytes()),
@@ -153,7 +153,7 @@ impl<'a> Pair<'a> {
         };
         assert!(
             same,
-            "{}: {act:02x?}\nleaves as {}\nthe other way as {}",
+            "{}: {act:02x?}\nis sent as {}\nby the other path as {}",
             self.method.name,
             hex(&expected),
             hex(&found)

@@ -187,23 +187,29 @@ mod tests {
     #[test]
     fn owner_mark_distinguishes_running_testbeds_from_dead_ones() {
         let own = owner_mark(std::process::id());
-        assert!(!is_dead(&own), "{own} is the mark of this process");
+        assert!(
+            !is_dead(&own),
+            "the mark of this process counts as dead: {own}"
+        );
         assert!(!is_dead(&format!("{own}-3")), "a directory of this process");
         let mut parts: Vec<&str> = own.split('-').collect();
         parts[2] = "1";
         assert!(
             is_dead(&parts.join("-")),
-            "the same process id with another start time"
+            "a reused process id counts as running"
         );
         parts[0] = "7";
         assert!(
             !is_dead(&parts.join("-")),
-            "another pid namespace is not ours to judge"
+            "a mark of another pid namespace counts as dead"
         );
         assert!(!is_dead("nonsense"));
         let mut child = Command::new("true").spawn().expect("true starts");
         let mark = owner_mark(child.id());
         child.wait().expect("true ends");
-        assert!(is_dead(&mark), "{mark} has ended");
+        assert!(
+            is_dead(&mark),
+            "the mark of an exited process counts as running: {mark}"
+        );
     }
 }

@@ -257,7 +257,7 @@ impl Testbed {
                     )?;
                 }
                 Link::Lan { name, ports, mtu } => {
-                    let switch = self.switch.as_ref().context("made above")?;
+                    let switch = self.switch.as_ref().context("the testbed has no switch")?;
                     writeln!(
                         bridges,
                         "link add {name} mtu {mtu} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
@@ -296,7 +296,7 @@ impl Testbed {
     /// # Errors
     /// The LAN does not exist, or the host already has the device.
     pub fn plug(&self, lan: &str, host: &Host, device: &str) -> Result<()> {
-        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let switch = self.switch.as_ref().context("the testbed has no LAN")?;
         let port = format!("p{}", self.cables.fetch_add(1, Ordering::Relaxed));
         switch.sh(&format!(
             "ip link add {port} type veth peer name {device} netns {}\nip link set {port} master {lan} up",
@@ -334,7 +334,7 @@ impl Testbed {
     }
 
     fn set_ports(&self, how: &str) -> Result<()> {
-        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let switch = self.switch.as_ref().context("the testbed has no LAN")?;
         switch.sh(&format!(
             "for p in /sys/class/net/p*; do ethtool -K ${{p##*/}} {how} > /dev/null; done"
         ))?;
@@ -348,7 +348,7 @@ impl Testbed {
     ///
     /// The LAN does not exist, or the kernel does not support snooping.
     pub fn snoop(&self, lan: &str) -> Result<()> {
-        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let switch = self.switch.as_ref().context("the testbed has no LAN")?;
         switch.sh(&format!(
             "ip link set {lan} type bridge mcast_snooping 1 mcast_querier 1 mcast_startup_query_interval 50 \
              mcast_query_response_interval 50 mcast_mld_version 2"
@@ -364,7 +364,7 @@ impl Testbed {
     pub fn groups(&self) -> Result<String> {
         self.switch
             .as_ref()
-            .context("there is no LAN")?
+            .context("the testbed has no LAN")?
             .sh("bridge mdb show")
     }
 
@@ -374,7 +374,7 @@ impl Testbed {
     ///
     /// The testbed has no LAN, or the switch has not learned the address.
     pub fn port_of(&self, mac: &str) -> Result<String> {
-        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let switch = self.switch.as_ref().context("the testbed has no LAN")?;
         let learned = switch.sh("bridge fdb show dynamic")?;
         let entry = learned.lines().find(|line| line.starts_with(mac));
         entry
@@ -390,9 +390,12 @@ impl Testbed {
     /// The testbed has no LAN, the switch has not learned the address, or the host does not detect
     /// the loss.
     pub fn pull_cable(&self, host: &Host, device: &str, mac: &str) -> Result<()> {
-        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let switch = self.switch.as_ref().context("the testbed has no LAN")?;
         let entry = self.port_of(mac)?;
-        let port = entry.split_whitespace().nth(2).context("a port")?;
+        let port = entry
+            .split_whitespace()
+            .nth(2)
+            .context("the port has no name")?;
         switch.sh(&format!("ip link set {port} down"))?;
         // The kernel does not report a carrier that returns soon.
         let state = format!("cat /sys/class/net/{device}/operstate");
@@ -461,17 +464,16 @@ impl Testbed {
         let pipe = self
             .janitor_pipe
             .as_mut()
-            .context("the janitor receives lines until the drop")?;
+            .context("the pipe to the janitor is closed")?;
         writeln!(pipe, "{kind} {value}")
             .and_then(|()| pipe.flush())
-            .context("the janitor process is gone")
+            .context("the janitor process has exited")
     }
 }
 
 impl Drop for Testbed {
     fn drop(&mut self) {
-        // Closing the pipe triggers the clean-up process, which does the same after an orderly exit
-        // and after a kill.
+        // When the pipe closes, the janitor cleans up, as after a kill.
         drop(self.janitor_pipe.take());
         let _ = self.janitor.wait();
         for holder in self.holders.iter_mut().chain(self.base.as_mut()) {

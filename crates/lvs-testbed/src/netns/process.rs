@@ -61,7 +61,7 @@ impl Proc {
     /// If the process no longer reads its input.
     pub fn send(&mut self, text: &str) -> Result<()> {
         let input = self.child.stdin.as_mut();
-        let input = input.with_context(|| format!("{}: its input has ended", self.name))?;
+        let input = input.with_context(|| format!("{}: its input is closed", self.name))?;
         input
             .write_all(text.as_bytes())
             .with_context(|| format!("{}: cannot send {text:?}", self.name))

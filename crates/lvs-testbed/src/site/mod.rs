@@ -212,7 +212,7 @@ impl Site {
         names.extend((2..).take(options.others).map(|n| format!("director{n}")));
         names.extend((1..=options.servers).map(|number| format!("rs{number}")));
         let mut hosts = testbed.hosts_named(&names)?.into_iter();
-        let mut host = || hosts.next().context("each name has a host");
+        let mut host = || hosts.next().context("a name has no host");
         let (client, director) = (host()?, host()?);
         let router = if with_router { Some(host()?) } else { None };
         let standby = if options.standby { Some(host()?) } else { None };
@@ -623,7 +623,7 @@ ip addr add fd00:10::1/64 dev eth1 nodad
     ///
     /// No dataplane runs, or it does not exit within the time limit.
     pub fn end_dataplane(&mut self, signal: Signal) -> Result<()> {
-        let mut dataplane = self.dataplane.take().context("a dataplane runs")?;
+        let mut dataplane = self.dataplane.take().context("no dataplane was started")?;
         dataplane.stop(signal).map(drop)
     }
 

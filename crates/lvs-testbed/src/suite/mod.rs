@@ -162,7 +162,7 @@ struct Profile {
 ///
 /// The executables cannot be listed.
 pub fn main(options: &TestsOptions) -> Result<()> {
-    // Tests stop the programs that they start with these signals.
+    // The testbed stops programs with these signals, which must not be ignored.
     lvs_sys::signals::restore_signals();
     let (mut tests, mut omitted) = tests(options)?;
     tests.sort_by_key(|test| test.turn);
@@ -178,7 +178,7 @@ pub fn main(options: &TestsOptions) -> Result<()> {
             .jobs
             .unwrap_or(if options.rest { 4 } else { 3 } * processors)
             .max(1),
-        // Some unit tests wait, so there is one more than processors.
+        // One more than processors, because some unit tests wait.
         computing: processors + 1,
         each: Duration::from_secs(if options.rest { 1800 } else { 900 }),
     };
@@ -252,8 +252,9 @@ fn tests(options: &TestsOptions) -> Result<(Vec<Test>, Vec<Omitted>)> {
         if !line.starts_with('{') {
             continue;
         }
-        let message: Message = serde_json::from_str(&line)
-            .with_context(|| format!("{}: a line of cargo: {line}", path.display()))?;
+        let message: Message = serde_json::from_str(&line).with_context(|| {
+            format!("{}: cannot parse the line of cargo: {line}", path.display())
+        })?;
         if message.reason != "compiler-artifact"
             || !message.profile.test
             || message.target.kind.iter().any(|kind| kind == "bench")
@@ -264,7 +265,7 @@ fn tests(options: &TestsOptions) -> Result<(Vec<Test>, Vec<Omitted>)> {
             let package = message
                 .manifest_path
                 .parent()
-                .context("a manifest is in a directory")?;
+                .context("the manifest has no directory")?;
             executable_tests(
                 &executable,
                 package,

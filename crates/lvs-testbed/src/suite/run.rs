@@ -136,7 +136,7 @@ impl Progress {
                 self.began.elapsed().as_secs(),
                 if terminal { " " } else { "\n" },
             );
-            // A closed pipe must not stop the tests.
+            // A closed output pipe must not stop the tests.
             let _ = std::io::stdout().flush();
         }
     }
@@ -207,7 +207,7 @@ fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus
             child.wait()?;
             return Ok(None);
         }
-        // The end of a test is noticed after at most a fiftieth of its duration.
+        // Polls at intervals of a fiftieth of the elapsed time.
         let pause = began.elapsed() / 50;
         std::thread::sleep(pause.clamp(Duration::from_millis(1), Duration::from_millis(50)));
     }

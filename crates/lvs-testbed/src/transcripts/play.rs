@@ -35,7 +35,7 @@ pub fn main() -> anyhow::Result<()> {
         .context("cannot create namespaces: run this as root, or permit user namespaces")?;
     print!("{READY}");
     std::io::stdout().flush()?;
-    // The end of the input also means that the users are mapped.
+    // The parent writes the session after it has mapped the users.
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text)?;
     let session: Session = serde_json::from_str(&text).context("cannot read the session")?;

@@ -20,7 +20,10 @@ impl Lab {
             "doctor has findings on the standby director: {calm:?}"
         );
         self.show_progress("director 2: its track file is removed, and keepalived restarted");
-        let mut keepalived = self.directors[1].keepalived.take().context("it runs")?;
+        let mut keepalived = self.directors[1]
+            .keepalived
+            .take()
+            .context("no keepalived was started")?;
         keepalived.stop(Signal::SIGTERM)?;
         self.directors[1].host.sh("rm /run/lvs/vrrp.track")?;
         self.start_keepalived(1)?;
@@ -47,7 +50,10 @@ impl Lab {
     pub(super) fn restart_keepalived(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: keepalived is restarted", index + 1));
         let director = &mut self.directors[index];
-        let mut keepalived = director.keepalived.take().context("it runs")?;
+        let mut keepalived = director
+            .keepalived
+            .take()
+            .context("no keepalived was started")?;
         keepalived.stop(Signal::SIGTERM)?;
         self.wait_active(1 - index)?;
         self.start_keepalived(index)?;
@@ -85,7 +91,10 @@ impl Lab {
             .host
             .sh(&format!("{} doctor --json || [ $? = 1 ]", lvsadm.display()))?;
         let all: Value = serde_json::from_str(&reported)?;
-        let what = all.as_array().context("a list")?.iter();
+        let what = all
+            .as_array()
+            .context("doctor did not print a list")?
+            .iter();
         let what = what.map(|one| one["what"].as_str().unwrap_or_default().to_owned());
         Ok(what.collect())
     }

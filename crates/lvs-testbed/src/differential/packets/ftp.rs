@@ -388,7 +388,7 @@ impl Dialogue {
             }
             18..=21 => self.say(side, ACK, b""),
             22 | 23 => {
-                // The segment contains a part of a long text.
+                // Part of a long text.
                 let len = self.entropy.pick(&[1, 100, 1000, 1300]);
                 self.say(side, PSH | ACK, &vec![b'x'; len]);
             }

@@ -89,7 +89,7 @@ impl Traffic {
 
     /// Sends a packet, which is sometimes damaged or truncated.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
-        // The host's own answers to these packets are not compared.
+        // Answers of the host itself are not compared, so these packets are unchanged.
         let plain = note == "echo" || note == "answer of direct routing";
         if self.entropy.one_in(6) && !plain {
             self.embellish(&mut ip, note);
@@ -225,7 +225,7 @@ impl Traffic {
             dst.set_port(self.entropy.u16() | 1);
         }
         if by_vip {
-            // The host would send the resulting ICMP error to itself.
+            // A source on the host would receive the ICMP error itself.
             let payload = self.entropy.payload(100);
             let ip = self.packet(source, dst, false, &payload);
             return ("answer of direct routing", ip);
