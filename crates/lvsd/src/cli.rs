@@ -60,13 +60,13 @@ const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 /// The file that `lvsd init` writes.
 const STARTER: &str = include_str!("cli/starter.toml");
 
-/// Directory of the state that must survive a reboot.
+/// State directory, whose content survives a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
-/// Interval at which each event loop of the daemon proves that it is running.
+/// Interval of the heartbeats of event loops, for the watchdog.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// Longest wait of `lvsd stop` for the running daemon.
+/// Maximum time that `lvsd stop` waits for the running daemon.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML
@@ -302,8 +302,8 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Runs the command of the command line. The signals in `ignored` end every command except the
-/// daemon.
+/// Runs the command of the command line. Signals that are ignored at the start (`ignored`) end
+/// every command except the daemon.
 pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     // A signal may arrive while a long file is being read.
     let early = match arguments.command {
@@ -458,8 +458,8 @@ fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode 
     ))
 }
 
-/// The dataplane's address from the command line or the file. A file that is invalid or slow to
-/// read does not prevent or delay requests.
+/// Address of the dataplane, from the command line or the file. An invalid or slow file does not
+/// delay a request.
 fn steered(arguments: &Arguments) -> Address {
     let named = arguments
         .socket
@@ -485,7 +485,7 @@ fn write(text: &[u8]) -> Result<(), String> {
     written(output.write_all(text).and_then(|()| output.flush()))
 }
 
-/// Ignores the error of a closed output pipe. Other errors, such as a full disk, are returned.
+/// Ignores a closed output pipe. Returns other errors, such as a full disk.
 fn written(result: std::io::Result<()>) -> Result<(), String> {
     match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("write error: {error}")),
@@ -498,8 +498,8 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// Loads the configuration. If it is invalid, and the dataplane of an earlier daemon runs or has
-/// crashed, the last valid configuration is used.
+/// Loads the configuration. If it is invalid and the dataplane of an earlier daemon runs or has
+/// crashed, loads the last valid configuration.
 fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
     let error = match Config::load(arguments.config()) {
         Ok((config, report)) => return Ok((config, report, daemon::loaded_at_start())),
@@ -529,7 +529,8 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     Ok((config, report, loaded))
 }
 
-/// The file of a running daemon. Its name may be relative to the daemon's directory.
+/// Absolute path of a running daemon's file, which may be relative to the daemon's working
+/// directory.
 fn file_of(daemon: &Status) -> PathBuf {
     let file = PathBuf::from(&daemon.config);
     if file.is_absolute() {
@@ -539,8 +540,7 @@ fn file_of(daemon: &Status) -> PathBuf {
     directory.map_or_else(|_| file.clone(), |directory| directory.join(&file))
 }
 
-/// The dataplane's control socket: from the command line or environment, from the file, or the
-/// default.
+/// Address of the dataplane: from the command line or environment, from the file, or the default.
 fn address(arguments: &Arguments, config: &Config) -> Address {
     let named = arguments.socket.clone().filter(|name| !name.is_empty());
     named
@@ -548,12 +548,11 @@ fn address(arguments: &Arguments, config: &Config) -> Address {
         .map_or_else(Address::default, Address::new)
 }
 
-/// The stored answers of DNS, etcd and Kubernetes.
 fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }
 
-/// The message about an lvsd that may be running and has no known process id.
+/// Message about an lvsd that may be running, but whose process id is unknown.
 fn unknown_process(error: &LockError) -> String {
     match error {
         LockError::Held(_) => {
@@ -685,7 +684,7 @@ fn stop_dataplane(address: &Address, format: log::Format) -> Result<(), String> 
     result
 }
 
-/// Writes the starter configuration to a file that must not exist.
+/// Writes the starter configuration. The file must not exist.
 fn init(file: &Path) -> Result<(), String> {
     let created = File::create_new(file);
     let mut output = created.map_err(|error| match error.kind() {
@@ -740,7 +739,7 @@ fn refuse(error: &LoadError) -> ExitCode {
     ExitCode::from(EXIT_CONFIG)
 }
 
-/// Logs to standard error. `LVSD_LOG` overrides the file.
+/// Starts logging to standard error. `LVSD_LOG` overrides the level of the file.
 fn start_log(from_file: Option<&str>, format: log::Format) -> Result<log::Guard, String> {
     let from_env = std::env::var("LVSD_LOG")
         .ok()
@@ -765,8 +764,8 @@ struct Early {
 }
 
 impl Early {
-    /// Until the daemon runs, stores signals that request a reload, and ignores signals that have
-    /// no effect.
+    /// Creates the event loop. Until the daemon runs, reload signals are stored, and signals
+    /// without an effect are ignored.
     fn new() -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -792,7 +791,7 @@ impl Early {
         Ok(this)
     }
 
-    /// Sends the daemon a message for each of these signals that arrives.
+    /// Sends a message to the daemon for each of these signals that arrives.
     fn listen(&self, kinds: &[(SignalKind, Signal)]) -> Result<(), String> {
         let _runtime = self.runtime.enter();
         for &(kind, message) in kinds {
@@ -899,7 +898,7 @@ fn run(
     result
 }
 
-/// Starts a thread for the health checks, so that computations of the daemon do not delay them.
+/// Starts a thread for health checks, which the daemon's computations must not delay.
 fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,7 +1,7 @@
-//! The daemon's own control socket: HTTP as over TCP, with the rights of the connected user.
+//! The daemon's control socket: HTTP as over TCP, with the rights of the connected user.
 //!
-//! A separate task serves each connection, and the main loop answers the requests. A client that
-//! does not read delays neither the main loop nor other clients.
+//! A task serves each connection, so that a client that does not read delays neither the daemon's
+//! loop nor other clients.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -19,7 +19,7 @@ use crate::api::http;
 use crate::api::{Api, FULL, Peer};
 use crate::config::{Dataplane, Facts};
 
-/// The groups whose members have access.
+/// The groups that may use the socket.
 #[derive(Clone, Debug, Default)]
 struct Rights {
     /// The id of the group whose members have write access.
@@ -67,8 +67,8 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
     tokio::net::UnixListener::from_std(listener)
 }
 
-/// Removes the socket file of a daemon that has exited. The caller has the lock, so no other daemon
-/// uses it.
+/// Removes the socket file of an exited daemon. The caller holds the daemon's lock, so no other
+/// daemon uses the file.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),
@@ -101,7 +101,7 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
     }
 }
 
-/// Returns the user of the remote process and a slot for the connection, or the reason for a
+/// Returns the user of the connected process and a slot for the connection, or the reason for a
 /// refusal.
 fn admit(
     stream: &UnixStream,
@@ -150,8 +150,8 @@ mod tests {
     use crate::requests::{ChangeRequest, Request, answer, channel};
     use crate::snapshot::Snapshot;
 
-    /// Opens the control socket next to the socket of `dataplane`. A task answers the requests in
-    /// place of the daemon: it accepts each change, but refuses a reload without `force`.
+    /// Opens a control socket. A task replaces the daemon: it accepts every change, but refuses a
+    /// reload without `force`.
     fn opened(dataplane: &Address, settings: &Dataplane, events: &Events) {
         let (sender, mut requests) = channel();
         let api = Arc::new(Api::new(sender, events, Arc::default()));
@@ -179,7 +179,6 @@ mod tests {
         });
     }
 
-    /// A client that sends an invalid request gets an error.
     #[tokio::test]
     async fn control_socket_answers_invalid_request_with_error() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -292,8 +291,7 @@ mod tests {
         }
     }
 
-    /// Not a test: the test below starts this program as another user. It requests a reload and
-    /// prints the answer.
+    /// Run as another user by the test below: requests a reload, and prints the answer.
     #[test]
     #[ignore = "by hand: another test starts it"]
     fn helper_process_sends_reload_request() {

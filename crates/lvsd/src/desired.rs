@@ -14,22 +14,22 @@ use crate::expand::Expanded;
 use crate::health::{Advice, Key};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health, Unnamed};
 
-/// The decisions of operators and of the daemon that take precedence over file and health.
+/// Decisions of operators and of the daemon, which take precedence over file and health.
 #[derive(Clone, Copy, Debug)]
 pub struct Overrides<'a> {
     /// The administrative states of servers.
     pub admin: &'a Admin,
-    /// Quorum, panic mode and sorry server of each service; none before the first decision.
+    /// Decision about each service; none before the first one.
     pub decisions: &'a HashMap<ServiceId, Decision>,
-    /// The VIPs that the dataplane owns unless a decision withdraws them. `None`: this director may
+    /// VIPs that the dataplane owns, unless a decision withdraws them. `None` if this director may
     /// own no VIPs.
     pub vips: Option<&'a BTreeSet<IpAddr>>,
-    /// The number of configurations that the daemon has loaded.
+    /// Number of configurations that the daemon has loaded so far.
     pub generation: u64,
 }
 
-/// The desired state: the services of `config` and `discovered`, with servers whose health and
-/// weight `health` returns.
+/// Computes the desired state of the services in `config` and `discovered`; `health` returns health
+/// and weight of a server.
 pub fn desired(
     config: &Config,
     discovered: &Expanded,
@@ -156,7 +156,7 @@ mod tests {
     use crate::health::Weight;
     use crate::sources::Gathered;
 
-    /// The inputs of the function, with two servers that are up.
+    /// Inputs of [`desired`], with two servers that are up.
     struct Case {
         config: Config,
         discovered: Expanded,

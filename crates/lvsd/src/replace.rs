@@ -1,4 +1,4 @@
-//! Files that are replaced atomically: a reader finds either the old or the new content.
+//! Replaces files atomically, so that a reader finds either the old or the new content.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -28,7 +28,7 @@ pub(crate) fn replace_for_good(path: &Path, contents: &[u8], mode: u32) -> io::R
     File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()
 }
 
-/// Writes the new file in the directory of the old one.
+/// Writes the new content to a temporary file in the same directory.
 fn write(path: &Path, contents: &[u8], mode: u32) -> io::Result<(PathBuf, File)> {
     let mut name = OsString::from(path);
     name.push(".new");

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::snapshot::Snapshot;
 
-/// Maximum number of requests that wait for the main loop.
+/// Maximum number of requests that wait for the daemon's loop.
 const REQUESTS_MAX: usize = 16;
 
 /// A change that an operator requests.
@@ -63,7 +63,7 @@ pub(crate) async fn request_change(
     result.await.unwrap_or_else(|_| Err(gone()))
 }
 
-/// A result as an answer.
+/// Serialises a result.
 pub fn answer(result: &impl Serialize) -> Answer {
     serde_json::value::to_raw_value(result)
         .map_err(|error| format!("internal error of lvsd: {error}"))

@@ -1,6 +1,5 @@
-//! The keys of the file, for editors (JSON Schema) and for the manual page (`lvsd.toml(5)`). Both
-//! are generated from the text of `config/raw.rs`, in which each key is a field of its table with a
-//! doc comment.
+//! Generates the JSON Schema of the file and the manual page `lvsd.toml(5)` from the source of
+//! `config/raw.rs`, where each key is a field with a doc comment.
 
 use std::fmt::Write as _;
 
@@ -8,10 +7,10 @@ use serde_json::{Map, Value, json};
 
 use crate::config::DEFAULTS;
 
-/// The source text of the types into which the file is read.
+/// Source of the types into which the file is parsed.
 const SOURCE: &str = include_str!("config/raw.rs");
 
-/// A table: its type, its description, its keys.
+/// A table of the file: type, description and keys.
 struct Table {
     name: String,
     about: String,
@@ -199,13 +198,13 @@ pub fn page() -> String {
 mod tests {
     use super::*;
 
-    /// The pages of the reference that describe the keys of the file.
+    /// Pages of the reference that document the keys.
     static PAGES: [&str; 2] = [
         include_str!("../../../docs/configuration.md"),
         include_str!("../../../docs/proxy.md"),
     ];
 
-    /// The cells of the rows of the reference whose first cell names `key`.
+    /// Rows of the reference whose first cell names `key`.
     fn rows(key: &str) -> Vec<Vec<&'static str>> {
         let lines = PAGES.iter().flat_map(|page| page.lines());
         let rows = lines.filter_map(|line| line.strip_prefix("| "));
@@ -214,7 +213,7 @@ mod tests {
         cells.filter(|cells| named(cells[0])).collect()
     }
 
-    /// The default in the description of a key, if the description has its value.
+    /// The default value in a key's description, if it states one.
     fn default(about: &str) -> Option<&str> {
         let (_, default) = about.split_once("Default: ")?;
         let word = default.split_whitespace().next()?;

@@ -14,7 +14,7 @@ pub(super) fn man() -> Vec<u8> {
     page
 }
 
-/// Writes one page for all commands: separate pages would have to be packaged one by one.
+/// Writes one manual page for all commands, because separate pages would complicate packages.
 fn write_page(page: &mut Vec<u8>) -> io::Result<()> {
     let command = Arguments::command();
     let man = Man::new(command.clone())

@@ -1,4 +1,4 @@
-//! The configuration of keepalived for the settings of the file: `lvsd keepalived-config`.
+//! `lvsd keepalived-config`: generates keepalived's configuration from the file.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::{INSTANCE, track};
 use crate::config::{Config, HostAddress, Service, VipMode};
 
-/// A placeholder: keepalived requires an address even if the host needs none.
+/// A placeholder address, because keepalived requires at least one.
 const PLACEHOLDER: &str = "169.254.0.51/32 dev lo scope host";
 
 /// Returns the configuration for keepalived.
@@ -93,7 +93,7 @@ fn written(address: &HostAddress) -> String {
     text
 }
 
-/// Seconds with two decimals, the precision of VRRP.
+/// Formats seconds with two decimals, the precision of VRRP.
 fn seconds(time: std::time::Duration) -> String {
     format!("{}.{:02}", time.as_secs(), time.subsec_millis() / 10)
 }

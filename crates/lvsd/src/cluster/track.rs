@@ -1,4 +1,4 @@
-//! The number that keepalived adds to a director's priority.
+//! The number in the track file, which keepalived adds to the director's priority.
 
 use std::io::Read;
 use std::path::Path;
@@ -10,8 +10,7 @@ use crate::config::Vrrp;
 const MAINTENANCE: i16 = Vrrp::MAINTENANCE;
 const BELOW_QUORUM: i16 = Vrrp::BELOW_QUORUM;
 
-/// The value that prevents a director from being active: keepalived treats a number of -254 or less
-/// as a fault.
+/// Prevents the director from being active: for keepalived, -254 or less is a fault.
 pub(super) const UNFIT: i16 = -254;
 
 /// The fitness of a director to be active.
@@ -28,9 +27,8 @@ pub(super) struct Fitness {
 }
 
 impl Fitness {
-    /// The number for the track file. It excludes only a director that would break connections. A
-    /// director in maintenance, or with missing servers or peers, is active only if no better
-    /// director exists.
+    /// The number for the track file. Only a director that would break connections is unfit. In
+    /// maintenance, or with missing servers or peers, it is active if no better director exists.
     pub(super) fn value(self) -> i16 {
         match (
             self.ready,

@@ -23,7 +23,7 @@ fn read(text: &str) -> Config {
     config
 }
 
-/// The services of `text` with the DNS records of a name.
+/// Expands `text` with the DNS records of `name`.
 fn with(text: &str, name: &str, records: &[Record]) -> Expanded {
     let gathered = Gathered {
         dns: [(name.to_owned(), records.to_vec())].into(),
@@ -101,12 +101,12 @@ const MAIN: &str = "[cluster]\netcd = \"http://192.0.2.5:2379\"\ndirector = \"d1
      [[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\ndiscover = { etcd = \"web\", weight = 4 }\n\
      [[service.server]]\naddress = \"10.0.0.1:80\"\n";
 
-/// A service of etcd with one server.
+/// TOML of a service in etcd with one server.
 fn remote(address: &str, server: &str) -> String {
     format!("[[service]]\naddress = \"{address}\"\n[[service.server]]\naddress = \"{server}\"\n")
 }
 
-/// The state of etcd, with the last valid texts.
+/// Answers of etcd: services with their present and last valid texts, and servers.
 fn etcd(services: &[(&str, &str, Option<&str>)], servers: &[Record]) -> Gathered {
     let mut etcd = Etcd {
         prefix: "/lvs/".to_owned(),
@@ -131,7 +131,7 @@ fn etcd(services: &[(&str, &str, Option<&str>)], servers: &[Record]) -> Gathered
     }
 }
 
-/// The services of [`MAIN`] with the answers in `gathered`.
+/// Expands [`MAIN`] with `gathered`.
 fn merged(gathered: &Gathered) -> Expanded {
     expand(&read(MAIN), gathered)
 }
@@ -426,7 +426,7 @@ const KUBERNETES: &str = "[kubernetes]\nserver = \"http://192.0.2.5:6443\"\ndire
      [[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\n\
      [[service.server]]\naddress = \"10.0.0.1:80\"\n";
 
-/// The services of Kubernetes, with their last valid texts.
+/// Answers of Kubernetes with the services' present and last valid texts.
 fn kubernetes(name: &str, services: &[(&str, &str, Option<&str>)]) -> Gathered {
     let services = services.iter().map(|(key, text, good)| {
         let text = Text {

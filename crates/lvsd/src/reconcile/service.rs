@@ -16,14 +16,13 @@ pub(super) struct OneService<'a> {
     desired: &'a DesiredService,
     overdue: &'a HashSet<(ServiceId, SocketAddr)>,
     plan: &'a mut Plan,
-    /// Changes that set only a weight, and changes of failed servers, of all services: they precede
-    /// all other changes.
+    /// Weight changes, and changes of failed servers, of all services. They precede all other
+    /// changes.
     urgent: &'a mut Vec<Call>,
-    /// The changes that remove failed servers or set their weight to 0; the service's other urgent
-    /// changes precede them.
+    /// Removals of failed servers, or their change to weight 0. They follow the service's other
+    /// urgent changes.
     failed: Vec<Call>,
-    /// Changes that stop new connections to working servers; they follow the changes that add
-    /// servers.
+    /// Changes that stop new connections to working servers. They follow the additions of servers.
     emptied: Vec<Call>,
 }
 
@@ -100,9 +99,9 @@ impl<'a> OneService<'a> {
         self.arrange(servers, before);
     }
 
-    /// Sorts the servers in the order of the file, if the scheduler uses the order. A new server
-    /// would otherwise be last, and each director adds servers when its own checks succeed.
-    /// `before` is the number of changes that concern other services.
+    /// Sorts the servers as in the file if the scheduler depends on their order. Otherwise the
+    /// order would follow the times at which checks succeed, which differ between directors.
+    /// `before` is the number of changes for other services.
     fn arrange(&mut self, there: &[ServerInfo], before: (usize, usize)) {
         let about = About::of(&self.desired.config.scheduler);
         if !about.is_some_and(|about| about.goes_by_order) {
@@ -139,8 +138,8 @@ impl<'a> OneService<'a> {
         }
     }
 
-    /// Adds the changes for a desired server. Changes that add a server come before changes that
-    /// stop new connections to a working one, so that the service always has a server that is up.
+    /// Adds the changes for a desired server. Additions precede changes that stop new connections
+    /// to working servers, so that the service always has a server.
     fn wanted(&mut self, server: &DesiredServer, now: Option<ServerConfig>) {
         let spec = |config| ServerSpec {
             service: self.desired.id,
@@ -173,7 +172,7 @@ impl<'a> OneService<'a> {
         }
     }
 
-    /// Handles a server that the service should not have any more: it may be drained first.
+    /// Adds the changes for an undesired server, which is drained first if possible.
     fn unwanted(&mut self, server: &ServerInfo) {
         let key = (self.desired.id, server.server);
         let limit = self.desired.drain;
@@ -202,7 +201,7 @@ impl<'a> OneService<'a> {
     }
 }
 
-/// The desired settings of a server; `None` if the service should not have it.
+/// The desired settings of a server; `None` if the service should not contain it.
 fn target_config(
     server: &DesiredServer,
     on_check_failure: OnCheckFailure,

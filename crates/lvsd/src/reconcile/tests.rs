@@ -1,4 +1,4 @@
-//! Random dataplanes and configurations, and properties of each list of changes; then single cases.
+//! Properties of the changes for random dataplanes and configurations; then single cases.
 
 use lvs_core::Forwarding;
 use lvs_core::api::{ServerSpec, ServiceSpec};
@@ -79,7 +79,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Changes that other programs and an earlier daemon have made in a dataplane.
+    /// Changes by other programs and by an earlier daemon.
     fn history()(
         services in proptest::collection::btree_map(
             0..5u8,
@@ -213,8 +213,8 @@ fn local_addresses_are_added_before_servers_and_removed_after_them() {
 }
 
 proptest! {
-    /// The dataplane accepts the plan as one list from any state. Afterwards it has the desired
-    /// state, all other settings are unchanged, and a second plan is empty.
+    /// The dataplane accepts the plan from any state, and then has the desired state. Settings of
+    /// other owners are unchanged, and a second plan is empty.
     #[test]
     fn changes_from_any_state_reach_the_desired_state(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
@@ -267,8 +267,8 @@ proptest! {
         }
     }
 
-    /// Between two changes, a service never has fewer usable servers than both before and after the
-    /// whole list.
+    /// At any point of a plan, each service has at least as many usable servers as before or after
+    /// it, whichever is less.
     #[test]
     fn changes_leave_no_service_without_servers(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
@@ -302,7 +302,7 @@ proptest! {
         }
     }
 
-    /// A server in both states is never deleted, and no service is deleted and added again.
+    /// A server in both states is never deleted, and no service is deleted and re-added.
     #[test]
     fn reconciliation_leaves_unchanged_servers_alone(desired in desired(), history in history()) {
         let plan = diff(&desired, &actual(&dataplane(&history)));
@@ -365,7 +365,7 @@ fn order_of_changes_keeps_connections() {
     );
 }
 
-/// Two directors whose checks fail and succeed in different orders.
+/// The checks of two directors fail and succeed in different orders.
 #[test]
 fn directors_with_different_check_histories_choose_the_same_servers() {
     let wish = |states: [Health; 4], scheduler: &str, order: [u8; 4]| {
@@ -464,7 +464,7 @@ fn changed_tunnel_is_an_edit() {
     }
 }
 
-/// The desired service whose servers replace the servers `there`, each with its weight and active
+/// A desired service that replaces the servers `there`, given with weight and number of active
 /// connections.
 fn replaced(
     there: &[(u8, i32, u32)],
@@ -507,7 +507,7 @@ fn replaced(
     diff(&desired, &actual)
 }
 
-/// Changes as letters: server 2 is added, gets weight 0, is deleted.
+/// Abbreviates changes: for example, that server 2 is added, gets weight 0, or is deleted.
 fn reported(plan: &Plan) -> String {
     let mut reported = String::new();
     for change in &plan.changes {
