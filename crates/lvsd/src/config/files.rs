@@ -1,5 +1,5 @@
-//! A configuration in several files: the main file, and `conf.d/*.toml` next to it, in the order of
-//! their names, joined to one text.
+//! Joins the files of a configuration to one text: the main file, and `conf.d/*.toml` in the order
+//! of their names.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::{LoadError, shape};
 use crate::text::{Files, Findings, read_at_most};
 
-/// Maximum size of a file in bytes: 40,000 servers need a twentieth of it.
+/// Maximum size of a file in bytes, about 20 times that of a file with 40,000 servers.
 const FILE_MAX: u64 = 64 << 20;
 
 /// Files that are joined to one text.
@@ -30,11 +30,11 @@ impl Joined {
     }
 }
 
-/// The files that were read.
+/// The joined text of all files.
 pub(super) struct Whole {
     pub(super) files: Files,
     pub(super) text: String,
-    /// The findings in single files.
+    /// Findings about single files.
     pub(super) findings: Findings,
 }
 
@@ -62,8 +62,8 @@ pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
     })
 }
 
-/// The files of `conf.d` next to the main file; none if the directory does not exist. An unreadable
-/// directory is an error, so that its services are not removed.
+/// The files of `conf.d`; none if the directory does not exist. An unreadable directory is an
+/// error, because its services would otherwise be removed.
 fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let directory = path
         .parent()
@@ -94,7 +94,7 @@ fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     Ok(all)
 }
 
-/// Reads a file of limited size. The file may be a pipe.
+/// Reads a file, or a pipe, up to the maximum size.
 pub(in crate::config) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     read_at_most(File::open(path)?, FILE_MAX)
 }

@@ -1,4 +1,4 @@
-//! The settings of the dataplane: its arguments, sysctls, synchronisation and filters.
+//! Options of the dataplane, sysctls, synchronisation and filters.
 
 use super::*;
 

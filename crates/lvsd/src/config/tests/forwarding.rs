@@ -248,7 +248,7 @@ fn proxied_service_requires_address_of_this_host() {
     );
 }
 
-/// A proxy that listens on all addresses and is its own server would use up its descriptors.
+/// Such a proxy would connect to itself until it has no free file descriptors.
 #[test]
 fn proxied_service_is_refused_as_its_own_server() {
     let text = |listen: &str, server: &str, more: &str| {

@@ -2,7 +2,6 @@
 
 use super::*;
 
-/// Errors of services and servers, with the titles of the findings.
 #[test]
 fn inconsistent_settings_are_refused() {
     let cases = cases(

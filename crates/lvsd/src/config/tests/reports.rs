@@ -1,4 +1,4 @@
-//! Reports of findings: their positions, order and number.
+//! Positions, order and number of findings.
 
 use super::*;
 
@@ -87,7 +87,7 @@ fn missing_configuration_file_is_an_error() {
 }
 
 proptest::proptest! {
-    /// Any text yields either a configuration or a printable report.
+    /// Any text yields a configuration or a report.
     #[test]
     fn configuration_of_any_text_does_not_panic(at in 0..FULL.len(), length in 0usize..20, new in "[\\[\\]{}=\"\\n a-z0-9é.]{0,8}") {
         let mut text = FULL.to_owned();
@@ -135,8 +135,8 @@ fn unreadable_file_reports_reason_and_fix() {
     );
 }
 
-/// 37,205 servers, or as many keys of one table, with a typo in each: the time and the length of
-/// the report are proportional to the number.
+/// With typos in 37,205 servers, or in as many keys of one table, time and length of the report are
+/// proportional to their number.
 #[test]
 fn all_typos_are_reported_together() {
     const N: usize = 37_205;
@@ -175,7 +175,7 @@ fn all_typos_are_reported_together() {
     }
 }
 
-/// The input is like a file of a faulty generator.
+/// The input resembles a file of a faulty generator.
 #[test]
 #[ignore = "long"]
 fn report_of_a_million_errors_is_bounded() {
@@ -244,7 +244,7 @@ fn report_of_a_million_errors_is_bounded() {
     );
 }
 
-/// The renderer gets only the lines of the finding, and prints the line numbers of the whole file.
+/// The renderer receives only the lines of the finding, but prints line numbers of the whole file.
 #[test]
 fn finding_far_down_in_a_file_is_shown_with_its_line() {
     let mut text = "# a comment\n".repeat(5000);
@@ -340,7 +340,7 @@ fn loopback_server_causes_warning_unless_proxied() {
     }
 }
 
-/// The parser reports the start of a key with too many parts; its end is far away.
+/// The parser reports the start of a key with too many parts, far from its end.
 #[test]
 fn error_with_a_distant_cause_is_reported() {
     let long = ["a"; 100_000].join(".");

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A service with one server and a check, unless `keys` contain another check.
+/// A service with one server and a check, unless `keys` contains another check.
 fn checked(keys: &str, top: &str) -> String {
     let check = match keys.contains("check = ") {
         true => "",
@@ -13,7 +13,7 @@ fn checked(keys: &str, top: &str) -> String {
     )
 }
 
-/// All services have the same defaults, and a combination that harms clients causes a warning.
+/// All services have the same defaults. A combination that harms clients causes a warning.
 #[test]
 fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
     let persistence = "persistence = { timeout = \"6m\" }";
@@ -282,7 +282,7 @@ fn quorum_and_sorry_keys_are_checked() {
     }
 }
 
-/// A sorry server is not checked, so a check of the service does not require a port for it.
+/// lvsd does not check a sorry server, which therefore needs no port for the check.
 #[test]
 fn sorry_server_without_port_needs_no_port_for_the_check() {
     let config = load(
