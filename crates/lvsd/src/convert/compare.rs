@@ -1,4 +1,4 @@
-//! `lvsd convert --check`: whether a converted file has the services that keepalived reads.
+//! `lvsd convert --check`: compares a converted file with the services that keepalived reads.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -11,15 +11,15 @@ use super::dump::{self, TheirService};
 use super::service::servers_of_quorum;
 use crate::config::{self, Config};
 
-/// The result of a comparison.
+/// Result of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compared {
     /// Number of compared services.
     pub services: usize,
     /// Number of compared servers.
     pub servers: usize,
-    /// Whether keepalived has printed its complete configuration; else it has printed only the
-    /// names of services and servers.
+    /// Whether keepalived printed its complete configuration, not only the names of services and
+    /// servers.
     pub whole: bool,
     /// One message for each difference.
     pub differences: Vec<String>,
@@ -126,8 +126,8 @@ fn method(server: &config::Server) -> String {
     }
 }
 
-/// Compares a service. `ours` are the services of the result that keepalived prints under this
-/// name. It is `None` if the servers under this name were compared before.
+/// Compares a service. `ours` are the converted services with the name that keepalived prints. It
+/// is `None` if they were compared before.
 fn of_service(
     name: &str,
     service: &config::Service,
@@ -305,7 +305,7 @@ weight = 7
         assert!(compared.whole);
     }
 
-    /// Without IPVS in the kernel, keepalived names a mark without its address family.
+    /// Without IPVS in the kernel, keepalived prints marks without their address family.
     #[test]
     fn keepalived_messages_about_mark_match_services_of_both_families() {
         let service = |family: &str, server: &str| {

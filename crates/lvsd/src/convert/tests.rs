@@ -58,8 +58,8 @@ virtual_server fwmark 7
 }
 "#;
 
-/// With direct routing, ldirectord checks the port of the real server although packets are not
-/// forwarded to that port.
+/// With direct routing, ldirectord checks the real server's port, to which no packets are
+/// forwarded.
 #[test]
 fn port_ignored_by_direct_routing_is_checked() {
     let text = "virtual=192.0.2.1:80\n\treal=10.0.0.2:8080 gate\n\treal=10.0.0.3:80 gate\n\tservice=http\n";
@@ -112,7 +112,7 @@ fn macros_can_contain_several_words_and_blocks() {
     assert_eq!(check.timeout, std::time::Duration::from_secs(3));
 }
 
-/// keepalived 2.2.7 reads `$FIRST,$LAST`: a comma and a parenthesis end the name of a macro.
+/// In keepalived 2.2.7, a comma or parenthesis ends a macro name, as in `$FIRST,$LAST`.
 #[test]
 fn macros_can_be_the_bounds_of_a_sequence() {
     let (done, config) = converted(
@@ -235,7 +235,7 @@ fn keepalived_file_is_converted() {
     );
 }
 
-/// The kind and the target of each server's check.
+/// Kind and target of each check.
 fn checks(config: &Config) -> Vec<String> {
     let servers = config.services.iter().flat_map(|one| &one.servers);
     let reported = |server: &crate::config::Server| match &server.check {
@@ -399,7 +399,7 @@ fn services_with_one_address_are_joined_and_forwarding_loops_omitted() {
     );
 }
 
-/// `keepalived -t` of keepalived 2.2.7 gives the same result for each default.
+/// The expected defaults are those of `keepalived -t` 2.2.7.
 #[test]
 fn keepalived_defaults_are_converted() {
     let servers = |config: &Config| -> Vec<String> {
@@ -592,8 +592,7 @@ fn ldirectord_defaults_are_converted() {
     );
 }
 
-/// A server of a service with a mark has no port, so any program that listens on its address can be
-/// meant.
+/// A server of a mark service has no port, so that it may be any service at its address.
 #[test]
 fn forwarding_loops_through_a_mark_are_omitted() {
     let (done, config) = converted(
@@ -704,7 +703,7 @@ fn converter_distinguishes_kinds_of_files() {
 }
 
 proptest! {
-    /// The converter never panics, and its result is TOML that `lvsd` parses.
+    /// The result is always TOML that lvsd parses.
     #[test]
     fn converter_does_not_panic_on_any_text(
         words in proptest::collection::vec(
@@ -747,7 +746,7 @@ proptest! {
     }
 }
 
-/// Without its modifier, the regular expression would check the opposite.
+/// Without the modifier, the expression would check the opposite.
 #[test]
 fn keepalived_regex_with_a_modifier_is_omitted_and_reported() {
     for modifier in [
@@ -817,8 +816,8 @@ fn servers_on_loopback_are_reported_as_unreachable() {
     }
 }
 
-/// Includes as keepalived 2.2.7 reads them: macros in the path, macros for the whole line, and
-/// lists.
+/// The expected includes are those of keepalived 2.2.7: macros in the path, macros for the whole
+/// line, and lists.
 #[test]
 fn keepalived_include_by_macros_is_read() {
     let service = |port: u16| {
@@ -853,7 +852,7 @@ fn keepalived_include_by_macros_is_read() {
     assert!(named, "{:?}", done.lost);
 }
 
-/// The part of the converted TOML about one server.
+/// The converted TOML of one server.
 fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
     let (_, rest) = toml
         .split_once(&format!("address = \"{address}\"\n"))
@@ -861,7 +860,7 @@ fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
     rest.split("[[").next().unwrap()
 }
 
-/// keepalived 2.2.7 uses these values for the given texts.
+/// The expected values are those of keepalived 2.2.7.
 #[test]
 fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
     let text = "virtual_server 192.0.2.1 80 {\nprotocol TCP\ndelay_loop 5\ndelay_loop 0\nretry 3\nretry 0\n\
@@ -948,7 +947,7 @@ fn flag_of_another_scheduler_is_reported_and_the_service_is_converted() {
     );
 }
 
-/// keepalived 2.2.7 uses these tunnels for the given texts.
+/// The expected tunnels are those of keepalived 2.2.7.
 #[test]
 fn outer_block_replaces_tunnel_that_keepalived_refuses() {
     let gue = "TUN type gue port 6080";
@@ -978,7 +977,7 @@ fn outer_block_replaces_tunnel_that_keepalived_refuses() {
     }
 }
 
-/// keepalived 2.2.7 uses these address families for the given texts.
+/// The expected address families are those of keepalived 2.2.7.
 #[test]
 fn mark_has_the_address_family_of_its_granularity() {
     for (settings, six) in [
@@ -1031,7 +1030,7 @@ fn check_that_is_not_converted_is_reported_before_its_replacement() {
     }
 }
 
-/// ldirectord 1.186 checks these ports.
+/// The expected ports are those of ldirectord 1.186.
 #[test]
 fn server_without_port_is_checked_at_the_port_of_its_kind_of_service() {
     for [target, lines, expected, named] in cases(
@@ -1080,7 +1079,7 @@ fn program_of_ldirectord_gets_the_configured_port() {
     );
 }
 
-/// keepalived 2.2.7 configures the members of the first group in the kernel.
+/// keepalived 2.2.7 uses only the first group of a name.
 #[test]
 fn first_group_of_a_name_is_used_and_others_are_reported() {
     let text = "virtual_server group D {\nprotocol TCP\nreal_server 10.0.0.1 80 {\n}\n}\n\

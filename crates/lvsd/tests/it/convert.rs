@@ -1,5 +1,5 @@
-//! Published files of other programs: each is converted to a file that `lvsd check` accepts, with a
-//! list of the parts that were not converted. `convert/README.md` lists the sources of the files.
+//! Converts published files of other programs to files that `lvsd check` accepts, with expected
+//! losses. `convert/README.md` lists the sources of the files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,7 +65,7 @@ fn published_files_are_converted() {
     }
 }
 
-/// Numbers of services and servers of some files, so that an empty result is not accepted as valid.
+/// Known numbers of services and servers, so that an empty result does not pass.
 #[test]
 fn published_files_convert_to_expected_numbers() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
@@ -97,7 +97,7 @@ fn published_files_convert_to_expected_numbers() {
     );
 }
 
-/// The samples of Debian's packages keepalived and ldirectord, if these are installed, or if
+/// Converts the samples in Debian's packages keepalived and ldirectord, if they are installed or
 /// `SAMPLES` is the directory of an unpacked package (`dpkg -x`).
 #[test]
 fn samples_of_debian_packages_are_converted() {
@@ -127,7 +127,7 @@ fn samples_of_debian_packages_are_converted() {
     println!("{seen} samples with virtual servers");
 }
 
-/// Each file of `convert/cases` has its expected result in lines that begin with `#=`.
+/// Lines of `convert/cases` that begin with `#=` contain the expected result.
 #[test]
 fn cases_convert_as_annotated() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert/cases");
@@ -140,7 +140,7 @@ fn cases_convert_as_annotated() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The expectations of a file that are not met.
+/// Expectations of a file that are not met.
 fn case(path: &Path) -> Vec<String> {
     let name = path.display().to_string();
     let text = lvsd::convert::files::read(path).expect("the file can be read");

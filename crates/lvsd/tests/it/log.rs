@@ -1,4 +1,4 @@
-//! Tests with blocked or full outputs: the program's exit code is still correct.
+//! With blocked or full outputs, programs still exit with the correct status.
 
 use std::fs::{File, OpenOptions};
 use std::process::{Command, ExitStatus};

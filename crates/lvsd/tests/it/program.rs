@@ -94,8 +94,7 @@ fn check_config_option_is_refused_with_a_hint_to_lvsd_check() {
     }
 }
 
-/// Tests the file as it is written, and with its commented keys enabled, as far as they are
-/// compatible.
+/// Checks the file as written, and with those of its commented keys that are compatible.
 #[test]
 fn init_writes_a_file_that_is_valid_without_a_warning() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! A reload is requested as soon as the starting lvsd is visible.
+//! Requests a reload as soon as lvsd can receive it.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -41,7 +41,7 @@ fn reload_during_start_does_not_end_lvsd() {
     }
 }
 
-/// The running daemon has another file, and its name is given relative to the daemon's directory.
+/// The running daemon's file is another one, with a relative path.
 #[test]
 fn reload_names_the_file_of_the_daemon() {
     let directory = tempfile::tempdir().expect("a directory");

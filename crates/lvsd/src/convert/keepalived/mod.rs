@@ -1,5 +1,4 @@
-//! keepalived's configuration file, split into words and blocks, from which the virtual servers are
-//! converted.
+//! Converts the virtual servers of keepalived's configuration file.
 
 mod group;
 mod outside;
@@ -75,12 +74,11 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
         .collect()
 }
 
-/// The reason for a statement that keepalived does not read.
+/// The reason why keepalived ignores a statement.
 const BEHIND: &str =
     "keepalived ignores text after another statement in the same line; lvsd reads it";
 
-/// Keywords that begin a new statement if they follow another one in the same line of a virtual
-/// server.
+/// Keywords of a virtual server that begin a new statement even within a line.
 const KEYWORDS: [&str; 38] = [
     "TCP_CHECK",
     "HTTP_GET",
@@ -134,11 +132,11 @@ fn begins(first: &str, word: &Word) -> bool {
 }
 
 fn items(source: &mut Source) -> Result<Vec<Item>, String> {
-    /// A block that is open.
+    /// An open block.
     #[derive(Default)]
     struct Open {
         items: Vec<Item>,
-        /// The words of the statement that has the block.
+        /// Words of the statement to which the block belongs.
         words: Vec<Word>,
         line: usize,
     }
