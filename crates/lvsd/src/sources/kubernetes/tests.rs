@@ -1,4 +1,4 @@
-//! Objects for the tests of all modules, and sessions with a fake API server.
+//! Objects for all tests of this module, and sessions with a fake API server.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
@@ -30,7 +30,6 @@ pub(super) fn settings(range: &str) -> Settings {
     }
 }
 
-/// A model of these objects.
 pub(super) fn model(services: &[String], slices: &[String], nodes: &[String]) -> Model {
     let mut model = Model::default();
     for (kind, objects) in Kind::ALL.into_iter().zip([services, slices, nodes]) {
@@ -42,7 +41,7 @@ pub(super) fn model(services: &[String], slices: &[String], nodes: &[String]) ->
     model
 }
 
-/// A Node in the state `state`.
+/// A Node with this condition.
 pub(super) fn node(name: &str, address: &str, state: &str) -> String {
     let mut node = json!({
         "metadata": { "name": name, "labels": {} }, "spec": {},
@@ -63,7 +62,7 @@ pub(super) fn node(name: &str, address: &str, state: &str) -> String {
     node.to_string()
 }
 
-/// A slice of the Service `shop/web` with endpoints: address, node, state.
+/// An EndpointSlice of the Service `shop/web`; endpoints are given by address, node and state.
 pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
     let endpoint = |(address, node, state): &(&str, &str, &str)| {
         let conditions = match *state {
@@ -86,13 +85,13 @@ pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
     .to_string()
 }
 
-/// The line after which the fake API server ends a watch, as a real one does periodically.
+/// Line after which the fake API server ends a watch.
 const END: &str = "END";
 
-/// Time limit of a test for an expected event.
+/// Time limit for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An API server that has these objects, and answers a few kinds of request.
+/// A fake API server with these objects, which answers a few kinds of requests.
 #[derive(Default)]
 struct Fake {
     state: Mutex<State>,
@@ -101,21 +100,21 @@ struct Fake {
 
 #[derive(Default)]
 struct State {
-    /// Objects by kind, and then by key.
+    /// Objects by kind and key.
     objects: BTreeMap<&'static str, BTreeMap<String, Value>>,
-    /// Lines of watches, by kind, which the server writes once.
+    /// Lines that watches of each kind have yet to send.
     lines: BTreeMap<&'static str, Vec<String>>,
     lease: Option<Value>,
     events: Vec<Value>,
     version: u64,
     lists: usize,
-    /// The heads of requests for watches.
+    /// First lines and headers of watch requests.
     watched: Vec<String>,
-    /// The token that is accepted.
+    /// The accepted token.
     token: Option<String>,
-    /// Number of requests with a token that is not accepted.
+    /// Number of requests with another token.
     unauthorized: usize,
-    /// Number of writes of a status that will fail.
+    /// Number of status writes that will fail.
     busy: usize,
 }
 
@@ -159,7 +158,7 @@ impl Fake {
         self.changed.notify_waiters();
     }
 
-    /// The answer to a request: status and body.
+    /// Answers a request with status and body.
     fn answer(&self, head: &str, body: &str) -> (u16, Value) {
         let mut state = self.lock();
         let mut words = head.split(' ');
@@ -257,8 +256,7 @@ impl Fake {
         }
     }
 
-    /// Writes lines until it has written an error, or until the line [`END`], which ends the watch
-    /// without an error.
+    /// Sends lines of a watch until an error line, or until [`END`].
     async fn watch(&self, stream: &mut TcpStream, kind: &str) {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
         loop {
@@ -288,7 +286,7 @@ impl Fake {
     }
 }
 
-/// A director that follows the API server.
+/// A director that follows the fake API server.
 struct Followed {
     shared: Arc<Shared>,
     task: JoinHandle<()>,
@@ -310,7 +308,7 @@ impl Followed {
         Self { shared, task }
     }
 
-    /// Waits until the state satisfies `right`.
+    /// Waits until `right` is true for the state.
     async fn wait(&self, what: &str, right: impl Fn(&super::super::State) -> bool) {
         let waited = timeout(PATIENCE, async {
             while !right(&self.shared.lock()) {
