@@ -79,7 +79,7 @@ impl StoredOverride {
 
     /// Remaining seconds; `None` if the override has no deadline.
     fn left(&self, now: Now) -> Option<u64> {
-        // An override in memory was made since the last boot.
+        // The override exists only in memory, so it was set during this boot.
         Some(self.ends.as_ref()?.seconds().saturating_sub(now.boot))
     }
 }
@@ -403,7 +403,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let broken = |n: &str| path.with_extension(format!("json.broken{n}"));
-        // Root may read every file, but no user can read a directory as a file.
+        // Root can read every file, but nobody can read a directory as a file.
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("inside"), "").unwrap();
         std::fs::write(broken(""), "earlier").unwrap();
@@ -435,7 +435,7 @@ mod tests {
             directory.path().join("link/lvsd.toml"),
         ];
         let wanted = state(&paths[0]);
-        // Also while the file does not exist.
+        // The path does not depend on whether the file exists.
         assert!(paths.iter().all(|path| state(path) == wanted));
         std::fs::write(&paths[0], "").unwrap();
         assert!(paths.iter().all(|path| state(path) == wanted));
@@ -578,7 +578,8 @@ mod tests {
         let at = |unix| Now { unix, boot: 5 };
         assert_eq!(stored(at(1_000_400)), Some(200));
         assert_eq!(stored(at(1_000_600)), Some(0));
-        // A host without a battery-backed clock: the override lasts no longer than requested.
+        // On a host without a battery-backed clock, the override lasts at most as long as
+        // requested.
         assert_eq!(stored(at(0)), Some(600));
     }
 

@@ -430,7 +430,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    // The log thread prints them: a slow reader must not delay the start of the daemon.
+    // A slow reader of the log must not delay the start, so the log thread prints the warnings.
     warnings.print();
     match early
         .map_or_else(Early::new, Ok)
@@ -509,7 +509,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     let address = address(arguments, &Config::default());
     let (kept, why) = match arguments.command {
         None => (last_good::recall(&address), "the dataplane is running"),
-        // The previous dataplane was not stopped: it has crashed.
+        // The stored configuration exists: so the previous dataplane was not stopped, but crashed.
         Some(Command::Dataplane) => (last_good::kept(&address), "the last dataplane has crashed"),
         Some(_) => return Err(code),
     };
@@ -582,7 +582,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
         }
     };
     if all && result.is_ok() {
-        // Weights that were set by hand are kept for the next dataplane.
+        // The next dataplane must know which weights were set manually.
         tidy(&address, GIVEN);
         sweep();
     }
@@ -602,13 +602,13 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
             }
             return print(format!("{}\n", done.message).as_bytes());
         }
-        // A daemon without a socket, or no daemon.
+        // No daemon runs, or the running one has no control socket.
         Ok(None) => {
             if let Some(Err(error)) = arguments.config.as_deref().map(Config::load) {
                 return refuse(&error);
             }
         }
-        // The log of the daemon contains the errors of its file.
+        // The daemon logs the errors of its file.
         Err(why) => {
             let daemon = ask::running(address);
             let file = daemon.map(|daemon| Config::load(&file_of(&daemon)));
@@ -624,7 +624,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     }
     let signal = if force { Kill::USR1 } else { Kill::HUP };
     let result = match steer(address) {
-        // The daemon reads its file, and logs the errors of the file.
+        // After the signal, the daemon reads its file, and logs the errors.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
         Err(error) => Err(unknown_process(&error)),
         Ok(_only) => Err("no lvsd is running; start it with `systemctl start lvsd`".to_owned()),
@@ -708,7 +708,7 @@ fn check(file: &Path, gathered: &Gathered) -> ExitCode {
         Ok((config, warnings)) => {
             warnings.print();
             let expanded = expand(&config, gathered);
-            // The exit code reports the result even if the output is not read.
+            // The exit code is correct even if the output is not read.
             let _ = writeln!(
                 std::io::stdout(),
                 "{}: valid, {} with {}",
@@ -783,8 +783,8 @@ impl Early {
         ])?;
         let entered = this.runtime.enter();
         for number in harmless() {
-            // A handler stays installed when its stream is dropped. Unlike a signal that is
-            // ignored, it is not inherited by the programs that lvsd starts.
+            // The handler remains when the stream is dropped. Unlike an ignored signal, it is not
+            // inherited by programs that lvsd starts.
             let _ = signal(SignalKind::from_raw(number));
         }
         drop(entered);
@@ -817,8 +817,8 @@ fn run(
     loaded: LoadStatus,
     early: Early,
 ) -> Result<(), String> {
-    // Install the handlers before the lock file contains this process id: `lvsd stop` sends a
-    // signal to the owner of the lock, which would kill a process without a handler.
+    // Handlers must exist before the lock file contains this process id: `lvsd stop` sends a signal
+    // to that process.
     early.listen(&[
         (SignalKind::terminate(), Signal::Stop),
         (SignalKind::interrupt(), Signal::StopAll),
@@ -893,7 +893,7 @@ fn run(
         served.end();
         result
     });
-    // A call to a dataplane that hangs must not prevent the exit of the daemon.
+    // A hung dataplane must not prevent the daemon's exit.
     runtime.shutdown_background();
     result
 }

@@ -58,7 +58,7 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
         Address::Usual(path) | Address::Path(path) => {
             remove_stale(path)?;
             let listener = std::os::unix::net::UnixListener::bind(path)?;
-            // The credentials of a client determine its rights; the mode of the socket does not.
+            // Every user may connect; the rights depend on the client's credentials.
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
             listener
         }
@@ -81,7 +81,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // No descriptors are free; wait until other connections close.
+            // No file descriptor is free: waits until other connections are closed.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -89,7 +89,7 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
             Ok((peer, place)) => {
                 let api = Arc::clone(&api);
                 tokio::spawn(async move {
-                    // The only error is that the client has closed its connection.
+                    // An error only means that the client has closed its connection.
                     let _ = http::serve(stream, api, peer).await;
                     drop(place);
                 });
@@ -197,14 +197,14 @@ mod tests {
             (long.as_str(), " 431 "),
         ] {
             let mut stream = UnixStream::connect(&path).await.expect("it listens");
-            // The rest of a request that is too long is not read.
+            // lvsd does not read the rest of a long request, so that the write may fail.
             let _ = stream.write_all(text.as_bytes()).await;
             let mut printed = Vec::new();
             let _ = stream.read_to_end(&mut printed).await;
             let printed = String::from_utf8_lossy(&printed);
             assert!(printed.contains(words), "{words}: {printed}");
         }
-        // The socket is bound again while its file exists.
+        // The socket can be bound again although its file exists.
         opened(&dataplane, &Dataplane::default(), &Events::default());
     }
 

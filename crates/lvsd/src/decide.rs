@@ -78,7 +78,7 @@ pub fn decide(
     }
     let sorry = service.sorry.is_some() && !quorum;
     let wanted = servers.iter().filter(|server| server.wanted).count();
-    // The sorry server replaces all other servers, however few of them are up.
+    // A sorry server replaces the other servers instead of panic mode.
     let few = usable * 100 < wanted * usize::from(service.min_share);
     let panic = few && wanted > 0 && !sorry;
     Some(Decision {
@@ -191,7 +191,7 @@ mod tests {
             .map(|d| d.panic)
             .collect();
         assert_eq!(panic, [false, false, true, true, false]);
-        // Except with a sorry server, which serves if no server is up.
+        // A sorry server serves instead of panic mode if no server is up.
         let with = service("panic_below = 50\nsorry = \"10.0.0.99\"");
         let both: Vec<(bool, bool)> = walk(&with, &[1, 0])
             .iter()

@@ -91,7 +91,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
         .stderr(Stdio::null())
         .process_group(0)
         .kill_on_drop(true);
-    // The command needs no rights of lvsd.
+    // The program needs no privileges of lvsd.
     if let Some((uid, gid)) = notice.user
         && rustix::process::geteuid().is_root()
     {
@@ -111,7 +111,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
     let input = child.stdin.take();
     let work = async {
         if let Some(mut input) = input {
-            // A command does not have to read its input.
+            // The program need not read its input.
             let _ = input.write_all(&line).await;
         }
         child.wait().await

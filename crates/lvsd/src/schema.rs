@@ -37,7 +37,7 @@ fn tables() -> Vec<Table> {
         } else if let Some(rest) = line.strip_prefix("#[serde(rename = \"") {
             renamed = rest.split('"').next().map(ToOwned::to_owned);
         } else if line.starts_with("#[") {
-            // An attribute that the schema does not need.
+            // An attribute that is irrelevant for the schema.
         } else if let Some(name) = line
             .strip_prefix("pub(super) struct ")
             .and_then(|l| l.strip_suffix(" {"))
@@ -60,7 +60,7 @@ fn tables() -> Vec<Table> {
         ) {
             let about = std::mem::take(&mut about);
             let name = renamed.take().unwrap_or_else(|| name.to_owned());
-            // The type inside of a tuple has its own description.
+            // The type within a tuple has its own description.
             if !std::mem::take(&mut skipped) && !kind.contains('(') {
                 let mut kind = kind.to_owned();
                 for wrapper in ["Option<", "Spanned<"] {
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn every_key_is_in_the_reference_with_its_default() {
         for table in tables() {
-            // Each type of check has keys of its own; its test compares these with the reference.
+            // Each type of check has its own keys, which other tests compare with the reference.
             let keys = table.keys.iter().filter(|key| {
                 table.name != "RawCheckTable" || !["kind", "own"].contains(&&*key.name)
             });
@@ -285,7 +285,7 @@ mod tests {
             ("RawApiToken", "[[api.token]]"),
             ("RawAnnounce", "[announce]"),
         ] {
-            // The parser of the configuration lists the keys that it accepts.
+            // The parser's error lists the accepted keys.
             let Err(report) = crate::config::Config::from_toml(
                 "x",
                 &format!("{path}\nqqqqqqqqqqqqqqqqqqq = 1\n"),

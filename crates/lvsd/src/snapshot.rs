@@ -37,7 +37,7 @@ impl Snapshot {
     /// Counters and rates, summed over all services.
     pub fn total(&self) -> Stats {
         let mut total = self.dataplane().map(|info| info.total).unwrap_or_default();
-        // The total of the dataplane already includes its own services.
+        // The dataplane's total includes its own services, but not those of the proxy.
         let proxied = match self.dataplane() {
             Some(_) => &self.found.proxied.services,
             None => &self.found.seen.services,

@@ -154,7 +154,7 @@ impl Token {
         own[..self.0.len()].copy_from_slice(self.0.as_bytes());
         let len = words.len().min(padded.len());
         padded[..len].copy_from_slice(&words[..len]);
-        // A text that is longer than any token fills the last byte, which is zero in each token.
+        // The last byte is zero in every token, so that a longer text cannot match.
         bool::from(own.ct_eq(&padded))
     }
 }

@@ -304,7 +304,7 @@ impl Verdict {
                 counted(servers, "server")
             ));
         }
-        // Slow servers do not require an operator: some servers are always slow.
+        // Slow servers alone need no operator.
         if slow > 0 {
             words.push(format!("{} slow", counted(slow, "server")));
         }

@@ -101,8 +101,8 @@ pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Resu
     let work = move || {
         let mut reported = None;
         loop {
-            // Time in which the whole process does not run, such as a suspended machine, does not
-            // count: a running thread reports before the next check.
+            // Suspension of the process or machine does not count: after it, loops beat before this
+            // thread checks again.
             std::thread::sleep(interval / 4);
             let stopped = pulses.stopped(interval / 2);
             match stopped {

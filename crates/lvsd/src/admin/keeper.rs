@@ -101,7 +101,7 @@ impl Keeper {
         let (reporter, reported) = oneshot::channel();
         let mut state = self.lock();
         state.next = Some(all);
-        // Remove the requests whose client has closed its connection.
+        // Clients that have closed their connections no longer wait.
         state.waiting.retain(|waiting| !waiting.is_closed());
         state.waiting.push(reporter);
         if !state.writing {
@@ -130,7 +130,7 @@ impl Keeper {
             drop(state);
             let result = self.write_one(&all, unread);
             for reporter in waiting {
-                // The waiting client may have closed its connection.
+                // The client may have closed its connection.
                 let _ = reporter.send(result.clone());
             }
         }
@@ -231,7 +231,7 @@ mod tests {
         assert!(!keeper.is_writing());
         let first = keeper.keep(vec![stored(1)]);
         assert_eq!(begins.recv().unwrap(), [stored(1)]);
-        // A thousand closed connections leave nothing behind.
+        // Closed connections use no memory.
         for _ in 0..1000 {
             drop(keeper.keep(vec![stored(2)]));
         }

@@ -61,7 +61,7 @@ fn past(events: &[Event], last: Option<usize>, since: Option<Duration>, now_ms: 
     let since = since.map_or(0, |time| {
         now_ms.saturating_sub(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
     });
-    // The wall clock may have been set back between the events.
+    // Events may not be sorted by time, because the wall clock may have been set back.
     let older = events.iter().rposition(|event| event.time_ms < since);
     let begin = older.map_or(0, |older| older + 1);
     let begin = begin.max(events.len().saturating_sub(last.unwrap_or(usize::MAX)));
@@ -93,7 +93,7 @@ fn clock(unix: u64) -> String {
 /// Year, month and day of a number of days since 1970. The computation uses years from March to
 /// February, so that the leap day is the last day.
 const fn date(day: u64) -> (u64, u64, u64) {
-    // Days since 1 March of the year 0, and within the period of 400 years.
+    // Number of days since 1 March of the year 0; then the day in the cycle of 400 years.
     let days = day + 719_468;
     let in_era = days % 146_097;
     let year = (in_era - in_era / 1_460 + in_era / 36_524 - in_era / 146_096) / 365;

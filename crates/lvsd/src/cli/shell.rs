@@ -9,7 +9,6 @@ use super::Arguments;
 
 pub(super) fn man() -> Vec<u8> {
     let mut page = Vec::new();
-    // Writing to memory cannot fail.
     let _ = write_page(&mut page);
     page
 }
@@ -81,7 +80,7 @@ mod tests {
         ] {
             assert!(page.contains(words), "{words}: {page}");
         }
-        // The pages of tools/package.
+        // The pages that tools/package installs.
         let shipped = ["lvsd(8)", "lvsadm(8)", "lvs\\-dataplane(8)", "lvsd.toml(5)"];
         let pages = [page, crate::schema::page()];
         for (page, section) in pages.iter().flat_map(|page| [(page, "(8)"), (page, "(5)")]) {

@@ -359,7 +359,7 @@ fn of_director(status: &Status, now: u64) -> String {
         dataplane(status)
     );
     let loaded = &status.loaded;
-    // Without a message, the file was loaded at the start.
+    // The message is empty if the file was loaded at the start.
     if !loaded.message.is_empty() {
         let ago = lasted(now.saturating_sub(loaded.time));
         let _ = writeln!(text, "{} ago: {}", ago, loaded.message);
@@ -418,7 +418,7 @@ fn of_director(status: &Status, now: u64) -> String {
             sync.sent, sync.received, sync.taken
         );
     }
-    // The state of a disconnected dataplane is unknown.
+    // The dataplane's last report is out of date if it is disconnected.
     if status.dataplane.connected {
         for DownInterface { interface, since } in &status.dataplane.down {
             let seen = since.map(|since| format!("for {}", lasted(since)));
@@ -542,7 +542,7 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
         (false, _) => write!(text, "NOT KNOWN YET"),
         (true, at) => {
             let items = match source.revision {
-                // Each service and each server is one key.
+                // Each service and each server is one key in etcd.
                 Some(revision) => {
                     format!("{}, revision {revision}", counted(source.items, "key"))
                 }

@@ -261,7 +261,7 @@ fn run(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Ann
         let waited = door.changed.wait_timeout_while(known, PERIOD, same);
         let mut known = waited.unwrap_or_else(PoisonError::into_inner).0;
         confirm.append(&mut known.confirm);
-        // Remove the clients that wait no longer.
+        // Clients that have closed their connections no longer wait.
         confirm.retain(|sender| !sender.is_closed());
         wish = known.wanted.clone();
     }

@@ -90,7 +90,7 @@ fn parse(line: &[u8]) -> Message {
                 "BACKUP" => Message::State(State::Backup),
                 "FAULT" => Message::State(State::Fault),
                 "STOP" | "DELETED" => Message::State(State::Stopped),
-                // Priorities, and messages about other instances.
+                // Priorities, and other instances.
                 _ => Message::Other,
             }
         }
@@ -142,7 +142,7 @@ pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Messages>, JoinHandle<()
 
 async fn read_messages(path: PathBuf, sender: watch::Sender<Messages>) {
     let mut named: Option<Fifo> = None;
-    // The old FIFO, which a writer still has open after its name was replaced.
+    // The previous FIFO, whose name was replaced while a writer had it open.
     let mut lost: Option<Source> = None;
     loop {
         let gone = lost.is_some().then(|| {
@@ -217,7 +217,7 @@ async fn next(source: Option<&mut Source>, sender: &watch::Sender<Messages>) -> 
         }),
         Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
     };
-    // A flood of messages must not delay other tasks.
+    // Lets other tasks run during a flood of messages.
     tokio::task::yield_now().await;
     false
 }
@@ -399,8 +399,7 @@ mod tests {
             .wait_for(|messages| messages.state == Some(State::Backup))
             .await
             .unwrap();
-        // Once more, with the FIFO that lvsd has created in the meantime and that has no other
-        // writer.
+        // Repeats the test with the FIFO that lvsd has created and that has no other writer.
         std::fs::remove_file(&path).unwrap();
         while !path.exists() {
             tokio::time::sleep(Duration::from_millis(20)).await;

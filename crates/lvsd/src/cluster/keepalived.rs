@@ -63,7 +63,7 @@ pub fn text(config: &Config, services: &[Service]) -> Result<String, String> {
     block("track_file", &[INSTANCE.to_owned()]);
     let peers: Vec<String> = vrrp.peers.iter().map(IpAddr::to_string).collect();
     block("unicast_peer", &peers);
-    // VRRP messages are of one family, and contain only addresses of this family.
+    // A VRRP instance advertises addresses of one family only.
     let v6 = match (vrrp.peers.first(), addresses.first()) {
         (Some(peer), _) => peer.is_ipv6(),
         (None, Some(first)) => first.ip.is_ipv6(),

@@ -166,9 +166,9 @@ impl Cluster {
             began.map_or(Began::Earlier, Began::At)
         });
         match (&self.announcer, &self.places) {
-            // An empty list is sent too, so that the dataplane withdraws all addresses.
+            // Even an empty list is sent, so that the dataplane withdraws all addresses.
             (Some(announcer), _) => announcer.wish(self.announces.clone()),
-            // Until it is known whether peers are missing, the earlier announcements stay.
+            // Until lvsd knows whether the dataplane lacks peers, the previous announcements stay.
             (None, Some(places))
                 if self.lacks.is_some() && !self.announces.addresses.is_empty() =>
             {
@@ -187,7 +187,7 @@ impl Cluster {
         };
         let announced = announcer.announced.borrow_and_update().clone();
         if announced.trouble.is_some() {
-            // The event about the lost dataplane is sufficient.
+            // The event about the lost dataplane suffices.
             return Vec::new();
         }
         let before = std::mem::replace(&mut self.reported, announced.vips);
@@ -237,7 +237,7 @@ impl Cluster {
             gone = vrrp => gone,
         };
         if gone {
-            // The daemon is stopping.
+            // The thread has ended, because the daemon is stopping.
             std::future::pending::<()>().await;
         }
     }
@@ -379,11 +379,11 @@ impl Cluster {
             return;
         };
         let Some(readiness) = running.readiness.borrow().clone() else {
-            // The readiness is not known yet: the state of the earlier daemon stays in force.
+            // Until the readiness is known, the track file of the previous daemon stays.
             return;
         };
         if self.lacks.is_none() && readiness.ready {
-            // It is not known yet whether peers are missing.
+            // lvsd does not know yet whether the dataplane lacks peers.
             return;
         }
         let value = Fitness {

@@ -79,7 +79,7 @@ impl<P: Clone> Taken<P> {
     fn overlap(&self, service: &Service) -> Option<Clash<P>> {
         let many = service.ports.as_ref()?;
         let beside = self.many.get(&(many.protocol, many.ip));
-        // Two services with the same ports are a duplicate, which is reported separately.
+        // Services with equal ports are reported as duplicates.
         let mut beside = beside.into_iter().flatten().filter(|(one, _)| one != many);
         let (title, help, first) = match beside.find(|(one, _)| one.overlaps(many)) {
             Some((_, first)) => (
@@ -142,7 +142,7 @@ pub(crate) fn is_it(server: SocketAddr, other: &Service) -> bool {
         (None, Some((_, addr))) => addr.port() == port || addr.port() == 0 || port == 0,
         (None, None) => false,
     };
-    // No real server has an address that the dataplane owns.
+    // A real server cannot have an address that the dataplane owns.
     matches!(other.vip, VipMode::Own | VipMode::Announce) || its_port
 }
 

@@ -89,7 +89,7 @@ impl Facts {
         if let Some(all) = &self.interfaces {
             return all.contains(name);
         }
-        // If the kernel does not answer, nothing is reported.
+        // If the kernel cannot be queried, no interface is reported as missing.
         socket(AddressFamily::UNIX, SocketType::DGRAM, None)
             .is_ok_and(|socket| name_to_index(&socket, name) != Err(rustix::io::Errno::NODEV))
     }

@@ -75,8 +75,7 @@ fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     };
     let entries = match std::fs::read_dir(&directory) {
         Ok(entries) => entries,
-        // A dangling link (perhaps to a file system that is not mounted) is an error, not a missing
-        // directory.
+        // A dangling link, perhaps to a file system that is not mounted, is an error.
         Err(error) if error.kind() == ErrorKind::NotFound && !directory.is_symlink() => {
             return Ok(Vec::new());
         }

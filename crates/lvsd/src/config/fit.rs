@@ -31,7 +31,7 @@ impl Unfit {
 /// `ip_vs_new_dest`).
 pub(crate) fn unusable(ip: IpAddr, what: &str) -> Option<(String, &'static str)> {
     let bad = match ip {
-        // 0.0.0.0/8 and 240.0.0.0/4 contain no addresses of hosts (RFC 1122, 3.2.1.3; RFC 1112, 4).
+        // No host has an address in 0.0.0.0/8 or 240.0.0.0/4 (RFC 1122, 3.2.1.3; RFC 1112, 4).
         IpAddr::V4(v4) => v4.is_multicast() || matches!(v4.octets()[0], 0 | 240..),
         IpAddr::V6(v6) => {
             v6.is_unspecified()

@@ -493,7 +493,7 @@ impl Config {
     /// Whether the files at `path` may contain the dataplane's socket. This searches the text
     /// without parsing it: false means that they do not.
     pub fn may_name_socket(path: &Path) -> bool {
-        // A key can be written with escapes.
+        // TOML keys may contain escapes.
         let names = |text: &str| text.contains("socket") || text.contains('\\');
         files::read(path).map_or(true, |whole| names(&whole.text))
     }

@@ -317,7 +317,7 @@ impl<'a> Reader<'a> {
 
     /// As [`read`](Self::read); the invalid parts are removed from `value`.
     fn read_in<T: Deserialize<'a>>(&mut self, value: &mut Spanned<DeValue<'a>>) -> Option<T> {
-        // Each round removes at least one key, so there are at most as many rounds as keys of `T`.
+        // Each round removes at least one key of `T`, so that the loop ends.
         loop {
             let error = match T::deserialize(ValueDeserializer::from(value.clone())) {
                 Ok(raw) => return Some(raw),
@@ -395,7 +395,7 @@ impl<'a> Reader<'a> {
                 .iter_mut()
                 .any(|item| self.cut(item.get_mut(), span, message));
         };
-        // All values of the same type are invalid as well.
+        // Siblings of the same type are invalid, too.
         let kind = discriminant(wrong.get_ref());
         let mut kept = DeArray::new();
         for item in std::mem::replace(items, DeArray::new()) {
@@ -404,7 +404,7 @@ impl<'a> Reader<'a> {
                 if item.span() != *span
                     && let Some((expected, _)) = finding.primary.1.split_once(", found")
                 {
-                    // The message describes another item.
+                    // The message is about another item.
                     finding.primary.1 = expected.to_owned();
                 }
                 self.findings.push(finding);
@@ -423,7 +423,7 @@ fn merge<'a>(
     defaults: &DeTable<'a>,
     servers: [&Vec<Spanned<DeValue<'a>>>; 2],
 ) {
-    // Flags belong to a scheduler, and a mark has no VIP.
+    // Default flags require the default scheduler; a service with a mark has no VIP.
     let scheduler = service.contains_key(&key("scheduler"));
     let mark = service.contains_key(&key("fwmark"));
     let tunnels = |table: &DeTable<'_>| {
@@ -509,8 +509,8 @@ fn take_table<'a>(
 
 /// Extracts the accepted keys from serde's message about an unknown key.
 fn known_keys(message: &str) -> Option<Vec<&str>> {
-    // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no
-    // fields).
+    // The forms of serde's message: unknown field `x`, expected one of `a`, `b`; expected `a`;
+    // there are no fields.
     let rest = message.strip_prefix("unknown field `")?;
     let (_, list) = rest.rsplit_once("`, expected ")?;
     Some(list.split('`').skip(1).step_by(2).collect())

@@ -30,7 +30,7 @@ pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, Findings> {
     }
     let (_, errors) = DeTable::parse_recoverable(&text[..end]);
     let mut findings = explain(&errors, text, end);
-    // The cause of the first error may be further away.
+    // The cause of the first error may be far behind it.
     if findings.is_empty() {
         findings = explain(&[first], text, text.len());
     }
@@ -44,7 +44,7 @@ fn explain(errors: &[Error], text: &str, read: usize) -> Findings {
     let mut last = None;
     for error in errors.iter().take(KEPT_MAX) {
         let span = error.span().unwrap_or(0..0);
-        // Continue after this part of the text.
+        // The text has further errors behind this part.
         if read < end && span.end >= read {
             break;
         }
@@ -55,7 +55,7 @@ fn explain(errors: &[Error], text: &str, read: usize) -> Findings {
             last = Some(finding.primary.0.clone());
             findings.push(finding);
         }
-        // All tables and strings that are open at the end of the file have one cause.
+        // All tables and strings that are open at the end have one cause.
         if span.start >= end {
             break;
         }

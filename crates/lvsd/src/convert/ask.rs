@@ -148,7 +148,7 @@ fn run(command: &mut Command, output: &Path) -> Result<String, String> {
             Ok(None) => {}
             Err(error) => return Err(format!("cannot wait for keepalived: {error}")),
         }
-        // keepalived prints everything before it handles a signal.
+        // keepalived handles a signal only after it has printed everything.
         if !asked_to_end && read(output).contains("< LVS Topology >") {
             asked_to_end = true;
             end(Signal::TERM);

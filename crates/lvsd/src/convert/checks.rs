@@ -19,7 +19,7 @@ const KNOWN: &[Known] = &[
     (
         "HTTP_GET",
         "http",
-        // lvsd requests all pages at once, as keepalived does with `fast_recovery`.
+        // lvsd always checks all pages, as keepalived does with `fast_recovery`.
         &[
             "connect_port",
             "url",
@@ -31,7 +31,7 @@ const KNOWN: &[Known] = &[
     (
         "SSL_GET",
         "https",
-        // lvsd always sends the name if the file has one.
+        // lvsd always sends SNI if the file sets a name.
         &[
             "connect_port",
             "url",
@@ -306,7 +306,7 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
 
 /// Converts interval and timeout.
 fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
-    // The last number that keepalived accepts, of the innermost block that has one.
+    // The last valid number in the innermost block that has one.
     let last = |block: &Item, name: &str, of_check: bool| {
         let named = block
             .items()
@@ -322,7 +322,7 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     let name = item.name();
     let pages = matches!(name, "HTTP_GET" | "SSL_GET");
     let timeout = match name {
-        // keepalived limits the run time of a program to the interval.
+        // keepalived limits a program's run time to the interval.
         "MISC_CHECK" => own("misc_timeout")
             .filter(|seconds| *seconds > 0.0)
             .unwrap_or(interval),
@@ -347,7 +347,7 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     check.insert("timeout", duration(timeout.clamp(0.01, TIMEOUT_MAX)));
     check.insert("rise", "1".to_owned());
     check.insert("fall", format!("{fall:.0}"));
-    // The delay precedes only repeated attempts.
+    // keepalived delays only retries.
     if fall > 1.0 {
         check.insert("fast_interval", duration(pause.clamp(0.01, DAY)));
     }

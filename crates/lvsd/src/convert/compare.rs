@@ -42,8 +42,8 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
         whole: dump.whole,
         ..Compared::default()
     };
-    // The messages do not contain the address family of a mark, so that one list contains the
-    // servers of both families.
+    // keepalived's messages omit the address family of marks, so that services of both families
+    // share a list of servers.
     let mut marks: HashMap<u32, Vec<&config::Service>> = HashMap::new();
     for service in &config.services {
         if let ServiceId::Fwmark { mark, .. } = service.id {
@@ -59,7 +59,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
         });
         match theirs {
             Some((name, theirs)) => {
-                // A message about a mark is valid for both families, and is compared once.
+                // A message about a mark concerns both families, but is compared once.
                 let first = seen.insert(name);
                 compared.services += 1;
                 compared.servers += service.servers.len();
@@ -72,7 +72,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
                 let ours = first.then_some(ours);
                 of_service(name, service, ours, theirs, dump.whole, differences);
             }
-            // Messages do not list the members of groups.
+            // Messages do not contain the members of groups.
             None if !dump.whole => {}
             None => compared.differences.push(format!(
                 "{name}: keepalived does not have this virtual server"
@@ -144,7 +144,7 @@ fn of_service(
         }
     };
     let mark = matches!(service.id, ServiceId::Fwmark { .. });
-    // Only NAT changes ports.
+    // Only NAT translates ports.
     let key = |ip: IpAddr, port: u16, method: &str| match method {
         "nat" if !mark => format!("{ip} port {port}"),
         _ => ip.to_string(),

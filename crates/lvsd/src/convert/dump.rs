@@ -104,7 +104,7 @@ pub(super) fn read(text: &str) -> Dump {
     let mut dump = Dump::default();
     let mut groups: HashMap<String, Group> = HashMap::new();
     let mut all: Vec<Virtual> = Vec::new();
-    // Checks by the names of service and server.
+    // Checks, by service and server.
     let mut checks: Vec<((String, String), Check)> = Vec::new();
     let mut named: Vec<(String, String)> = Vec::new();
     let (mut section, mut group) = ("", String::new());
@@ -327,8 +327,7 @@ fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) 
         }
     };
     for name in names {
-        // Two virtual servers with one name are one service in the kernel, with the servers of
-        // both.
+        // In the kernel, virtual servers of one name are one service with the servers of all.
         match services.get_mut(&name) {
             Some(first) => first.servers.extend(one.seen.servers.iter().cloned()),
             None => {
@@ -348,7 +347,7 @@ fn add_named(services: &mut Services, service: &str, server: &str) {
     let name = match (parts(service), service.strip_prefix("FWM ")) {
         (Some((ip, protocol, port)), _) => format!("{} {protocol}", SocketAddr::new(ip, port)),
         (None, Some(mark)) => format!("mark {mark}"),
-        // The members of a group are not listed.
+        // Messages do not list the members of a group.
         (None, None) => return,
     };
     if let Some((ip, _, port)) = parts(server) {

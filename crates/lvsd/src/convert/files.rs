@@ -24,7 +24,7 @@ pub fn read(path: &Path) -> Result<String, String> {
             LENGTH_MAX >> 20
         ));
     }
-    // Comments in old files can use any character set.
+    // Comments in old files may use any character set.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

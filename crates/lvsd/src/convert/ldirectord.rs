@@ -90,7 +90,7 @@ pub(super) fn read(text: &str) -> Read {
     let mut globals = Settings::default();
     let mut services: Vec<Building> = Vec::new();
     let mut within = false;
-    // The number of addresses that ranges may still expand to, in the whole file.
+    // Number of addresses that ranges may still contain, in the whole file.
     let mut room = ADDRESSES_MAX;
     for (number, line) in (1..).zip(text.lines()) {
         let indented = line.starts_with([' ', '\t']);
@@ -436,7 +436,7 @@ impl Building {
             lost.extend(self.service.lost);
             return None;
         }
-        // The default of ldirectord, which differs from the default of lvsd.
+        // ldirectord's default differs from lvsd's.
         if !self.service.keys.contains_key("scheduler") {
             self.service.string("scheduler", "wrr");
         }
@@ -475,7 +475,7 @@ impl Building {
         let quiescent = self.own.quiescent.or(globals.quiescent).unwrap_or(false);
         let quiesce = if quiescent { "quiesce" } else { "remove" };
         self.service.string("on_check_failure", quiesce);
-        // ldirectord's default is yes, with which every restart of lvsd would interrupt services.
+        // With ldirectord's default, yes, every restart of lvsd would interrupt services.
         if self.own.clean_stop.or(globals.clean_stop).unwrap_or(false) {
             self.service
                 .keys
@@ -600,7 +600,7 @@ impl Building {
         let protocol = self.negotiation.protocol(self.port).to_owned();
         let none = protocol == "none";
         let kind = match self.check.as_str() {
-            // Connections between negotiations that check nothing.
+            // Without negotiation, every check is a connection.
             _ if number && none && udp => "ping",
             _ if number && none => "connect",
             _ if number => "negotiate",

@@ -53,7 +53,7 @@ const PORTS: [(&str, u16); 19] = [
 fn text(value: &str) -> Result<&str, &'static str> {
     let is_bare = || !value.contains(['"', '\'']);
     quoted(value)
-        // ldirectord does not read such a file, but it has only one meaning.
+        // ldirectord refuses such a value, but its meaning is unambiguous.
         .or_else(|| is_bare().then_some(value))
         .ok_or("the value must be in double quotes, without `#`; ldirectord refuses the file")
 }
@@ -156,7 +156,7 @@ impl Negotiation {
             None => request,
         };
         let slash = if path.starts_with('/') { "" } else { "/" };
-        // Perl's HTTP client encodes a space this way.
+        // Perl's HTTP client encodes spaces like this.
         let path = path.replace(' ', "%20");
         check.insert("path", quote(&format!("{slash}{path}")));
         check.insert("redirects", REDIRECTS.to_owned());
@@ -182,7 +182,7 @@ impl Negotiation {
         if !datagrams {
             lost.push("service=dns: lvsd sends the query over UDP".to_owned());
         }
-        // An address becomes a reverse look-up.
+        // An address is converted to a reverse look-up.
         let (name, record) = match name.parse::<Ipv4Addr>() {
             Ok(ip) => {
                 let [a, b, c, d] = ip.octets();

@@ -79,7 +79,7 @@ impl Reader<'_> {
                         self.repetition_of(&format!("{{{counts}}}"), repeated)?;
                         repeats = true;
                     }
-                    // Perl reads it as a repetition, and PCRE2 does so only in later versions.
+                    // `{,` is a repetition in Perl, but in PCRE2 only in later versions.
                     None if self.rest.peek() == Some(&',') => return Err(unknown("`{,`")),
                     None => self.byte(b'{'),
                 },
@@ -249,7 +249,7 @@ impl Reader<'_> {
             .and_then(|name| name.strip_suffix('>'));
         let next = self.rest.peek().copied();
         match (name, next) {
-            // Names do not matter: nothing refers to them.
+            // The name of a group is irrelevant without references to it.
             (Some(name), _) if !name.is_empty() => Ok(()),
             (_, Some('=' | '!')) if matches!(text.as_str(), "" | "<") => Err(unknown(&format!(
                 "the look-around `(?{text}{}`",
@@ -297,7 +297,7 @@ impl Reader<'_> {
             let start = match member {
                 Member::Set(set) => {
                     class.push_str(&set);
-                    // After a set, the sign is a member of the class.
+                    // After a set, `-` is a literal member.
                     if self.rest.next_if_eq(&'-').is_some() {
                         push_byte(&mut class, b'-', IN_CLASS);
                     }

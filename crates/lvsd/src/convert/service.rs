@@ -108,7 +108,7 @@ impl Service {
                 && let Some(port) = port
                 && ports.iter().any(|other| *other != port)
             {
-                // The check of the service would use the port of the service.
+                // A check without a port would use the service's port.
                 let asks = asks_a_port(&self.check) && !self.check.contains_key("port");
                 let asks = asks || names_port(&self.check);
                 if server.check.is_empty() && asks {
@@ -219,7 +219,7 @@ impl Service {
     fn settle_sorry(&mut self, sorry: Sorry) {
         let own = sorry.keys.get("forward").or(self.keys.get("forward"));
         let nat = own.is_some_and(|word| word == "\"nat\"" || word == "\"fullnat\"");
-        // Only NAT changes ports.
+        // Only NAT translates ports.
         let port = sorry.port.filter(|_| nat && self.fwmark.is_none());
         let port = port.or(self.only_port());
         // With direct routing, the host itself serves connections to its own address.

@@ -74,7 +74,7 @@ fn port_ignored_by_direct_routing_is_checked() {
 
 #[test]
 fn macros_are_expanded_in_any_order() {
-    // Repeated, so that no random order of a map gives the expected result every time.
+    // Repetitions detect a dependence on the random order of a map.
     for _ in 0..32 {
         let (_, config) = converted(
             SourceFormat::Keepalived,
@@ -139,7 +139,7 @@ fn groups_of_a_file_share_one_limit_of_addresses() {
     let converted = convert(SourceFormat::Keepalived, "x", &text, &OPTIONS).unwrap();
     let bound = |lost: &&String| lost.contains("at most 65536 addresses");
     assert_eq!(converted.lost.iter().filter(bound).count(), 2);
-    // A mark for which each server is written again.
+    // Many marks multiply the number of servers.
     let marks: String = (1..=1000).map(|n| format!(" fwmark {n}\n")).collect();
     let servers: String = (1..=200)
         .map(|n| format!(" real_server 10.0.0.{n} 80 {{\n }}\n"))
@@ -160,7 +160,7 @@ fn macros_above_limits_are_refused() {
             .unwrap()
             .lost
     };
-    // A limit within a character, macros that never end, and macros that expand to nothing.
+    // The length limit within a character, endless macros, and macros that expand to nothing.
     let umlauts = "ä".repeat(40_000);
     for text in [
         format!("$A=x\nnotify ${{A}}{umlauts}"),
@@ -212,7 +212,7 @@ fn keepalived_file_is_converted() {
     assert_eq!(config.services.len(), 4 + 1);
     let web = &config.services[0];
     assert_eq!(web.servers.len(), 2);
-    // The server of weight 3 alone has a quorum of 2.
+    // The server with weight 3 alone reaches the quorum of 2.
     assert_eq!((web.quorum.up, web.config.timeout), (1, 50));
     assert!(
         done.lost
@@ -319,8 +319,8 @@ fn each_check_of_ldirectord_is_converted() {
     let (done, config) = converted(SourceFormat::Ldirectord, &text);
     let expected: Vec<&str> = all.iter().map(|[_, reported]| *reported).collect();
     assert_eq!(checks(&config), expected, "{}", done.toml);
-    // The user of the program, the third attempt, mysql and its login, perl, and servers that ldirectord
-    // would never use.
+    // The user of the program, the third attempt, mysql and its login, perl, and servers that
+    // ldirectord never uses.
     assert_eq!(done.lost.len(), 6, "{:?}", done.lost);
     for words in [
         "command = [\"/bin/check\", \"192.0.2.7\", \"80\", \"{address}\", \"{port}\"]",
@@ -424,14 +424,14 @@ fn keepalived_defaults_are_converted() {
     );
     assert_eq!(servers(&config), ["10.0.0.1:21", "10.0.0.2:80"]);
     assert_eq!(checks(&config), ["tcp 10.0.0.1:80", "tcp 10.0.0.2:80"]);
-    // With a mark, the port is unchanged, also with NAT.
+    // With a mark, NAT does not translate the port either.
     let (_, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server fwmark 3 {\n lb_kind NAT\n real_server 10.0.0.1 80 {\n TCP_CHECK {\n }\n }\n}\n",
     );
     assert_eq!(servers(&config), ["10.0.0.1:0"]);
     assert_eq!(checks(&config), ["tcp 10.0.0.1:80"]);
-    // A service of all ports is persistent.
+    // A service for all ports is persistent.
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 {\n lb_kind DR\n protocol TCP\n real_server 10.0.0.1 {\n }\n}\n",
@@ -903,7 +903,7 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
         "delay_loop 100000",
     ] {
         let reported = done.lost.iter().filter(|lost| lost.contains(line)).count();
-        // Retries of a check are not sufficient for keepalived.
+        // keepalived does not accept this number of retries in a check.
         assert_eq!(reported, 1, "{line}: {:#?}", done.lost);
     }
     assert_eq!(done.lost.len(), 10, "{:#?}", done.lost);

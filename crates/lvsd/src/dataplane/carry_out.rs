@@ -85,8 +85,8 @@ impl<'a> CarryOut<'a> {
             if !waits && self.attempt(piece)?.is_none() {
                 continue;
             }
-            // A refused change must not delay other services, and the servers and VIPs of a service
-            // must follow the service.
+            // A refused change must not delay changes of other services. Changes of a service stay
+            // together, in order.
             let together = |a: &Call, b: &Call| subject(a).is_some() && subject(a) == subject(b);
             for group in piece.chunk_by(together) {
                 self.without_refused(group)?;
@@ -110,10 +110,10 @@ impl<'a> CarryOut<'a> {
                 continue;
             };
             match failure.change.filter(|at| (1..limit).contains(at)) {
-                // The changes before the refused one can be applied without it.
+                // The changes before the refused one are applied separately.
                 Some(at) => limit = at,
-                // The list was refused as a whole, for example because this dataplane cannot read
-                // one of the changes.
+                // The dataplane refused the whole list, perhaps because it cannot parse one of the
+                // changes.
                 None if failure.change.is_none() && limit > 1 => limit = 1,
                 None => {
                     self.refused(first, &failure);

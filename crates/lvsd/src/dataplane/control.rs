@@ -185,7 +185,7 @@ fn translate(error: Error) -> ControlError {
 impl DataplaneControl for Connection {
     fn info(&mut self) -> Result<Info, ControlError> {
         self.0.call(&Call::Info {}).map_err(|error| match error {
-            // The control socket answers, but the packet path or the keeper does not.
+            // The control socket answers, but the packet path or the keeper hangs.
             Error::Refused(failure) if failure.code == FailureCode::Internal => {
                 ControlError::Silent(failure.message)
             }

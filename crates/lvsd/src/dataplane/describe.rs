@@ -126,7 +126,7 @@ impl<'a> Names<'a> {
                     Call::ServerAdd(_) => (verb("add", "added"), "to"),
                     _ => (verb("change", "changed"), "of"),
                 };
-                // IPIP is the default type of a tunnel.
+                // IPIP, the default, is not mentioned.
                 let tunnel = match (spec.config.forwarding, spec.config.tunnel) {
                     (Forwarding::Tunnel, tunnel) if tunnel != Tunnel::Ipip => {
                         format!(", {}", tunnel.about().title)
@@ -194,7 +194,7 @@ const fn role(role: SyncRole) -> &'static str {
 /// Text about packets while no dataplane runs. `how`: how its process ended, if known; `seen`: its
 /// last report.
 pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'static str {
-    // A dataplane that stops removes its programs from the kernel.
+    // A dataplane that was stopped in order has removed its programs from the kernel.
     let stopped = how.is_some_and(|how| how.ends_with("exit status: 0"));
     if seen.info.fast_path.active && !stopped {
         return match how {

@@ -136,7 +136,7 @@ impl Drift {
         actual: &Actual,
         by_hand: impl Fn(ServiceId, SocketAddr) -> bool,
     ) -> Vec<String> {
-        // A newly loaded file replaces the manual changes.
+        // Loading a file reverts manual changes.
         if self.file != desired.generation {
             self.file = desired.generation;
             self.left.clear();
@@ -230,8 +230,8 @@ impl Drift {
                 }
             }
         }
-        // Items that wait for their source are kept as they are, so that their changes are not
-        // manual changes.
+        // Items whose source has not answered stay as they are, so that they have no manual
+        // changes.
         deeds.retain(|(place, _)| !is_awaited(desired, place));
         deeds.sort_by(|(one, _), (other, _)| one.cmp(other));
         deeds
@@ -336,7 +336,7 @@ fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, 
             ));
         }
     }
-    // If the file has no rules, lvsd leaves manual rules unchanged.
+    // Without mark rules in the file, lvsd keeps manual rules.
     let ours = |rules: &[String]| -> Vec<String> {
         let rules = rules.iter();
         let ours = rules.filter(|rule| desired.marks.is_some() || is_generated(rule));

@@ -69,7 +69,7 @@ impl Given {
     ) -> Vec<DrainChange> {
         let now = weights(actual);
         let mut drained: HashSet<_> = std::mem::take(&mut self.drained).into_iter().collect();
-        // The operator has ended the drain of these servers.
+        // An operator has set these servers ready.
         drained.retain(|key| !readied.contains(key));
         let mut changes = Vec::new();
         for service in &mut desired.services {
@@ -128,7 +128,7 @@ impl Given {
         match &desired.marks {
             Some(_) => self.marks = true,
             None if self.marks => {
-                // lvsd removes its rules, and repeats that until the dataplane has none of them.
+                // lvsd removes its rules again and again until the dataplane has none.
                 self.marks = actual.marks.iter().any(|rule| !is_generated(rule));
                 desired.marks = self.marks.then(Vec::new);
             }
@@ -137,7 +137,7 @@ impl Given {
         match &desired.filter {
             Some(filter) => self.filter = !filter.is_off(),
             None if self.filter => {
-                // lvsd turns off its filter, and repeats that until the dataplane has no filter.
+                // lvsd removes its filter again and again until the dataplane has none.
                 self.filter = actual.filters.contains_key(&None);
                 desired.filter = self.filter.then(SourceFilter::default);
             }
@@ -146,7 +146,7 @@ impl Given {
         match &desired.sync {
             Some(daemons) => self.daemons = !daemons.is_empty(),
             None if self.daemons => {
-                // lvsd stops the daemons, and repeats that until the dataplane has none of them.
+                // lvsd stops its daemons again and again until the dataplane has none.
                 self.daemons = !actual.daemons.is_empty();
                 desired.sync = self.daemons.then(Vec::new);
             }

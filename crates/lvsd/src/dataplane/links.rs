@@ -97,7 +97,7 @@ impl Links {
             }
         }
         self.needed = goal.needs_dataplane();
-        // A dataplane that is not needed any more has to release its services and addresses.
+        // A dataplane that is no longer needed still has to release its services and addresses.
         if let (false, Some((found, again))) = (self.needed, &proxied)
             && !self.dataplane.is_there(changed, now)
         {
@@ -128,7 +128,7 @@ impl Links {
         let Some((proxy, link)) = &mut self.proxy else {
             return Step::Interrupted;
         };
-        // The last service that is proxied may have left the file.
+        // The file may no longer contain a proxied service.
         let nothing = Proxied::default();
         let proxied = goal.proxied.as_deref().unwrap_or(&nothing);
         proxy.set_options(proxied.options.clone());

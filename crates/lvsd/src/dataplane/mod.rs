@@ -478,8 +478,8 @@ impl Link {
             self.starts.not_before = now;
         }
         if !self.ours {
-            // The service manager that started it will start it again; two dataplanes must not race
-            // for the socket.
+            // The service manager that started the dataplane restarts it; two dataplanes must not
+            // compete for the socket.
             self.starts.not_before = self.starts.not_before.max(now + FOREIGN_GRACE);
         }
     }
@@ -497,7 +497,7 @@ impl Link {
                 return Ok(());
             }
             Err(ConnectError::Refused(why)) => return Err(self.give_up_or_wait(why, now)),
-            // A dataplane that is still starting does not hang: it has the whole time of a start.
+            // A starting dataplane may take the whole time limit of a start.
             Err(ConnectError::Silent { why, .. }) if self.starts.starting.is_some() => why,
             Err(ConnectError::Silent { why, pid }) => return Err(self.hangs(why, pid, now)),
             Err(ConnectError::Absent(why)) => why,
@@ -526,7 +526,7 @@ impl Link {
             return Err(Step::Waiting(POLL));
         }
         if now < self.starts.not_before {
-            // Another program may start one in the meantime.
+            // Another program may start a dataplane meanwhile.
             return Err(Step::Waiting((self.starts.not_before - now).min(POLL)));
         }
         self.starts.not_before = now + self.starts.backoff;
@@ -590,7 +590,7 @@ impl Link {
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
         let mut refusals = Vec::new();
         let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
-            // Without the list, lvsd cannot decide anything.
+            // Without the list of services, lvsd changes nothing.
             return Ok(Some(self.remember(refusals)));
         };
         seen.reasons = self.reasons(&mut refusals)?;
@@ -788,8 +788,7 @@ impl Link {
             services,
             ..Actual::default()
         };
-        // The packet path and the keeper have to answer this request, so it shows whether they
-        // hang.
+        // Packet path and keeper must answer this request, so that it detects a hang.
         let info = lost_only(control.info(), &self.answered, refusals)?.unwrap_or_default();
         let mut desired = goal.desired.clone();
         if goal.dataplane.own_vips {
@@ -797,7 +796,7 @@ impl Link {
         } else {
             let owned: BTreeSet<IpAddr> = info.own_vips.iter().copied().collect();
             actual.vips = match &self.stated {
-                // Other programs may own VIPs too; only those that lvsd set count.
+                // Other programs may also let the dataplane own VIPs; these are not lvsd's.
                 Some(stated) => stated.intersection(&owned).copied().collect(),
                 None => owned,
             };
@@ -889,7 +888,7 @@ impl Link {
                 ),
             };
         }
-        // An empty desired state that adopts nothing deletes the services of lvsd.
+        // An empty goal that adopts nothing deletes only lvsd's services.
         match self.sync(&Goal::default(), now) {
             Ok(_) => Stopped::Asked,
             Err(Loss { why, .. }) => self.gone().map_or_else(
@@ -933,7 +932,7 @@ impl Link {
             return Some(how);
         }
         let left = self.pid.is_some_and(|pid| !self.host.alive(pid));
-        // An exiting process closes its socket first.
+        // An exiting process closes its socket before it exits.
         (left || self.absent()).then(|| "its process has exited".to_owned())
     }
 

@@ -53,7 +53,7 @@ impl Machine {
 /// # Errors
 /// Another daemon has the lock; the text names it.
 pub fn lock(address: &Address) -> Result<Steering, String> {
-    // A command that checks whether a daemon runs (`lvsd reload`) locks the file for a moment.
+    // A command such as `lvsd reload` locks the file for a moment to check whether a daemon runs.
     let mut tries = 0..10;
     let steering = loop {
         match steer(address) {
@@ -96,8 +96,8 @@ impl Host for Machine {
             .env_remove("WATCHDOG_USEC")
             .env_remove("WATCHDOG_PID")
             .stdin(Stdio::null())
-            // A separate process group: signals of lvsd's terminal do not reach it, and it
-            // continues after the end of lvsd.
+            // Signals of lvsd's terminal do not reach another process group, so the dataplane
+            // continues after lvsd.
             .process_group(0);
         match command.spawn() {
             Ok(child) => {
@@ -138,8 +138,8 @@ impl Host for Machine {
             .ok_or(Errno::SRCH)
             .and_then(|id| pidfd_open(id, PidfdFlags::empty()))
             .map_err(|error| format!("process {pid} cannot be reached: {error}"))?;
-        // Check after opening: while the descriptor is open, the kernel does not give the id to
-        // another process.
+        // The check follows the opening: while the pidfd is open, the kernel does not reuse the
+        // process id.
         if !self.started_by_us(pid) {
             return Err(format!("process {pid} was not started by lvsd"));
         }
@@ -156,7 +156,7 @@ impl Host for Machine {
     }
 
     fn alive(&mut self, pid: u32) -> bool {
-        // A child that has exited stays in /proc until lvsd waits for it.
+        // An exited child remains in /proc until lvsd waits for it.
         if let Some(child) = self.child.as_mut().filter(|c| c.id() == pid) {
             return matches!(child.try_wait(), Ok(None));
         }
@@ -173,7 +173,7 @@ impl Host for Machine {
     }
 
     fn identity(&self, pid: u32) -> String {
-        // Field 22 of `/proc/PID/stat`; the first field after the name is the third.
+        // Field 22 of `/proc/PID/stat`; the fields after the name begin with the third.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let birth = name_and_fields(&stat)
             .and_then(|(_, mut fields)| fields.nth(19))

@@ -184,7 +184,7 @@ proptest! {
     fn dataplane_after_any_history_equals_cold_start(first in goal(), events in proptest::collection::vec(event(), 0..25)) {
         let mut daemon = Daemon::new(World::default());
         daemon.set(first.clone());
-        // At its start, the daemon has to find a dataplane.
+        // A new daemon has to attach to the dataplane.
         daemon.settle();
         let mut last = first;
         for event in events {

@@ -172,14 +172,14 @@ impl Expanded {
                 }
             };
             service.incomplete = records.is_none();
-            // If etcd has answered, a pool without servers is certainly empty.
+            // After an answer of etcd, a pool without servers is really empty.
             let heard = matches!(discovery.source, Source::Etcd(_)) && etcd.is_some();
             service.unheard = service.incomplete && !heard;
             let servers = service.servers.iter().map(|server| server.address);
             let mut there: HashSet<SocketAddr> = servers.collect();
             for record in records.unwrap_or_default() {
                 let address = SocketAddr::new(record.ip, record.port.unwrap_or(discovery.port));
-                // Each service uses the addresses of its own family.
+                // Each service uses only addresses of its own family.
                 let family = Family::of(&record.ip) == ServiceKey::from(service.id).family();
                 let fits = family || discovery.config.forwarding == Forwarding::Tunnel;
                 if !fits || !there.insert(address) {

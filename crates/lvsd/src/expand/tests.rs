@@ -161,8 +161,7 @@ fn etcd_services_follow_services_of_the_file() {
     );
     let expanded = merged(&gathered);
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
-    // `[defaults]` applies to services of etcd, and servers of a pool follow the servers of the
-    // file.
+    // `[defaults]` applies to services from etcd. Servers of a pool follow those of the file.
     let wanted = [("10.0.0.1:80", 1), ("10.0.0.9:80", 4)];
     assert_eq!(
         servers(&expanded),
@@ -192,7 +191,7 @@ fn etcd_services_follow_services_of_the_file() {
     let other = merged(&other);
     assert_eq!((vips(&other).len(), servers(&other).len()), (1, 1));
     assert!(other.awaits_services && other.services[0].unheard);
-    // The pool has no servers yet, but is known, and may have had servers.
+    // The pool has no servers, so that those in the dataplane may stay.
     let expanded = merged(&Gathered {
         etcd: Some(Etcd {
             prefix: "/lvs/".to_owned(),
@@ -228,7 +227,7 @@ fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
             "line 2: unknown key `adress`",
         ),
         (&remote("192.0.2.2:80", "nonsense"), "line 4"),
-        // A server of the file has its address.
+        // Another service of the file has the address of this server.
         (&remote("10.0.0.1:80", "10.0.0.7:80"), "is the service"),
     ] {
         let services =
@@ -472,13 +471,13 @@ fn expand_keeps_services_of_file_before_valid_ones_of_kubernetes() {
     );
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
     assert!(expanded.left_out[0].ends_with("its previous state stays"));
-    // If the answer is of another cluster or still missing, services of the dataplane stay.
+    // Services in the dataplane stay if the answer is of another cluster, or missing.
     for gathered in [kubernetes("other", &all), Gathered::default()] {
         let expanded = expand(&config, &gathered);
         assert_eq!(vips(&expanded), ["192.0.2.1:80"]);
         assert!(expanded.awaits_services);
     }
-    // A file without the table uses none of the services.
+    // Without the table, none of the services is used.
     let plain = expand(&read(MAIN), &kubernetes(name, &all));
     assert_eq!(vips(&plain), ["192.0.2.1:80"]);
 }

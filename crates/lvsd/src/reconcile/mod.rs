@@ -208,7 +208,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
             }));
         }
     }
-    // After the sysctls, some of which count when a daemon starts.
+    // Some sysctls take effect only when a daemon starts, so they are set first.
     follow_daemons(desired, actual, &mut plan.changes);
     let wanted: HashSet<ServiceId> = desired.services.iter().map(|s| s.id).collect();
     let unnamed = actual.services.iter();
@@ -225,7 +225,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     if let Some(filter) = &desired.filter {
         follow_filter(None, filter, actual, &mut plan.changes);
     }
-    // Servers with full NAT need a local address before they are added, and until they are removed.
+    // Servers with full NAT need local addresses until they are removed.
     let mut local = actual.local.clone();
     if let Some(wanted) = &desired.local {
         let more = wanted.addresses.iter();
@@ -269,7 +269,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     }
     if let Some(wanted) = &desired.local
         && *wanted != local
-        // Servers that drain may still need the local addresses.
+        // Draining servers may still need the local addresses.
         && plan.draining.is_empty()
         && plan.held.is_empty()
     {

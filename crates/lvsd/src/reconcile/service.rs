@@ -71,7 +71,7 @@ impl<'a> OneService<'a> {
         for server in service.servers.iter().filter(|server| !server.leaves) {
             let mut server = *server;
             if sorry_serves && server.health == Health::Up {
-                // A restarted daemon below the quorum: one server is not a quorum.
+                // After a restart below the quorum, one server that is up does not suffice.
                 server.health = Health::Unknown;
             }
             let now = now.get(&server.address).map(|server| server.config);
@@ -119,7 +119,7 @@ impl<'a> OneService<'a> {
         let there = there.iter().map(|server| server.server);
         let stay = there.filter(|address| !deleted.contains(address));
         let mut after: Vec<SocketAddr> = added.into_iter().rev().chain(stay).collect();
-        // The newest server comes first.
+        // New servers are first in the listing.
         let stays = self
             .desired
             .servers
@@ -214,13 +214,14 @@ fn target_config(
     match (server.health, on_check_failure) {
         (Health::Up, _) => Some(server.config),
         (Health::Down, OnCheckFailure::Quiesce) => Some(quiesced),
-        // The server and its connections are removed; it is added again to be checked.
+        // The server was removed with its connections; it is added again for its through-VIP
+        // checks.
         (Health::Down, OnCheckFailure::Remove) if server.stays => match now {
             Some(ServerConfig { weight: 1.., .. }) => None,
             _ => Some(quiesced),
         },
         (Health::Down, OnCheckFailure::Remove) => None,
-        // A restarted daemon must neither remove a server that serves nor restore one that is down.
+        // A restarted daemon must neither remove a server in use nor re-add one that was down.
         (Health::Unknown, _) => match now {
             None if server.stays => Some(quiesced),
             None => None,
@@ -241,8 +242,8 @@ pub(crate) fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool 
 }
 
 pub(crate) fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
-    // The dataplane turns the method of a server with one of its own addresses into `Local`, as the
-    // kernel does.
+    // Like the kernel, the dataplane changes the method of a server with one of its own addresses
+    // to `Local`.
     let forwarding = now.forwarding == wanted.forwarding || now.forwarding == Forwarding::Local;
     let tunnel = wanted.forwarding != Forwarding::Tunnel || now.tunnel == wanted.tunnel;
     forwarding

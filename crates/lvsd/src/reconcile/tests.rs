@@ -252,7 +252,8 @@ proptest! {
                     }
                 }
             }
-            // Servers of the file are in its order, the last one added first; other servers follow.
+            // Servers of the file are listed in its order, the last one first; other servers
+            // follow.
             if service.config.scheduler == "mh" {
                 let place = |at: &lvs_core::api::ServerInfo| {
                     let found = service.servers.iter().rev().position(|s| s.address == at.server);
@@ -537,7 +538,7 @@ fn replaced_servers_stay_until_a_new_one_serves_or_all_have_failed() {
     assert_eq!(reported(&plan(&[(3, Unknown), (4, Down)])), "+4");
     assert_eq!(reported(&plan(&[(3, Up), (4, Unknown)])), "+3 -2 -1");
     assert_eq!(reported(&plan(&[(3, Down), (4, Down)])), "+3 +4 -2 -1");
-    // One of the servers stays; the other waits for its replacement.
+    // One server stays; the other one waits for its replacement.
     assert_eq!(reported(&plan(&[(1, Up), (3, Unknown)])), "");
     assert_eq!(reported(&plan(&[(1, Up)])), "-2");
     assert_eq!(reported(&plan(&[])), "-2 -1");
@@ -604,7 +605,7 @@ fn sync_daemons_match_the_file() {
         changes(Some(vec![master]), &[backup]),
         [stop(SyncRole::Backup, 5), start]
     );
-    // A length that is no longer in the file.
+    // The length was removed from the file.
     for role in [SyncRole::Master, SyncRole::Backup] {
         let mut short = daemon(role, 5);
         short.maxlen = Some(1400);

@@ -110,7 +110,7 @@ impl Connection {
             let words = words.split(" (os error").next().unwrap_or_default();
             Error::Failed(words.to_lowercase())
         })?;
-        // Each request is small, and its sender waits for the answer.
+        // Requests are small, and the client waits for each answer.
         let _ = stream.set_nodelay(true);
         match (tls, secure) {
             (Some(tls), true) => {
@@ -219,7 +219,7 @@ where
         .await
         .map_err(|error| in_words(&error))?;
     let driver = tokio::spawn(async move {
-        // The sender of each request receives the error.
+        // The error also reaches the sender of the request.
         let _ = connection.await;
     });
     Ok(Connection { sender, driver })

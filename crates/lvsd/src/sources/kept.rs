@@ -68,7 +68,7 @@ pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
         shared.keep.notified().await;
         let gathered = shared.lock().gathered.clone();
         let at = path.clone();
-        // A busy disk may take seconds, during which leases must be renewed.
+        // A busy disk may take seconds, while leases must be renewed.
         let written = tokio::task::spawn_blocking(move || write(&at, &gathered)).await;
         match written.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(()) => complained = false,

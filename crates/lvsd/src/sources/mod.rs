@@ -224,7 +224,7 @@ impl Shared {
         let mut state = self.lock();
         let known = state.gathered.dns.contains_key(name);
         let Some(standing) = state.dns.get_mut(name) else {
-            // The source is no longer requested.
+            // The source is no longer used.
             return;
         };
         standing.take(&format!("DNS, {name}"), known, &found);
@@ -308,7 +308,7 @@ impl Shared {
         let before = state.gathered.kubernetes.take().unwrap_or_default();
         for (key, text) in &before.services {
             if let Some(known) = now.services.get_mut(key) {
-                // Only the daemon sets the last valid text.
+                // Only the daemon sets `good`.
                 known.good.clone_from(&text.good);
                 continue;
             }

@@ -180,7 +180,7 @@ fn window<'a>(
     }
     let bytes = text.as_bytes();
     let line_end = |byte: &u8| *byte == b'\n';
-    // A span behind the last line end is shown at the last line.
+    // A position behind the last line end is shown on the last line.
     let before = bytes[part.start..first].strip_suffix(b"\n");
     let before = before
         .filter(|_| first == part.end)

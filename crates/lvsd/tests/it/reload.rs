@@ -10,7 +10,7 @@ fn reload_during_start_does_not_end_lvsd() {
     let path = directory.path().join("lvsd.toml");
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let port = port.expect("a port").port();
-    // lvsd proxies the service itself and needs no dataplane.
+    // A proxied service needs no dataplane.
     let text = format!(
         "[[service]]\naddress = '127.0.0.1:{port}'\nforward = 'proxy'\n\
          [[service.server]]\naddress = '127.0.0.2:9'\n"
@@ -79,7 +79,7 @@ fn reload_names_the_file_of_the_daemon() {
         .stderr(Stdio::null())
         .spawn()
         .expect("lvsd");
-    // The command waits for a daemon that is starting.
+    // `lvsd status` waits for a starting daemon.
     let (code, status) = run(&["status", "--json"]);
     assert_eq!(code, Some(0), "{status}");
     let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");

@@ -122,7 +122,7 @@ fn tunnels_of_every_type_are_parsed() {
             );
         }
     }
-    // A server with another forwarding method does not inherit the tunnel of the service.
+    // Only servers with the method tun inherit the tunnel of the service.
     let nat = tunnelled(
         "forward = \"tun\"\ntunnel = \"gre\"",
         "forward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.12\"",
@@ -130,7 +130,7 @@ fn tunnels_of_every_type_are_parsed() {
     let servers = &load(&nat).services[0].servers;
     assert_eq!(servers[0].config.tunnel, Tunnel::Ipip);
     assert_eq!(servers[1].config.tunnel, gre(Sum::None));
-    // One tunnelled server is sufficient for one warning about all.
+    // One tunnelled server is enough for the warning, which is reported once.
     load(&tunnelled(
         "forward = \"nat\"\ntunnel = \"gre\"",
         "forward = \"tun\"",
@@ -279,7 +279,7 @@ fn proxied_service_is_refused_as_its_own_server() {
         let read = Config::from_toml("test.toml", &text(listen, server, ""));
         assert!(read.is_ok(), "{listen} {server}");
     }
-    // Also through another service.
+    // A loop through a second service is also found.
     let two = format!(
         "{}{}",
         text("127.0.0.1:8080", "127.0.0.1:8081", "name = \"a\"\n"),
@@ -290,7 +290,7 @@ fn proxied_service_is_refused_as_its_own_server() {
         message.contains("127.0.0.1:8081 is the service"),
         "{message}"
     );
-    // The other addresses of the host are known only on the host.
+    // Other addresses of the host are known only if the host is examined.
     let own = "192.0.2.77".parse().unwrap();
     let facts = Facts::with_address(own);
     let files = Files::from("test.toml");

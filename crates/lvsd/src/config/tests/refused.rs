@@ -167,7 +167,7 @@ fn settings_invalid_for_start_or_dataplane_are_refused() {
         "2:11 no client can reach the VIP 127.0.0.1",
     );
     load("[dataplane]\nmax_connections = 268435456\nmax_ipv6 = 268435456\n");
-    // A server on the director itself may listen on the VIP's other ports.
+    // A server on the director itself may listen on other ports of the VIP.
     load(&server("192.0.2.9:8080", "vip = \"host\"\n"));
     load("[lvsd]\nlog = \"INFO,lvsd::health=debug, lvs_dataplane=off\"\n");
 }
@@ -215,7 +215,7 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
     ] {
         read(good).unwrap_or_else(|report| panic!("{good}: {report}"));
     }
-    // The interface may appear later: the dataplane waits for it.
+    // The dataplane waits for an interface that does not exist yet.
     for (waits, words) in [
         ("interface = \"eth1\"", "this host has no interface `eth1`"),
         (
@@ -235,7 +235,7 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
         let text = format!("[dataplane]\n{bad}\n");
         let report = read(&text).expect_err(bad).to_string();
         assert!(report.contains(words), "{bad}: {report}");
-        // The file may be for another host.
+        // Without facts about the host, the file is valid, because it may be for another host.
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
     }
 }

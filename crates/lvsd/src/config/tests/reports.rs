@@ -190,7 +190,7 @@ fn report_of_a_million_errors_is_bounded() {
     let rest = "and 99980 more: 100000 errors, 0 warnings in all; lvsd has stopped reading";
     assert!(message.ends_with(rest), "{message}");
 
-    // The memory for valid services is bounded as well.
+    // Memory for valid services is bounded, too.
     let services = format!(
         "[[service]]\naddress = [{}]\nforward = \"nat\"\n",
         "\"192.0.2.1:80\", ".repeat(200_000)
@@ -203,10 +203,10 @@ fn report_of_a_million_errors_is_bounded() {
         );
     }
 
-    // The limit of rules for marks counts valid and invalid rules.
+    // Invalid mark rules also count towards the limit.
     for (rule, errors) in [
         ("drop = true\nsource = \"192.0.2.1\"\n", 1),
-        // The unknown key, and the missing keys.
+        // One error about the unknown key, and two about missing keys of each rule.
         ("a = 1\n", 1 + 2 * 1024),
     ] {
         let report = self::report(&format!("[[mark]]\n{rule}").repeat(150_000));
@@ -216,7 +216,7 @@ fn report_of_a_million_errors_is_bounded() {
         assert_eq!(all.filter(|finding| finding.title == title).count(), 1);
     }
 
-    // The parser finds an error in each line, and would store all of them.
+    // The parser finds an error on each line, and stores all within its reach.
     let syntax = format!("{}=\n", "a = \n".repeat(200_000));
     let report = self::report(&syntax);
     assert!(
@@ -225,7 +225,7 @@ fn report_of_a_million_errors_is_bounded() {
         report.errors()
     );
 
-    // Warnings do not hide an error behind them.
+    // Many warnings do not hide an error after them.
     let mut warned = String::new();
     for n in 0..1200 {
         let (high, low) = (n >> 8, n & 255);

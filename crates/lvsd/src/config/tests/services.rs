@@ -208,7 +208,7 @@ fn file_without_service_causes_warning() {
         );
         assert!(message.contains("test.toml:1:1"), "{message}");
     }
-    // The services are in etcd.
+    // A file without services is valid if etcd contains them.
     let text = "[cluster]\netcd = \"http://10.0.0.5:2379\"\n";
     let (_, warnings) = Config::from_toml("test.toml", text).expect("the setting is allowed");
     assert_eq!(warnings.to_string(), "");
@@ -249,7 +249,7 @@ fn defaults_apply_to_services_without_their_own_keys() {
     assert_eq!((http.quorum.up, mail.quorum.up), (2, 1));
     assert_eq!(mail.config.scheduler, "wlc");
 
-    // An error is reported once, for any number of services with it.
+    // An error in `[defaults]` is reported once for all services.
     let wrong = text
         .replace("\"tcp\"", "\"tpc\"")
         .replace("10.0.0.12", "10.0.0.912");

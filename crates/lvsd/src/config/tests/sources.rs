@@ -246,7 +246,7 @@ fn kubernetes_valid_keys_are_parsed() {
     ] {
         assert!(report.to_string().contains(words), "{report}");
     }
-    // The services come from the API server.
+    // A file without services is valid, because they come from the API server.
     assert!(
         !report.to_string().contains("nothing is balanced"),
         "{report}"

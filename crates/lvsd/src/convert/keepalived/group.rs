@@ -76,7 +76,7 @@ pub(in crate::convert) fn range(text: &str) -> Option<(IpAddr, usize)> {
             IpAddr::V6(ip) => (u128::from(ip), 128),
         };
         let count = 1_u128.checked_shl(bits.checked_sub(length)?)?;
-        // keepalived also skips an address within the network.
+        // keepalived also refuses a network address with host bits.
         return (number & (count - 1) == 0).then_some((first, amount(count)));
     }
     let Some((first, last)) = text.split_once('-') else {

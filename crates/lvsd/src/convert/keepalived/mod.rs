@@ -44,7 +44,7 @@ pub(super) fn read(name: &str, text: &str, options: &Options<'_>) -> Result<Read
         }
     }
     let outside = outside::settings(&items, &mut read.lost);
-    // The number of addresses that groups may still expand to, in the whole file.
+    // Number of addresses that groups may still contain, in the whole file.
     let mut room = ADDRESSES_MAX;
     for item in items.iter().filter(|item| item.name() == "virtual_server") {
         match virtual_server::convert(item, &groups, &vrrp, &outside, &mut room) {
@@ -152,7 +152,7 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
     let mut inner = Open::default();
     let mut words: Vec<Word> = Vec::new();
     let mut first = 0;
-    // The statement follows another statement on the same line.
+    // Whether the statement follows another one on the same line.
     let mut behind = false;
     let mut lost = Vec::new();
     let mut pass = |item: &Item, behind: &mut bool| {
@@ -186,7 +186,7 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
             Token::Open => {
                 behind = false;
                 if words.is_empty() {
-                    // The brace is in a line of its own.
+                    // The brace is on a separate line.
                     let before = inner.items.pop().filter(|item| item.block.is_none());
                     let Some(item) = before else {
                         return Err(format!("{}: a block without a name", place(line)));

@@ -113,7 +113,7 @@ fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &m
             text.push('\n');
         } else if bare.is_empty() && !fate.within && !line.continues {
             let empty = line.text.trim().is_empty();
-            // Removed blocks leave one empty line.
+            // Each removed block leaves at most one empty line.
             if empty && !text.is_empty() && !text.ends_with("\n\n") {
                 text.push('\n');
             }

@@ -240,7 +240,7 @@ impl<'a> Reader<'a> {
             }
             if let Some((name, value)) = defined(text) {
                 let value = value.trim_start_matches([' ', '\t']);
-                // Most definitions of several lines have no value after the name.
+                // Definitions of several lines usually begin on the line after the name.
                 let value = value.strip_prefix('\n').unwrap_or(value);
                 self.conditional.remove(name);
                 self.macros.insert(name.to_owned(), value.to_owned());

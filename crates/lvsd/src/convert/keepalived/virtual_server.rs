@@ -112,7 +112,7 @@ pub(super) fn convert(
         for key in ["protocol", "vip"] {
             one.keys.remove(key);
         }
-        // With a mark, keepalived does not change the port, whatever the port of the server is.
+        // With a mark, keepalived ignores the servers' ports.
         for server in &mut one.servers {
             server.take_port();
         }

@@ -107,7 +107,7 @@ pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came 
     };
     match packet.questions.as_slice() {
         [question] if asked(question) => {}
-        // Some name servers omit the question when they refuse it.
+        // Some name servers omit the question in a refusal.
         [] if packet.rcode() != RCODE::NoError => {}
         _ => return Came::Strange,
     }

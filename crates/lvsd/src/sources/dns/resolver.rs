@@ -90,7 +90,7 @@ impl Asker {
         }
         let mut records = Vec::new();
         for (_, weight, port, target) in services {
-            // All host names must be resolved: a partial answer would remove existing servers.
+            // All hosts must be resolved, because a partial answer would remove servers.
             let (hosts, holds) = self
                 .hosts(&target, Some(port), Some(weight.max(1)))
                 .await
@@ -111,7 +111,7 @@ impl Asker {
         let mut ttl = u32::MAX;
         for kind in [RecordKind::A, RecordKind::Aaaa] {
             let answer = self.ask(name, kind).await?;
-            // The TTL of an answer without addresses of this family is ignored.
+            // An answer without addresses of this family does not limit the TTL.
             if !answer.records.is_empty() {
                 ttl = ttl.min(answer.ttl);
             }
@@ -179,7 +179,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Ca
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0)).await.map_err(words)?;
-    // A connected socket does not receive datagrams of other senders.
+    // A connected socket receives only datagrams from this name server.
     socket.connect(server).await.map_err(words)?;
     socket.send(&question).await.map_err(words)?;
     let mut bytes = vec![0; usize::from(DATAGRAM_MAX)];

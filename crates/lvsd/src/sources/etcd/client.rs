@@ -143,7 +143,7 @@ impl Client {
             Err(Error::failed(why))
         });
         if answer.is_err() {
-            // Data that still arrives on this connection is not an answer to the next request.
+            // Data of this answer must not be mistaken for the next one.
             self.connection.close();
         }
         message::read(&answer?).map_err(Error::failed)
@@ -190,7 +190,7 @@ impl Client {
         let text = collect(answer.into_body()).await?;
         Err(match message::wrong(&text) {
             Some(wrong) if !wrong.message.is_empty() => Error::refused(wrong),
-            // The message of the gateway.
+            // An error message of the gateway.
             _ => {
                 let words = plain(String::from_utf8_lossy(&text).trim());
                 Error::failed(format!("answers {status}: {words}"))
@@ -204,7 +204,7 @@ impl Client {
         loop {
             match self.call::<Ranged>("/v3/kv/range", &range).await {
                 Err(Error::Http(http::Error::TooLong)) if range.limit.0 > 1 => range.limit.0 /= 2,
-                // An answer without a revision does not mean that there are no keys.
+                // Without a revision, an empty answer does not mean that there are no keys.
                 Ok(ranged) if ranged.header.revision.0 < 1 => {
                     let why = "answers without a revision".to_owned();
                     return Err(Error::failed(why));
@@ -467,7 +467,7 @@ mod tests {
                 "{reply}: {came:?}"
             );
         }
-        // A line without an end.
+        // An endless line.
         let endless = endless_reply(b"HTTP/1.1 200 OK\r\n\r\n", &[b'x'; 65536]).await;
         let mut watching = client(endless, false).watch("/", 1).await.unwrap();
         assert_eq!(

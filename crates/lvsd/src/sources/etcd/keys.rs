@@ -137,7 +137,7 @@ pub(in crate::sources) struct Model {
     pub(in crate::sources) keys: HashMap<u64, i64>,
 }
 
-/// What a change affects.
+/// Effect of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Concerns {
     /// Whether services or servers have changed.
@@ -170,7 +170,7 @@ impl Model {
     ) -> Result<Self, String> {
         let mut model = Self::new(&before.prefix);
         model.etcd.cluster = cluster;
-        // The last valid value stays in use while the current one is invalid.
+        // Keys with an invalid value keep their last valid one.
         let prefix = before.prefix.clone();
         for kv in all {
             let name = String::from_utf8_lossy(&kv.key.0).into_owned();
@@ -205,7 +205,7 @@ impl Model {
                         .keys()
                         .any(|id| now.is_none_or(|now| !now.contains_key(id)))
                 });
-            // The revision of a deletion is unknown, but is at most the current one.
+            // The revision of a deletion is unknown; the present one is its upper bound.
             let known = if gone { revision } else { before.revision };
             model.etcd.revision = model.etcd.revision.max(known);
         }
@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(model.etcd.pools["web"]["b"].port, None);
         assert_eq!(model.directors["d1"].revision, 3);
         assert_eq!((model.keys.len(), model.refused.len()), (7, 0));
-        // The record of a director does not change the services.
+        // Records of directors do not change the revision of services.
         model.put(&kv("/lvs/directors/d1", "{}", 9)).unwrap();
         assert_eq!(model.etcd.revision, 5);
         let digest = model.etcd.digest();

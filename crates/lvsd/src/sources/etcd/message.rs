@@ -64,7 +64,7 @@ impl<'de> Deserialize<'de> for Number {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Number, E> {
-                // Identities of clusters and members use all 64 bits.
+                // Cluster and member ids use all 64 bits.
                 let signed = text.parse::<i64>().ok();
                 let number = signed.or_else(|| text.parse::<u64>().ok().map(u64::cast_signed));
                 number
@@ -232,7 +232,7 @@ pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
 
 /// Parses an error of etcd.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
-    // `error` and `message` contain the same text; answers have both.
+    // In answers, `error` and `message` contain the same text.
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Both {
@@ -291,7 +291,7 @@ mod tests {
         .unwrap();
         let watched = watched.result.unwrap();
         assert!(watched.canceled && watched.compact_revision == Number(8));
-        // An expired lease has no remaining time, and the field is then absent.
+        // The field is absent if the lease has expired.
         let kept: Streamed<Granted> =
             read(br#"{"result":{"header":{"revision":"9"},"ID":"7587"}}"#).unwrap();
         assert_eq!(kept.result.unwrap().ttl, Number(0));

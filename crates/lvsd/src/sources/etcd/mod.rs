@@ -187,7 +187,7 @@ impl Owed {
             self.announced = page.header.revision.0;
         }
         self.behind = behind;
-        // A deletion may not have been delivered yet.
+        // The watch may not have reported a deletion yet.
         let differs = usize::try_from(page.count.0) != Ok(known.len());
         self.differ = if differs { self.differ + 1 } else { 0 };
         (self.differ >= DIFFER_MAX).then_some(
@@ -307,7 +307,8 @@ impl Session<'_> {
                         return Err(Error::failed(why));
                     }
                     for event in &watched.events {
-                        // The revision of the answer may belong to events in later answers.
+                        // Events of later messages may have the revision in the header of this
+                        // message.
                         self.seen = self.seen.max(event.kv.mod_revision.0);
                         if self.of_twin(event) {
                             report_at.get_or_insert(Instant::now() + GATHER);
@@ -386,7 +387,7 @@ impl Session<'_> {
             let Some(seen) = self.twin else {
                 return Ok(());
             };
-            // While another process uses the same name, both write the record at this interval.
+            // While another process has the same name, both write the record at this interval.
             if seen.elapsed() > self.settings.lease {
                 self.twin = None;
             }
@@ -530,20 +531,20 @@ mod tests {
         };
         let before = [("a", 3), ("b", 10)];
         assert_eq!(look(11, &before, &before), (None, 11, 10));
-        // The change is on its way, then delivered.
+        // The watch has not reported the change yet; then it has.
         let after = [("a", 12), ("b", 10)];
         assert_eq!(look(13, &after, &before), (None, 11, 12));
         assert_eq!(look(13, &after, &after), (None, 13, 12));
-        // The key changes before each probe, and the watch delivers each change.
+        // The key changes before each probe, and the watch reports each change.
         assert_eq!(look(15, &[("a", 14), ("b", 10)], &after).0, None);
         let announced = [("a", 14), ("b", 10)];
         assert_eq!(look(17, &[("a", 16), ("b", 10)], &announced).0, None);
-        // The key was deleted in the meantime, so its change is not overdue.
+        // The key was deleted meanwhile, so that its change is not overdue.
         assert_eq!(
             look(18, &[("b", 10), ("c", 18)], &[("b", 10), ("d", 2)]).0,
             None
         );
-        // A later change was delivered, and this one was not.
+        // The watch reported a later change, but not this one.
         let announced = [("b", 19), ("d", 2)];
         let why = look(19, &[("b", 19), ("c", 18)], &announced).0;
         assert_eq!(

@@ -143,7 +143,7 @@ fn bytes(
     let Some(file) = some(file) else {
         return Ok(None);
     };
-    // Paths are relative to the directory of the kubeconfig.
+    // Paths in a kubeconfig file are relative to its directory.
     let path = directory.join(file).display().to_string();
     match read_file(&path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -168,7 +168,7 @@ impl Access {
         };
         let file: File = match serde_saphyr::from_slice(&text) {
             Ok(file) => file,
-            // The error may quote a secret: show only its position.
+            // The error may quote a secret, so only its position is shown.
             Err(error) => {
                 let place = error.location().map(|at| format!(" at line {}", at.line()));
                 return wrong(

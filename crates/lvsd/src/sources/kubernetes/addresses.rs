@@ -55,7 +55,7 @@ impl Range {
             Family::V6 => Some(IpAddr::V6(number.into())),
         };
         let mut next = self.first;
-        // One step for each used address.
+        // Each iteration skips a used address.
         while next <= self.last {
             let ip = address(next)?;
             if !taken.owners.contains_key(&ip) {
@@ -279,7 +279,7 @@ impl Assigned {
         let request = Request::of(service, settings).map_err(&mut refuse).ok();
         let mut target = Vec::new();
         for &family in &families {
-            // If its request is unreadable, the Service keeps its addresses.
+            // A Service with an unreadable request keeps its addresses.
             let Some(request) = &request else { break };
             let have = given.iter().copied().find(|ip| Family::of(ip) == family);
             let asked = request
@@ -315,7 +315,7 @@ impl Assigned {
             refused =
                 Some("no [[kubernetes.pool]] has addresses of the Service's family".to_owned());
         }
-        // A status with an address of no pool belongs to another controller.
+        // A status with an address outside of the pools belongs to another controller.
         let changed = target != in_status || !has_present_ports(service);
         if !foreign && !target.is_empty() && changed {
             self.wanted.insert(key.to_owned(), target);
@@ -745,7 +745,7 @@ mod tests {
         ]);
         assert!(assigned.given.is_empty() && assigned.held.contains("shop/many"));
         assert!(assigned.refused["shop/many"].contains("more than 256 ports"));
-        // The address stays in use.
+        // The address remains in use.
         let wanted = [("shop/web".to_owned(), ips(&["192.0.2.11"]))];
         assert_eq!(assigned.wanted, wanted.into());
     }

@@ -228,7 +228,7 @@ impl Client {
         let answer = answer.await;
         let answer = answer.unwrap_or_else(|_| Err(self.late()));
         if answer.is_err() {
-            // Data that still arrives on this connection is not an answer to the next request.
+            // Data of this answer must not be mistaken for the next one.
             self.connection.close();
         }
         serde_json::from_slice(&answer?)
@@ -255,7 +255,7 @@ impl Client {
             .header(USER_AGENT, concat!("lvsd/", env!("CARGO_PKG_VERSION")))
             .header(ACCEPT, "application/json")
             .header(CONTENT_TYPE, kind);
-        // Tokens are replaced while a director runs: the file always has the current one.
+        // The token may be replaced while lvsd runs, so that it is read for each request.
         if let Some(token) = &settings.token {
             head = head.header(AUTHORIZATION, bearer(token)?);
         }

@@ -410,7 +410,7 @@ fn check(
             None => "{ type = \"tcp\" }".to_owned(),
         })),
         _ if protocol == "tcp" => Ok(None),
-        // It is unknown how the server answers datagrams.
+        // No generic check exists for UDP servers.
         _ => Ok(Some(healthz().unwrap_or_else(|| "\"none\"".to_owned()))),
     }
 }
@@ -431,7 +431,7 @@ impl<'a> Nodes<'a> {
             let mut conditions = node.status.conditions.iter();
             conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
         };
-        // If no node at all is ready, the API server is probably at fault, and not every node.
+        // If no node is ready, the API server is probably at fault, and all nodes are used.
         let believed = model.nodes.values().any(is_ready);
         let all = model.nodes.iter();
         let all = all.filter(|(_, node)| !node.metadata.labels.contains_key(EXCLUDED));
@@ -493,7 +493,7 @@ impl<'a> Nodes<'a> {
 /// connections.
 fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str, u16> {
     let mut nodes: BTreeMap<&str, u16> = BTreeMap::new();
-    // An endpoint may be in two slices while it moves from one to the other.
+    // An endpoint that moves between slices may be in both.
     let mut seen = BTreeSet::new();
     let slices = model.slices(key);
     for slice in slices.filter(|slice| slice.ipv6 == (family == Family::V6)) {
@@ -542,7 +542,7 @@ fn endpoints<'a>(
                 Use::Drain => 0,
                 Use::Ready => 1,
             };
-            // All addresses of an endpoint are the same pod.
+            // All addresses of an endpoint belong to the same pod.
             let Some(ip) = endpoint.addresses.first().and_then(|ip| ip.parse().ok()) else {
                 continue;
             };
@@ -768,7 +768,7 @@ mod tests {
         let service = annotated("zones", "west=2");
         let wanted = [("10.0.0.1", 0), ("10.0.0.2", 2), ("10.0.0.3", 2)];
         assert_eq!(weights(&of(&service, &[], &zones(""))), named(wanted));
-        // All nodes of the zone drain: the nodes of other zones are used.
+        // If all nodes of the zone drain, nodes of other zones are used.
         let wanted = [("10.0.0.1", 1), ("10.0.0.2", 0), ("10.0.0.3", 0)];
         assert_eq!(
             weights(&of(&service, &[], &zones("cordoned"))),

@@ -261,7 +261,8 @@ impl<'a> Session<'a> {
             }
             early = if began.elapsed() < WELL { early + 1 } else { 0 };
             if early > 0 {
-                // If the API server drops its history at once, lvsd pauses before it lists again.
+                // If the API server discards its history quickly, lvsd pauses before it lists
+                // again.
                 sleep(retry(early, WATCH_MIN)).await;
             }
         }
@@ -285,7 +286,7 @@ impl<'a> Session<'a> {
                 .map(|more| format!("&continue={}", quoted(more)));
             let page = format!("{path}?limit={limit}{}", after.unwrap_or_default());
             let page: List = match self.client.get(&page).await {
-                // Request fewer objects at a time if they are large.
+                // If objects are large, lvsd requests fewer at a time.
                 Err(Error::Http(http::Error::TooLong)) if limit > 1 => {
                     limit /= 2;
                     continue;
@@ -355,7 +356,7 @@ impl<'a> Session<'a> {
                 () = timer(write_at) => {
                     write_at = None;
                     if self.write().await? {
-                        // More has to be written, or has just changed.
+                        // More is due, or was just written.
                         write_at = Some(Instant::now());
                         hand_over_at.get_or_insert(Instant::now() + GATHER);
                     }
@@ -436,7 +437,7 @@ impl<'a> Session<'a> {
         let desired = desired(&self.model, &self.assigned, &self.settings);
         let desired = desired.map_err(Error::failed)?;
         let refused = self.assigned.refused.iter().chain(&desired.refused);
-        // The messages quote text that any user of the cluster may have written.
+        // Any user of the cluster may have written the quoted texts.
         let refused = refused.map(|(key, why)| (key.clone(), plain(why)));
         let refused = refused.collect();
         let kubernetes = Kubernetes {
@@ -608,14 +609,14 @@ impl<'a> Session<'a> {
                     );
                     events.extend(self.event(&key, "Normal", "AddressAssigned", &message));
                 }
-                // The watch reports the present state of the Service.
+                // The watch will report the present state.
                 Err(error) if error.is_conflict() || error.is_missing() => {}
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
                         "the status of Service {key} is not written: the API server {error}"
                     ));
                     if error.is_passing() {
-                        // The next read of the Lease is followed by another attempt.
+                        // The write is repeated after the next check of the Lease.
                         self.assigned.wanted.insert(key, addresses);
                         passing = true;
                     }

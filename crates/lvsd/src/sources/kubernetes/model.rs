@@ -223,7 +223,7 @@ impl Model {
                 if service.annotation_bytes > ANNOTATIONS_MAX {
                     meta.annotations.clear();
                 }
-                // One port above the limit shows that there are too many.
+                // One port above the limit is kept, to show that there are too many.
                 service.spec.ports.truncate(PORTS_MAX + 1);
                 service.status.load_balancer.ingress.truncate(INGRESS_MAX);
                 if self
@@ -240,7 +240,7 @@ impl Model {
                 let family = match slice.address_type.as_str() {
                     "IPv4" => Some(false),
                     "IPv6" => Some(true),
-                    // Names, which directors do not resolve.
+                    // Directors do not resolve host names.
                     _ => None,
                 };
                 if let (Some(service), Some(ipv6)) = (service, family) {
@@ -261,7 +261,7 @@ impl Model {
                 meta.annotations.clear();
                 meta.labels
                     .retain(|name, _| name == EXCLUDED || name == ZONE);
-                // Everything else changes every few seconds.
+                // Only the remaining fields are compared, because others change every few seconds.
                 meta.resource_version.clear();
                 node.status
                     .conditions
@@ -399,7 +399,7 @@ mod tests {
         put(&mut model, "web", &broken);
         assert_eq!(model.services["shop/web"].spec.ports[0].port, 80);
         assert!(model.refused["Service shop/web"].contains("80000"));
-        // The same in a list in which another object is missing.
+        // The same with a list that lacks another object.
         put(&mut model, "mail", &lb);
         list(&mut model, Kind::Service, &[service("web", &broken)]).unwrap();
         assert_eq!(model.services.keys().collect::<Vec<_>>(), ["shop/web"]);
@@ -500,7 +500,7 @@ mod tests {
         );
         assert_eq!(model.slices.endpoints, 6);
         model.delete(Kind::EndpointSlice, &slice("a", "mail", 0));
-        // An object that has become unreadable stays; the other object is not in the list.
+        // An object that became unreadable stays; one that is missing from the list does not.
         let wrong = slice("b", "web", 1).replace("[{}]", "1");
         list(&mut model, Kind::EndpointSlice, &[wrong]).unwrap();
         assert_eq!(of(&model, "shop/web"), [2]);

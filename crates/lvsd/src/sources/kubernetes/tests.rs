@@ -312,7 +312,7 @@ impl Followed {
     async fn wait(&self, what: &str, right: impl Fn(&super::super::State) -> bool) {
         let waited = timeout(PATIENCE, async {
             while !right(&self.shared.lock()) {
-                // Views change without a notification.
+                // Views can change without a notification.
                 let _ = timeout(Duration::from_millis(20), self.shared.news.notified()).await;
             }
         });
@@ -461,7 +461,7 @@ async fn session_invalid_annotation_causes_one_event() {
             .collect::<Vec<_>>()
     };
     director.wait("the event", |_| !reported().is_empty()).await;
-    // The daemon has refused another object.
+    // The daemon has refused another Service.
     let refused = [("shop/web".to_owned(), "its text is wrong".to_owned())];
     fake.put("services", &service("web", &Value::Null));
     director
@@ -483,7 +483,7 @@ async fn session_compacted_history_is_listed_again() {
     let director = Followed::start(address, |_| {});
     director.wait_services(&["shop/web/tcp/80"]).await;
     let lists = fake.lock().lists;
-    // A change that no watch reports, and the end of the history.
+    // A change that no watch reports, because the requested version has expired.
     fake.put("services", &service("mail", &Value::Null));
     let expired = json!({
         "type": "ERROR",
@@ -516,7 +516,7 @@ async fn client_reopens_closed_connection_for_reads_only() {
     for _ in 0..3 {
         client.get::<Value>("/x").await.unwrap();
     }
-    // The server may have executed a write before the connection ended.
+    // The server may have executed the write, so it is not repeated.
     let written = client.post("/x", &json!({})).await;
     assert!(
         matches!(written, Err(Error::Http(http::Error::Failed(_)))),
@@ -552,7 +552,8 @@ async fn client_write_that_was_not_sent_is_repeated_over_new_connection() {
     let mut client = Client::new(Arc::new(settings));
     for _ in 0..2 {
         client.post("/x", &json!({})).await.unwrap();
-        // This blocks the runtime. The client notices the closed connection at the next request.
+        // This blocks the runtime, so that the client notices the closed connection only at the
+        // next request.
         is_closed.recv().unwrap();
         tokio::task::yield_now().await;
     }
@@ -653,7 +654,7 @@ async fn session_invalid_answers_are_errors() {
 
 #[tokio::test]
 async fn session_endless_list_is_an_error() {
-    // The list never ends.
+    // A list without an end.
     let address = serving(|mut stream| async move {
         let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
         let length = body.len();
