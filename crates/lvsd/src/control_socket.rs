@@ -181,7 +181,7 @@ mod tests {
 
     #[tokio::test]
     async fn control_socket_answers_invalid_request_with_error() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let dataplane = Address::new(directory.path().join("e.sock"));
         opened(&dataplane, &Dataplane::default(), &Events::default());
         let path = directory.path().join("e.sock.lvsd");
@@ -196,7 +196,9 @@ mod tests {
             ("POST /v1/stop HTTP/1.0\r\n\r\n", "accepts only GET"),
             (long.as_str(), " 431 "),
         ] {
-            let mut stream = UnixStream::connect(&path).await.expect("it listens");
+            let mut stream = UnixStream::connect(&path)
+                .await
+                .expect("the control socket accepts the connection");
             // lvsd does not read the rest of a long request, so that the write may fail.
             let _ = stream.write_all(text.as_bytes()).await;
             let mut printed = Vec::new();
@@ -210,7 +212,7 @@ mod tests {
 
     #[tokio::test]
     async fn control_socket_client_gets_answers_and_events() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let dataplane = Address::new(directory.path().join("e.sock"));
         let mut events = Events::default();
         opened(&dataplane, &Dataplane::default(), &events);
@@ -218,11 +220,13 @@ mod tests {
             let client = || {
                 let client =
                     Client::connect(&dataplane).expect("the dataplane accepts the connection");
-                client.expect("it listens")
+                client.expect("the control socket accepts the connection")
             };
             let mut one = client();
-            assert_eq!(one.status().expect("a status").pid, 7);
-            let refused = one.reload(false).expect_err("the file is refused");
+            assert_eq!(one.status().expect("the status is returned").pid, 7);
+            let refused = one
+                .reload(false)
+                .expect_err("a reload without force is accepted");
             assert_eq!(refused, "the file is wrong");
             one.reload(true).expect("the reload succeeds");
             let spec = |host: [u8; 4], why: &str| AdminSpec {
@@ -240,7 +244,7 @@ mod tests {
             let done = one.admin(&spec([10, 0, 0, 1], "disk"));
             assert_eq!(done, Ok(AdminDone::default()));
             let refused = one.admin(&spec([10, 0, 0, 1], "a\u{1b}b"));
-            let refused = refused.expect_err("a control character");
+            let refused = refused.expect_err("a control character is accepted");
             assert!(refused.contains("control characters"), "{refused}");
             let mut reported = Vec::new();
             let each = |event: Event| {
@@ -257,13 +261,13 @@ mod tests {
             events.send("drift", About::default(), lines);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        let reported = asking.await.expect("no panic");
+        let reported = asking.await.expect("the thread does not panic");
         assert!(reported.iter().all(|text| text.starts_with("first\nx")));
     }
 
     #[tokio::test]
     async fn closed_event_stream_frees_its_slot() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let dataplane = Address::new(directory.path().join("e.sock"));
         let (sender, _requests) = channel();
         let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
@@ -272,7 +276,9 @@ mod tests {
         let request = "GET /v1/events HTTP/1.1\r\naccept: text/event-stream\r\n\r\n";
         let mut held = Vec::new();
         loop {
-            let mut stream = UnixStream::connect(&path).await.expect("it listens");
+            let mut stream = UnixStream::connect(&path)
+                .await
+                .expect("the control socket accepts the connection");
             let _ = stream.write_all(request.as_bytes()).await;
             let mut code = [0; 12];
             stream
@@ -296,9 +302,11 @@ mod tests {
     #[ignore = "by hand: another test starts it"]
     fn helper_process_sends_reload_request() {
         use std::os::linux::net::SocketAddrExt;
-        let name = std::env::var("DOOR").expect("where to");
-        let name = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
-        let mut stream = std::os::unix::net::UnixStream::connect_addr(&name).expect("it listens");
+        let name = std::env::var("DOOR").expect("DOOR is set");
+        let name = std::os::unix::net::SocketAddr::from_abstract_name(name)
+            .expect("the socket name is valid");
+        let mut stream = std::os::unix::net::UnixStream::connect_addr(&name)
+            .expect("the control socket accepts the connection");
         let request = b"POST /v1/reload HTTP/1.0\r\ncontent-length: 14\r\n\r\n{\"force\":true}";
         stream.write_all(request).expect("the request is written");
         let mut printed = String::new();
@@ -323,7 +331,7 @@ mod tests {
         for (groups, expected) in [("4242", " 200 OK"), ("4243", "only root")] {
             let output = tokio::process::Command::new("setpriv")
                 .args(["--reuid=65534", "--regid=65534", "--groups", groups])
-                .arg(std::env::current_exe().expect("this program"))
+                .arg(std::env::current_exe().expect("the path of this program is known"))
                 .args([
                     "--exact",
                     "control_socket::tests::helper_process_sends_reload_request",

@@ -232,7 +232,7 @@ mod tests {
                 prop_assert_eq!(now.sorry, sorry && !now.quorum);
                 prop_assert!(!(now.sorry && now.panic));
                 prop_assert!(!now.withdrawn || !now.quorum);
-                let n = u32::try_from(number).expect("few");
+                let n = u32::try_from(number).expect("the number of servers fits into 32 bits");
                 if n >= up_at { prop_assert!(now.quorum); }
                 if n < down { prop_assert!(!now.quorum); }
                 if (down..up_at).contains(&n) { prop_assert_eq!(now.quorum, before.quorum); }

@@ -218,7 +218,7 @@ mod tests {
         }
 
         fn desired(&self) -> Desired {
-            let vips = ["192.0.2.1".parse().expect("an address")].into();
+            let vips = ["192.0.2.1".parse().expect("the address is valid")].into();
             let health = |key: &Key| {
                 let known = self.health.get(&key.1).copied();
                 known.unwrap_or((Health::Up, Advice::NONE))

@@ -160,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn notify_command_at_exit_receives_each_event() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let file = directory.path().join("events");
         let script = format!("cat >> {}", file.display());
         let (_keep, notice) = watch::channel(notice(&script, Duration::from_secs(300)));
@@ -186,7 +186,9 @@ mod tests {
         events.send("hang", About::default(), "words");
         let event = listener.recv().await.expect("the event was sent");
         let hanging = notice("sleep 1000", Duration::from_millis(20));
-        let why = run(&hanging, &event).await.expect_err("it hangs");
+        let why = run(&hanging, &event)
+            .await
+            .expect_err("a command that hangs succeeds");
         assert!(why.contains("took longer than 20ms"), "{why}");
     }
 }

@@ -188,13 +188,13 @@ mod tests {
 
     #[test]
     fn short_or_exposed_token_is_refused() {
-        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        let mut file = tempfile::NamedTempFile::new().expect("a temporary file can be created");
         let read = |file: &tempfile::NamedTempFile| Token::read(file.path());
         assert!(read(&file).unwrap_err().contains("16 to 256"));
-        writeln!(file, "0123456789abcdef").expect("written");
+        writeln!(file, "0123456789abcdef").expect("the file can be written");
         assert!(read(&file).is_ok());
         let public = std::fs::Permissions::from_mode(0o640);
-        std::fs::set_permissions(file.path(), public).expect("permissions");
+        std::fs::set_permissions(file.path(), public).expect("the permissions can be set");
         assert!(read(&file).unwrap_err().contains("chmod 600"));
         let none = Path::new("/nonexistent/token");
         assert!(Token::read(none).unwrap_err().contains("umask 077"));

@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn manual_page_and_completions_contain_all_commands() {
         Arguments::command().debug_assert();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("the output is UTF-8");
         let (page, bash) = (text(man()), text(completions(clap_complete::Shell::Bash)));
         for command in Arguments::command().get_subcommands() {
             let name = command.get_name();
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn manual_page_has_options_of_all_commands_and_refers_to_shipped_pages_only() {
-        let page = String::from_utf8(man()).expect("text");
+        let page = String::from_utf8(man()).expect("the output is UTF-8");
         for words in [
             "\\-\\-force",
             "\\-\\-why",

@@ -633,7 +633,7 @@ fn director_line(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen
         (director.own, "this one"),
         (!director.ready, "NOT READY"),
         (director.maintenance, "in maintenance"),
-        (director.left_out, "has left out some services"),
+        (director.left_out, "ignores some invalid services"),
         (
             own.is_some_and(|own| own.digest != director.digest),
             "HAS OTHER SERVICES",

@@ -172,7 +172,7 @@ mod tests {
         for (part, words) in [
             ("[[service]]\nadress = 1\n", "b.toml:2:1"),
             ("[[service]\n", "not valid TOML"),
-            ("x = 1\n", "`x` is in no table"),
+            ("x = 1\n", "`x` is outside of all tables"),
             (
                 "[sysctl]\nsync_version = 0\n",
                 "[sysctl] belongs in the main file",

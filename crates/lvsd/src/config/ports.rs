@@ -230,7 +230,7 @@ mod tests {
             ("192.0.2.10:99999", "expected a port"),
         ] {
             let refused = ManyPorts::parse(text, Protocol::TCP)
-                .expect("many ports")
+                .expect("the text has several ports")
                 .expect_err(text);
             assert!(refused.contains(complaint), "{text}: {refused}");
         }
@@ -244,11 +244,11 @@ mod tests {
             format!("--destination 192.0.2.10 --protocol tcp --ports 81-84,86-90 --mark {mark}");
         assert_eq!(rule("192.0.2.10:80-90", &[80, 85, 22]), Some(expected));
         assert_eq!(rule("192.0.2.10:80,81", &[80, 81]), None);
-        let all = rule("192.0.2.10:*", &[]).expect("a rule");
+        let all = rule("192.0.2.10:*", &[]).expect("a port remains");
         assert!(!all.contains("--ports") && is_generated(&all), "{all}");
         assert!(
             rule("192.0.2.10:*", &[80])
-                .expect("a rule")
+                .expect("a port remains")
                 .contains("--ports 0-79,81-65535")
         );
         assert!(!is_generated("--destination 192.0.2.10 --mark 7"));

@@ -72,7 +72,7 @@ pub(super) fn part(text: &str) -> Findings {
                 Diagnostic::error(key.span(), format!("[{name}] belongs in the main file"))
                     .help("a file of conf.d has [[service]] and [[mark]] only")
             }
-            _ => Diagnostic::error(key.span(), format!("`{name}` is in no table"))
+            _ => Diagnostic::error(key.span(), format!("`{name}` is outside of all tables"))
                 .help("a file of conf.d has [[service]] and [[mark]] only"),
         };
         reader.findings.push(finding);

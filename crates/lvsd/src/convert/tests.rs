@@ -108,7 +108,7 @@ fn macros_can_contain_several_words_and_blocks() {
     let server = &service.servers[0];
     assert_eq!(server.address.to_string(), "10.0.0.1:8080");
     assert_eq!(server.config.weight, 2);
-    let check = server.check.as_ref().expect("a check");
+    let check = server.check.as_ref().expect("the check is converted");
     assert_eq!(check.timeout, std::time::Duration::from_secs(3));
 }
 

@@ -317,7 +317,7 @@ mod tests {
         let answered = LastAnswer::default();
         let mut work = CarryOut::new(control.as_mut(), &answered, &names, Base::default());
         work.run(changes, &AtomicBool::new(false))
-            .expect("not lost");
+            .expect("the connection is not lost");
         let refusals = work.refusals;
         let mut held = Hosts::new();
         for n in 0..200 {

@@ -269,7 +269,7 @@ impl World {
     /// address.
     pub(crate) fn set_attempts(&self, server: &str, opened: u64, unanswered: u64) {
         let attempts = Attempts { opened, unanswered };
-        let server = server.parse().expect("an address");
+        let server = server.parse().expect("the address is valid");
         self.state().attempts.insert(server, attempts);
     }
 

@@ -67,7 +67,9 @@ pub(super) fn planned_changes(
     }
     for id in &plan.conflicts {
         let service = names.service_with_place(id);
-        left.push(format!("leave {service} unchanged: lvsd did not make it"));
+        left.push(format!(
+            "leave {service} unchanged: another program added it"
+        ));
     }
     Planned {
         changes,

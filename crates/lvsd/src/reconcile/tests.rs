@@ -103,7 +103,7 @@ prop_compose! {
 
 fn dataplane(history: &[Call]) -> FakeDataplane {
     let mut dataplane = FakeDataplane::default();
-    dataplane.apply(history).expect("a valid history");
+    dataplane.apply(history).expect("the history is valid");
     dataplane
 }
 
@@ -386,7 +386,7 @@ fn directors_with_different_check_histories_choose_the_same_servers() {
         let plan = diff(desired, &actual(dataplane));
         dataplane
             .apply(&plan.changes)
-            .expect("a list that can be applied");
+            .expect("the list can be applied");
         assert_eq!(diff(desired, &actual(dataplane)).changes, vec![]);
     };
     const ALL: [u8; 4] = [1, 2, 3, 4];
@@ -521,7 +521,7 @@ fn reported(plan: &Plan) -> String {
         };
         let host = (1..9)
             .find(|&n| address(n) == server)
-            .expect("one of the servers");
+            .expect("the server is one of the test's");
         reported.push_str(&format!("{verb}{host} "));
     }
     reported.trim_end().to_owned()

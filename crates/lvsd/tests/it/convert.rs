@@ -87,7 +87,10 @@ fn published_files_convert_to_expected_numbers() {
     }
     let (_, one_line) = checked(&directory.join("keepalived-one-line.conf"));
     for server in &one_line.services[0].servers {
-        let check = server.check.as_ref().expect("a check after a weight");
+        let check = server
+            .check
+            .as_ref()
+            .expect("the check after the weight is converted");
         assert_eq!(check.timeout.as_secs(), 3, "longer than the interval");
     }
     let (_, api) = checked(&directory.join("keepalived-api-server.conf"));
@@ -155,7 +158,7 @@ fn case(path: &Path) -> Vec<String> {
         include: &lvsd::convert::files::included,
         config_id: first("config-id").map(|(_, id)| id.as_str()),
     };
-    let kind = kind(&name, &text).expect("a kind");
+    let kind = kind(&name, &text).expect("the format is detected");
     let done = match (convert(kind, &name, &text, &options), first("error")) {
         (Err(why), Some((_, expected))) if why.contains(expected) => return Vec::new(),
         (Err(why), _) => return vec![format!("{name}: {why}")],

@@ -193,7 +193,7 @@ fn alone(config: &Config) -> Expanded {
 
 fn errors(text: &str) -> String {
     Config::from_toml("test.toml", text)
-        .expect_err("the text is wrong")
+        .expect_err("the invalid text is accepted")
         .to_string()
 }
 

@@ -326,12 +326,12 @@ fn token_file_of_api_is_read_by_check() {
         Config::read("test.toml", &text, Files::from("test.toml"), Some(&facts))
             .map_err(|report| report.to_string())
     };
-    let missing = check(&token("a")).expect_err("the file is missing");
+    let missing = check(&token("a")).expect_err("a missing file is accepted");
     assert!(missing.contains("umask 077"), "{missing}");
     std::fs::write(&path, "0123456789abcdef\n").unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     assert_eq!(check(&token("a")).unwrap().0.api.tokens[0].name, "a");
-    let shared = check(&(token("a") + &token("b"))).expect_err("a shared token");
+    let shared = check(&(token("a") + &token("b"))).expect_err("a shared token is accepted");
     assert!(
         shared.contains("another name has the same token"),
         "{shared}"

@@ -101,14 +101,18 @@ proptest::proptest! {
 
 #[test]
 fn unreadable_file_reports_reason_and_fix() {
-    let message = |path: &Path| Config::load(path).expect_err("no file").to_string();
+    let message = |path: &Path| {
+        Config::load(path)
+            .expect_err("a missing file is accepted")
+            .to_string()
+    };
     let directory = tempfile::tempdir().unwrap();
     let here = message(directory.path());
     assert!(here.contains("name a file in this directory"), "{here}");
     let file = directory.path().join("lvsd.toml");
     assert!(message(&file).contains("put the configuration there"));
     std::fs::write(&file, b"[lvsd]\nlog = \"\xe4\"\n").unwrap();
-    let latin = Config::load(&file).expect_err("no text");
+    let latin = Config::load(&file).expect_err("a file that is not UTF-8 is accepted");
     assert!(
         matches!(
             latin,

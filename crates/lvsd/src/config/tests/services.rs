@@ -38,7 +38,8 @@ fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
         ("on_server_down = \"reset\"\ncheck = \"none\"", "", &[]),
     ] {
         let text = checked(keys, top);
-        let (config, report) = Config::from_toml("test.toml", &text).expect("only warnings");
+        let (config, report) =
+            Config::from_toml("test.toml", &text).expect("the file has only warnings");
         let service = &config.services[0];
         assert_eq!(service.on_check_failure, OnCheckFailure::Quiesce, "{keys}");
         assert_eq!(service.drain.as_secs(), 30, "{keys}");
@@ -159,7 +160,7 @@ fn settings_that_kernel_ipvs_lacks_are_parsed() {
 
     let text =
         file("forward = \"nat\"\non_check_failure = \"quiesce\"\non_server_down = \"reschedule\"");
-    let (_, warnings) = Config::from_toml("test.toml", &text).expect("only a warning");
+    let (_, warnings) = Config::from_toml("test.toml", &text).expect("the file has only a warning");
     let message = warnings.to_string();
     assert!(
         message.contains("`on_server_down` then has no effect"),
@@ -253,7 +254,7 @@ fn defaults_apply_to_services_without_their_own_keys() {
     let wrong = text
         .replace("\"tcp\"", "\"tpc\"")
         .replace("10.0.0.12", "10.0.0.912");
-    let report = Config::from_toml("test.toml", &wrong).expect_err("wrong");
+    let report = Config::from_toml("test.toml", &wrong).expect_err("the invalid file is accepted");
     assert_eq!(report.errors(), 2, "{report}");
 }
 

@@ -72,7 +72,9 @@ fn source_examples_are_valid_and_match_the_pages() {
             Config::from_toml("example.toml", example).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(config.services.len(), services);
         assert_eq!(report.findings.len(), 0, "{report}");
-        let (_, text) = example.split_once('\n').expect("a comment first");
+        let (_, text) = example
+            .split_once('\n')
+            .expect("the example begins with a comment");
         assert!(
             page.contains(text),
             "the page prints another file: {example}"
@@ -90,7 +92,8 @@ fn dns_names_above_the_limit_are_refused() {
     };
     let text = |names: usize| (0..names).map(service).collect::<String>();
     assert!(Config::from_toml("test.toml", &text(1024)).is_ok());
-    let report = Config::from_toml("test.toml", &text(1025)).expect_err("too many");
+    let report =
+        Config::from_toml("test.toml", &text(1025)).expect_err("too many names are accepted");
     assert!(report.to_string().contains("1025 names"), "{report}");
 }
 

@@ -309,7 +309,8 @@ mod tests {
     }
 
     fn client_with_limit(member: SocketAddr, login: bool, timeout: Duration) -> Client {
-        let endpoint = Endpoint::parse(&format!("http://{member}"), 2379).expect("a member");
+        let endpoint =
+            Endpoint::parse(&format!("http://{member}"), 2379).expect("the URL is valid");
         let login = login.then(|| ("lvs".to_owned(), Password("s3cret".to_owned())));
         let access = Access {
             endpoints: vec![endpoint.clone()],

@@ -624,7 +624,11 @@ mod tests {
 
     /// The servers of the only service.
     fn servers(desired: &Desired) -> Vec<(String, u16)> {
-        let text = desired.texts.values().next().expect("a service");
+        let text = desired
+            .texts
+            .values()
+            .next()
+            .expect("the Service is translated");
         let lines = text
             .lines()
             .filter_map(|line| line.trim().strip_prefix("{ address = \""));
