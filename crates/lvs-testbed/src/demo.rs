@@ -171,7 +171,10 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
     let (length, speed) = printed
         .split_once(' ')
         .context("curl did not print two numbers")?;
-    ensure!(length.parse() == Ok(size), "{length} bytes arrived");
+    ensure!(
+        length.parse() == Ok(size),
+        "the download has {length} bytes instead of {size}"
+    );
     let gbits = speed.trim().parse::<f64>()? * 8.0 / 1e9;
     println!("{gbits:.1} Gbit/s");
 

@@ -291,7 +291,7 @@ fn listening(host: &Host, mut server: Proc, protocol: &str, port: u16) -> Result
     .with_context(|| server.log())?;
     ensure!(
         !ended,
-        "on host {} a server ended at once; it printed:\n{}",
+        "host {}: a server exited at once; it printed:\n{}",
         host.name(),
         server.log()
     );

@@ -388,12 +388,12 @@ mod tests {
         assert_eq!(
             admin.entries().count(),
             0,
-            "ending the override of all services ends those of each"
+            "the override of one service is left"
         );
 
         std::fs::write(&path, "{").unwrap();
         assert_eq!(Admin::look(path.clone()).entries().count(), 0);
-        assert!(path.exists(), "a reader renames no file");
+        assert!(path.exists(), "a reader has renamed the file");
         assert_eq!(Admin::recall(Some(path.clone())).entries().count(), 0);
         assert!(!path.exists() && path.with_extension("json.broken").exists());
     }
@@ -408,7 +408,10 @@ mod tests {
         std::fs::write(path.join("inside"), "").unwrap();
         std::fs::write(broken(""), "earlier").unwrap();
         let mut admin = Admin::recall(Some(path.clone()));
-        assert!(path.is_dir(), "the damaged file stays until the next write");
+        assert!(
+            path.is_dir(),
+            "the damaged file was renamed before the next write"
+        );
         admin
             .set(spec(None, None, AdminState::Drain), Now::at(6))
             .unwrap();

@@ -63,12 +63,18 @@ mod tests {
             keep(&kept, text);
             assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
         }
-        assert!(recall(&address).is_none(), "no dataplane runs");
-        assert!(super::kept(&address).is_some(), "a dataplane that crashed");
+        assert!(
+            recall(&address).is_none(),
+            "the configuration is used although no dataplane runs"
+        );
+        assert!(
+            super::kept(&address).is_some(),
+            "the configuration is not used after a crash"
+        );
         forget(&address);
         assert!(
             super::kept(&address).is_none(),
-            "a dataplane that was stopped"
+            "the configuration is used after an orderly stop"
         );
         assert_eq!(path(&Address::new("@name")), None);
     }

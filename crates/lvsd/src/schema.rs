@@ -290,7 +290,7 @@ mod tests {
                 "x",
                 &format!("{path}\nqqqqqqqqqqqqqqqqqqq = 1\n"),
             ) else {
-                panic!("taken");
+                panic!("an unknown key is accepted");
             };
             let report = report.to_string();
             let known = report

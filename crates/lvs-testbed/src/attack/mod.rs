@@ -301,7 +301,7 @@ impl Outcome {
         ensure!(self.sent > 0, "{}: no frame was sent", self.name);
         ensure!(
             self.memory_mb() <= attack.memory_mb,
-            "{}: the dataplane used {} MB, at most {} are allowed",
+            "{}: the dataplane's memory grew by {} MB, the maximum is {} MB",
             self.name,
             self.memory_mb(),
             attack.memory_mb

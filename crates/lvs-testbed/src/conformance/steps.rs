@@ -592,7 +592,7 @@ mod tests {
     #[test]
     fn listed_times_are_compared_around_the_end_of_a_period() {
         assert_eq!(later(300, 299), 1);
-        assert_eq!(later(4_294_967, 0), 0, "an entry without a timer");
+        assert_eq!(later(4_294_967, 0), 0, "the wrap is not recognised");
         assert_eq!(later(0, 4_294_966), 1);
         assert_eq!(later(4_294_966, 0), -1);
         let key = std::array::from_fn(|_| "192.0.2.1:4000".to_owned());

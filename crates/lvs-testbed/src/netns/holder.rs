@@ -191,7 +191,10 @@ mod tests {
             !is_dead(&own),
             "the mark of this process counts as dead: {own}"
         );
-        assert!(!is_dead(&format!("{own}-3")), "a directory of this process");
+        assert!(
+            !is_dead(&format!("{own}-3")),
+            "the mark {own}-3 of this process counts as dead"
+        );
         let mut parts: Vec<&str> = own.split('-').collect();
         parts[2] = "1";
         assert!(

@@ -489,7 +489,7 @@ impl Site {
         .with_context(|| dataplane.log())?;
         anyhow::ensure!(
             !ended,
-            "the dataplane ended at once; it printed:\n{}",
+            "the dataplane exited at once; it printed:\n{}",
             dataplane.log()
         );
         Ok(dataplane)

@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(
             begins.recv().unwrap(),
             [stored(3)],
-            "only the last list is written"
+            "not only the last list was written"
         );
         assert!(keeper.is_writing());
         go.send(Err(io::Error::other("full"))).unwrap();
@@ -255,7 +255,10 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let fourth = keeper.keep(Vec::new());
-        assert!(begins.recv().unwrap().is_empty(), "it continues");
+        assert!(
+            begins.recv().unwrap().is_empty(),
+            "the next list was not written after the failure"
+        );
         go.send(Ok(())).unwrap();
         fourth.done().await.unwrap();
     }

@@ -575,7 +575,7 @@ mod tests {
         assert!(cluster.wish(spec(true), Now::at(7)).unwrap());
         assert!(
             !cluster.wish(spec(true), Now::at(9)).unwrap(),
-            "the director is already in maintenance"
+            "maintenance of a director in maintenance counts as a change"
         );
         let mut again = Cluster::recall(Some(places.clone()));
         again.follow_announces();
@@ -589,7 +589,7 @@ mod tests {
         assert_eq!(
             again.status(Now::at(9)).warnings.len(),
             1,
-            "no program follows the maintenance"
+            "no warning says that maintenance has no effect"
         );
         assert!(cluster.wish(spec(false), Now::at(9)).unwrap());
         assert!(
@@ -618,7 +618,10 @@ mod tests {
             turns: Pulse::default(),
         };
         let mut cluster = Cluster::recall(Some(places));
-        assert!(cluster.unapplied().is_none(), "no address is announced");
+        assert!(
+            cluster.unapplied().is_none(),
+            "clients wait although no address is announced"
+        );
         let address = [(
             "192.0.2.10".parse().unwrap(),
             Some(api::Standing::Announced),
@@ -626,7 +629,7 @@ mod tests {
         cluster.announce(address.into(), Announce::default());
         assert!(
             cluster.unapplied().is_none(),
-            "missing peers are not known yet"
+            "clients wait before missing peers are known"
         );
         cluster.take_lacking(Vec::new());
         assert!(cluster.wish(spec(true), Now::at(7)).unwrap());

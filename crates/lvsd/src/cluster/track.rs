@@ -70,7 +70,7 @@ mod tests {
         let mode = rustix::fs::Mode::RUSR;
         let kind = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
-        assert!(!says(&path, 0), "no reader has opened the FIFO");
+        assert!(!says(&path, 0), "a number was read from a FIFO");
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
         assert!(standing(true, true, true) < standing(true, false, false));
         assert!(
             standing(true, false, true) > -254,
-            "the director serves if no other can"
+            "the director cannot serve if no other can"
         );
         for (quorum, maintenance) in [(false, false), (false, true), (true, false), (true, true)] {
             assert_eq!(standing(false, quorum, maintenance), UNFIT);
@@ -106,7 +106,7 @@ mod tests {
             assert_eq!(
                 lacks_peers(true, quorum, maintenance),
                 standing(true, quorum, true),
-                "the director serves if no other can"
+                "the director cannot serve if no other can"
             );
         }
     }

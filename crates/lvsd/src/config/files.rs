@@ -207,7 +207,7 @@ mod tests {
         let refused = || match Config::load(&main) {
             Err(error @ LoadError::Read { .. }) => error.to_string(),
             Err(error) => panic!("{error}"),
-            Ok(_) => panic!("conf.d counts as empty"),
+            Ok(_) => panic!("the unreadable conf.d counts as empty"),
         };
         assert!(Config::load(&main).is_ok());
         std::fs::write(&parts, "").unwrap();

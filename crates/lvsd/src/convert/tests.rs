@@ -222,7 +222,11 @@ fn keepalived_file_is_converted() {
         done.lost
     );
     assert!(web.sorry.is_some());
-    assert_eq!(web.vip, crate::config::VipMode::Host, "VRRP has it");
+    assert_eq!(
+        web.vip,
+        crate::config::VipMode::Host,
+        "the VIP is not left to VRRP"
+    );
     assert!(
         done.lost.iter().any(|lost| lost.contains("HTTP_GET")),
         "{:?}",
@@ -414,7 +418,10 @@ fn keepalived_defaults_are_converted() {
     assert!(matches!(config.services[0].id, ServiceId::Udp { .. }));
     assert!(done.lost[0].contains("no `protocol`"), "{:?}", done.lost);
     let check = config.services[0].servers[0].check.as_ref().unwrap();
-    assert_eq!(check.fall, 4, "a name server is queried again three times");
+    assert_eq!(
+        check.fall, 4,
+        "the DNS check does not fail after four attempts"
+    );
     // Only NAT changes ports; the check keeps the port of the file.
     let (_, config) = converted(
         SourceFormat::Keepalived,

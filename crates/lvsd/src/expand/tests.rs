@@ -93,7 +93,10 @@ fn dns_servers_without_port_and_weight_use_values_of_the_file() {
     let expanded = with(&text, "pool.example.org", &[record("10.0.0.2", None, None)]);
     assert_eq!(servers(&expanded)[1], ("10.0.0.2:8080".to_owned(), 5));
     let nothing = with(&text, "another.example.org", &[]);
-    assert!(nothing.services[0].incomplete, "no source has answered yet");
+    assert!(
+        nothing.services[0].incomplete,
+        "the list of servers counts as complete before any answer"
+    );
 }
 
 const MAIN: &str = "[cluster]\netcd = \"http://192.0.2.5:2379\"\ndirector = \"d1\"\n\
@@ -354,12 +357,16 @@ fn etcd_service_with_several_addresses_is_accepted_as_a_whole() {
         let expanded = merged(&etcd(&[("a", &text, None)], &[]));
         (expanded.services.len(), expanded.left_out.len())
     };
-    assert_eq!(count("[2001:db8::1]:80"), (1, 1), "of two families");
+    assert_eq!(
+        count("[2001:db8::1]:80"),
+        (1, 1),
+        "the servers are not divided by family"
+    );
     assert_eq!(count("192.0.2.4:80"), (4, 0));
     assert_eq!(
         count("192.0.2.1:80"),
         (1, 1),
-        "the last server is from the file"
+        "a service with an address of the file is accepted"
     );
 }
 

@@ -229,7 +229,7 @@ proptest! {
         prop_assert_eq!(&after.vips, &desired.vips);
         for service in &before.services {
             if !ours(&desired, service) {
-                prop_assert!(after.services.contains(service), "foreign {:?} touched", service.service);
+                prop_assert!(after.services.contains(service), "the foreign service {:?} was changed", service.service);
             }
         }
         for service in &desired.services {

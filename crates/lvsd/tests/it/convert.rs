@@ -52,7 +52,7 @@ fn published_files_are_converted() {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         assert!(
             about.contains(&format!("| {name} |")),
-            "README.md has nothing about {name}"
+            "README.md does not list {name}"
         );
         let (converted, config) = checked(path);
         assert!(!config.services.is_empty());
@@ -91,12 +91,16 @@ fn published_files_convert_to_expected_numbers() {
             .check
             .as_ref()
             .expect("the check after the weight is converted");
-        assert_eq!(check.timeout.as_secs(), 3, "longer than the interval");
+        assert_eq!(
+            check.timeout.as_secs(),
+            3,
+            "the timeout was limited to the interval"
+        );
     }
     let (_, api) = checked(&directory.join("keepalived-api-server.conf"));
     assert_eq!(
         api.services[0].config.timeout, 0,
-        "`persistence_timeout 0` is none"
+        "`persistence_timeout 0` sets persistence"
     );
 }
 
@@ -152,7 +156,7 @@ fn case(path: &Path) -> Vec<String> {
         .filter_map(|line| line.strip_prefix("#= ")?.split_once(' '))
         .map(|(word, rest)| (word.to_owned(), rest.replace("\\n", "\n")))
         .collect();
-    assert!(!expected.is_empty(), "{name} says nothing");
+    assert!(!expected.is_empty(), "{name} contains no expectation");
     let first = |what: &str| expected.iter().find(|(word, _)| word == what);
     let options = Options {
         include: &lvsd::convert::files::included,

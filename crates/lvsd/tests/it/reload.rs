@@ -34,9 +34,9 @@ fn reload_during_start_does_not_end_lvsd() {
             .expect("lvsd can be started")
             .success()
         {
-            assert!(Instant::now() < end, "no lvsd was found");
+            assert!(Instant::now() < end, "no reload succeeded in time");
             let ended = daemon.try_wait().expect("lvsd is a child");
-            assert_eq!(ended, None, "before an lvsd was found");
+            assert_eq!(ended, None, "lvsd exited before a reload succeeded");
         }
         std::thread::sleep(Duration::from_millis(200));
         let ended = daemon.try_wait().expect("lvsd is a child");

@@ -216,7 +216,7 @@ fn proxied_service_requires_address_of_this_host() {
     let udp = "address = \"127.0.0.1:53\"\nprotocol = \"udp\"";
     let refused = |text: &str, words: &str| {
         let Err(report) = Config::from_toml("x", text) else {
-            panic!("taken: {text}");
+            panic!("the file is accepted: {text}");
         };
         assert!(report.to_string().contains(words), "{words}:\n{report}");
     };

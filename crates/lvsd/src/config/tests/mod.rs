@@ -268,7 +268,7 @@ fn unknown_key_is_refused_in_each_table() {
         let top = format!("zzz_unknown = 1\n{text}");
         assert!(errors(&top).contains("unknown key `zzz_unknown`"));
     }
-    assert!(tried > 25, "only {tried} places found");
+    assert!(tried > 25, "only {tried} tables were found");
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn inconsistent_settings_are_refused() {
         );
         let found = errors(&text);
         assert!(found.contains(wanted), "wanted `{wanted}` in:\n{found}");
-        assert!(found.contains("test.toml:"), "no place in:\n{found}");
+        assert!(found.contains("test.toml:"), "no position in:\n{found}");
     }
 }
 
@@ -296,7 +296,7 @@ fn faulty_token_of_api_is_refused() {
     ) {
         let found = errors(&keys.replace("TOKEN", token));
         assert!(found.contains(words), "{keys}: {found}");
-        assert!(found.contains("test.toml:"), "no place in:\n{found}");
+        assert!(found.contains("test.toml:"), "no position in:\n{found}");
     }
     let many = |number: usize| -> String {
         let one = |n| format!("{token}name = \"oncall-{n}_.\"\n");

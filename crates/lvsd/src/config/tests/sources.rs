@@ -75,10 +75,7 @@ fn source_examples_are_valid_and_match_the_pages() {
         let (_, text) = example
             .split_once('\n')
             .expect("the example begins with a comment");
-        assert!(
-            page.contains(text),
-            "the page prints another file: {example}"
-        );
+        assert!(page.contains(text), "the page does not contain {example}");
     }
 }
 

@@ -248,7 +248,11 @@ mod tests {
             Came::Strange
         );
         let asked = question(7, "www.example.org", RecordKind::A).unwrap();
-        assert_eq!(www(&asked), Came::Strange, "a question");
+        assert_eq!(
+            www(&asked),
+            Came::Strange,
+            "a query is accepted as an answer"
+        );
         let mut cut = good.clone();
         cut[2] |= 2;
         assert_eq!(www(&cut), Came::Cut);
@@ -267,7 +271,7 @@ mod tests {
             ("a.example.org", 5, to("www.example.org")),
         ]);
         let Came::Answer(answer) = www(&bytes) else {
-            panic!("no answer")
+            panic!("not an answer")
         };
         assert!(answer.records.is_empty());
     }

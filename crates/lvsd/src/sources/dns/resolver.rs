@@ -370,7 +370,11 @@ mod tests {
         for cut in [false, true] {
             let server = name_server(cut).await;
             let found = look_up("_http._tcp.example.org", &lookups(&[server])).await;
-            assert_eq!(found, Ok((wanted.to_vec(), 60)), "cut: {cut}");
+            assert_eq!(
+                found,
+                Ok((wanted.to_vec(), 60)),
+                "truncated over UDP: {cut}"
+            );
         }
     }
 

@@ -421,7 +421,7 @@ mod tests {
         assert!(third.canceled && third.compact_revision == Number(9));
         assert!(
             watching.next().await.is_err(),
-            "the last bytes are not a line"
+            "an incomplete line is accepted"
         );
     }
 

@@ -554,7 +554,10 @@ mod tests {
         assert_eq!(model.etcd.revision, 20);
         before.services.clear();
         let model = Model::listed(&before, 7, 20, listed.clone()).unwrap();
-        assert_eq!(model.etcd.revision, 10, "no change is reported");
+        assert_eq!(
+            model.etcd.revision, 10,
+            "a listing without changes changes the revision"
+        );
         // Revisions of another cluster begin again.
         let model = Model::listed(&before, 8, 20, listed).unwrap();
         assert_eq!(model.etcd.revision, 4);
