@@ -123,7 +123,7 @@ const IPV4: i32 = 4;
 const UDP: i32 = 17;
 const IPV6: i32 = 41;
 const GRE: i32 = 47;
-/// Stands for GUE, which is received by a UDP socket and has no protocol number.
+/// Stands for GUE in place of a protocol number, because a UDP socket receives it.
 const GUE: i32 = 0;
 /// The port on which GUE is accepted.
 pub const GUE_PORT: u16 = 6080;

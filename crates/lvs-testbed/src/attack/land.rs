@@ -5,8 +5,8 @@ use lvs_packet::frame::Frame;
 use super::frames::{Kind, SYN, ethernet, packet};
 use super::{Target, Volley};
 
-/// Alternates packets from the VIP to itself with packets from the director's own address: UDP to
-/// the echo service, and TCP, of both IP versions.
+/// Packets from the VIP to itself, in turn with packets from the director's own address: UDP to the
+/// echo service, and TCP, of both IP versions.
 pub(super) struct Land {
     target: Target,
     n: usize,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::netns::Host;
 use crate::programs;
 
-/// Runs a program with a real-time priority, so that its own delays are not measured.
+/// Command that runs a program with a real-time priority, so that its own delays are not measured.
 pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
 /// Time after which an answer is lost. On a busy machine, a process may wait for a processor for
 /// seconds.

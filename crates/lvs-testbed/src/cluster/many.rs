@@ -691,7 +691,8 @@ fn time_of_day() -> Result<u64> {
     Ok(u64::try_from(now.as_micros())? % 86_400_000_000)
 }
 
-/// Microseconds since midnight of a log line that begins with `[2026-01-02T03:04:05.678901]`.
+/// Parses the time of a log line such as `[2026-01-02T03:04:05.678901] ...`, in microseconds since
+/// midnight.
 fn stamp(line: &str) -> Option<u64> {
     let time = line.strip_prefix('[')?.split_once('T')?.1;
     let time = time.split_once(']')?.0;

@@ -17,7 +17,8 @@ use crate::transcripts::etc;
 /// Seconds between two commands of a recording.
 const PACE: f64 = 0.02;
 
-/// Restores `/etc` when dropped, which must happen before its directory is removed.
+/// The replaced `/etc`, which is restored when this is dropped. The directory with its files must
+/// be removed later.
 struct Replaced;
 
 impl Drop for Replaced {

@@ -15,7 +15,8 @@ use nix::unistd::Pid;
 /// Environment variable with the mark of the run that started the process.
 const HOLDER_MARK: &str = "LVS_TESTBED_HOLDER";
 
-/// Mounts a separate `/run` (for locks and sockets), and a `/sys` with the host's own interfaces.
+/// Script that mounts a separate `/run` (for locks and sockets), and a `/sys` with the host's own
+/// interfaces.
 const HOLDER_SCRIPT: &str = r"
 mount -t tmpfs -o mode=755 tmpfs /run || exit 1
 mkdir -p /run/lock /run/netns

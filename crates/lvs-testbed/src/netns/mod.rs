@@ -71,8 +71,8 @@ impl Mode {
     }
 }
 
-/// Waits until the testbed exits, which closes the script's input. Then kills the processes in the
-/// namespaces that the input names, and removes directories and names.
+/// Script that waits until the testbed exits, which closes its input. It then kills the processes
+/// in the namespaces that the input names, and removes directories and names.
 ///
 /// The script keeps each namespace open until it exits, because the kernel could reuse its inode
 /// number for the namespace of another test.

@@ -197,7 +197,7 @@ pub fn transcripts(
     Ok(sum)
 }
 
-/// Kills the player when dropped.
+/// The process that plays a session. It is killed when this is dropped.
 struct Player(Child);
 
 impl Drop for Player {

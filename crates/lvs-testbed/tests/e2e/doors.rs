@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
-/// Launches a program as a user id and group id that no account has.
+/// Command that runs a program with a user id and group id that no account has.
 const NOBODY: [&str; 6] = [
     "setpriv",
     "--reuid=65534",
@@ -20,7 +20,7 @@ const NOBODY: [&str; 6] = [
     "--inh-caps=-all",
     "--",
 ];
-/// Launches a program as root without capabilities.
+/// Command that runs a program as root without capabilities.
 const BARE_ROOT: [&str; 4] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"];
 
 fn site(label: &str) -> Result<Site> {

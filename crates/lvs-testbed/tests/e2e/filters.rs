@@ -155,7 +155,8 @@ fn fragments_without_bpf_arrive_on_the_dataplanes_device() -> Result<()> {
     is_dropped(&site, vip, 3000)
 }
 
-/// Ends all links of BPF programs at the egress of an interface, as `bpftool link detach` does.
+/// Program that detaches all BPF links at the egress of an interface, as `bpftool link detach`
+/// does.
 const DETACH: &str = r#"
 my ($interface) = @ARGV;
 my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
@@ -336,7 +337,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
     Ok(())
 }
 
-/// Attaches an XDP program that drops every frame, until the process exits.
+/// Program that drops every frame at an interface with XDP until it exits.
 pub(super) const XDP_DROP: &str = r#"
 my ($interface) = @ARGV;
 my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
@@ -355,7 +356,7 @@ print "attached\n";
 sleep 600;
 "#;
 
-/// Attaches a tcx program that drops every frame in one direction, until the process exits.
+/// Program that drops every frame in one direction of an interface with tcx until it exits.
 pub(crate) const TCX_DROP: &str = r#"
 my ($interface, $side) = @ARGV;
 my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;

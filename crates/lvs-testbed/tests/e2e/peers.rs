@@ -594,7 +594,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     Ok(())
 }
 
-/// Sends datagrams of a given length from a port of the client to the service.
+/// Program that sends datagrams of a given length from a port of the client to the service.
 const SEND: &str = r#"
 use IO::Socket::INET;
 my ($vip, $from, $count, $length) = @ARGV;
@@ -602,7 +602,7 @@ my $s = IO::Socket::INET->new(Proto => 'udp', LocalPort => $from, PeerAddr => $v
 for (1 .. $count) { $s->send('x' x $length); select undef, undef, undef, 0.02; }
 "#;
 
-/// Sends the ICMP error of a client whose port is closed.
+/// Program that sends the ICMP error of a client whose port is closed.
 const UNREACHABLE: &str = r#"
 use Socket;
 my ($vip, $client, $port) = @ARGV;

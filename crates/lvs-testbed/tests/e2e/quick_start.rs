@@ -9,8 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::programs;
 
-/// Creates three namespaces with separate directories for written files, and cables: client eth0
-/// 192.0.2.2 - 192.0.2.1, server 10.0.0.2 - 10.0.0.1.
+/// Script that creates three namespaces with separate directories for written files, and cables:
+/// client eth0 192.0.2.2 - 192.0.2.1, server 10.0.0.2 - 10.0.0.1.
 const HOSTS: &str = r"
 mount --make-rprivate /
 for directory in /etc/lvsd /run /var/lib/lvsd /root; do mkdir -p $directory; mount -t tmpfs tmpfs $directory; done
@@ -29,7 +29,8 @@ on $client ip link set lo up; on $client ip address add 192.0.2.2/24 dev eth0; o
 on $server ip link set lo up; on $server ip address add 10.0.0.2/24 dev eth0; on $server ip link set eth0 up
 ";
 
-/// Creates a director with a network for clients, a network for servers, and a separate `/run`.
+/// Script that creates a director with a network for clients, a network for servers, and a separate
+/// `/run`.
 const DIRECTOR: &str = r"
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run

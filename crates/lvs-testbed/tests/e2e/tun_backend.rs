@@ -10,8 +10,8 @@ use lvs_testbed::servers::{iperf3, nginx};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, programs, soon};
 use nix::sys::signal::Signal;
 
-/// Launches a program with CAP_NET_ADMIN as its only privilege, so that it cannot open packet
-/// sockets.
+/// Command that runs a program with CAP_NET_ADMIN as its only privilege, so that it cannot open
+/// packet sockets.
 const NET_ADMIN_ONLY: [&str; 3] = [
     "setpriv",
     "--bounding-set=-all,+net_admin",

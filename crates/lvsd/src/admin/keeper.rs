@@ -18,7 +18,7 @@ use crate::replace::replace_for_good;
 /// Maximum number of renamed copies of damaged files.
 const ASIDE_MAX: u32 = 100;
 
-/// Writes the file.
+/// Function that writes the file.
 type Write = dyn Fn(&Path, &[StoredOverride]) -> io::Result<()> + Send + Sync;
 
 /// Writes the overrides to their file.

@@ -381,7 +381,7 @@ pub struct Service {
     pub servers: Vec<Server>,
 }
 
-/// Numbers of usable servers for gaining and losing the quorum (hysteresis).
+/// Numbers of usable servers at which a service gains and loses its quorum (hysteresis).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quorum {
     /// The service gains its quorum at this number.

@@ -100,7 +100,7 @@ fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     )
 }
 
-/// Name of such a character, and the ASCII character that was probably intended.
+/// Name of a character that word processors use instead of an ASCII one, and that ASCII character.
 const fn substitute(c: char) -> Option<(&'static str, &'static str)> {
     Some(match c {
         '\u{201c}' | '\u{201d}' | '\u{201e}' | '\u{00ab}' | '\u{00bb}' => {

@@ -86,8 +86,8 @@ const INCLUDES_MAX: usize = 256;
 /// Maximum number of addresses in all ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;
 
-/// Returns the files of an `include` with their names and texts; arguments are the directory and
-/// the pattern.
+/// Function that reads the files of an `include`, with their names and texts. Its arguments are the
+/// directory and the pattern.
 pub type Include<'a> = &'a dyn Fn(&Path, &str) -> Result<Vec<(String, String)>, String>;
 
 /// Settings of the conversion.

@@ -113,7 +113,7 @@ enum ChangedItem {
 pub(super) struct Drift {
     base: Option<Base>,
     left: BTreeMap<ChangedItem, ManualChange>,
-    /// Number of the configuration during which they were made.
+    /// Number of the loaded file during which the kept manual changes were made.
     file: u64,
 }
 
@@ -123,7 +123,7 @@ impl Drift {
         *self = Self::default();
     }
 
-    /// Sets the state to which later comparisons refer.
+    /// Sets the state with which later comparisons compare the dataplane.
     pub(super) fn base(&mut self, base: Base) {
         self.base = Some(base);
     }

@@ -52,7 +52,7 @@ pub struct Expanded {
     pub awaits_services: bool,
 }
 
-/// Identifies a state of etcd.
+/// A state of etcd: revision and content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Revision {
     /// The revision of the last change.

@@ -1,4 +1,4 @@
-//! `discover`, `[dns]`, `[cluster]` and `[kubernetes]`.
+//! The keys of `discover`, `[dns]`, `[cluster]` and `[kubernetes]`.
 
 use std::os::unix::fs::PermissionsExt;
 

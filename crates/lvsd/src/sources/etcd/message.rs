@@ -173,7 +173,7 @@ pub(super) struct Granted {
     pub(super) error: String,
 }
 
-/// Wraps each message of a stream.
+/// A message of a stream, as the gateway wraps it.
 #[derive(Debug, Deserialize)]
 pub(super) struct Streamed<T> {
     pub(super) result: Option<T>,

@@ -47,7 +47,7 @@ impl fmt::Debug for Access {
     }
 }
 
-/// Why there is no access, and the fix.
+/// The reason why the API server cannot be used, and the fix.
 pub(crate) type Wrong = (String, String);
 
 fn wrong<T>(what: impl Into<String>, help: impl Into<String>) -> Result<T, Wrong> {

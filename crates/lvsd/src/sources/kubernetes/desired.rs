@@ -34,7 +34,7 @@ const ANNOTATIONS: [&str; 10] = [
     "weights",
     "zones",
 ];
-/// Annotations that set limits, and their keys in `limits`.
+/// Limits that the annotation `limits` can set: keys of `limits` in the file.
 const LIMITS: [&str; 5] = [
     "connections",
     "rate",
