@@ -460,7 +460,7 @@ mod tests {
             admin.set(stored(n), Now::at(1)).unwrap();
         }
         let refused = admin.set(stored(ENTRIES_MAX), Now::at(1)).unwrap_err();
-        assert!(refused.contains("65536"), "{refused}");
+        assert!(refused.contains("65536"), "no `65536` in {refused}");
         assert_eq!(admin.entries().count(), ENTRIES_MAX);
         admin
             .set(stored(7), Now::at(2))

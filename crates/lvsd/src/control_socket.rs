@@ -245,7 +245,10 @@ mod tests {
             assert_eq!(done, Ok(AdminDone::default()));
             let refused = one.admin(&spec([10, 0, 0, 1], "a\u{1b}b"));
             let refused = refused.expect_err("a control character is accepted");
-            assert!(refused.contains("control characters"), "{refused}");
+            assert!(
+                refused.contains("control characters"),
+                "no `control characters` in {refused}"
+            );
             let mut reported = Vec::new();
             let each = |event: Event| {
                 reported.push(event.message);

@@ -50,9 +50,9 @@ pub fn usable(servers: &[ServerView]) -> usize {
     servers.iter().filter(|server| server.is_usable()).count()
 }
 
-/// Decides about a service; `None` before the first decision. Until all servers have been checked
-/// (`settled`), a service can reach its quorum, but not lose it, because an unchecked server may
-/// complete it.
+/// Decides about a service; returns `None` while no decision is possible. Until all servers have
+/// been checked (`settled`), a service can reach its quorum, but not lose it, because an unchecked
+/// server may complete it.
 pub fn decide(
     service: &Service,
     servers: &[ServerView],

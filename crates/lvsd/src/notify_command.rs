@@ -189,6 +189,9 @@ mod tests {
         let why = run(&hanging, &event)
             .await
             .expect_err("a command that hangs succeeds");
-        assert!(why.contains("took longer than 20ms"), "{why}");
+        assert!(
+            why.contains("took longer than 20ms"),
+            "no `took longer than 20ms` in {why}"
+        );
     }
 }

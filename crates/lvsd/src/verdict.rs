@@ -465,13 +465,13 @@ mod tests {
         let words = Verdict::of(&status).words;
         assert!(
             words.contains("mail (no server receives new connections: connection refused)"),
-            "{words}"
+            "no `mail (no server receives new connections: connection refused)` in {words}"
         );
         status.services[0].servers[0].reason = "timeout".to_owned();
         let words = Verdict::of(&status).words;
         assert!(
             words.contains("mail (no server receives new connections)"),
-            "{words}"
+            "no `mail (no server receives new connections)` in {words}"
         );
     }
 
@@ -480,6 +480,10 @@ mod tests {
         let services = [("web", &["down"][..]); 500];
         let verdict = Verdict::of(&director(&services));
         assert!(verdict.words.len() < 400, "{}", verdict.words);
-        assert!(verdict.words.contains("and 497 more"), "{}", verdict.words);
+        assert!(
+            verdict.words.contains("and 497 more"),
+            "no `and 497 more` in {}",
+            verdict.words
+        );
     }
 }

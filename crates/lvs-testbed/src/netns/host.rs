@@ -213,7 +213,7 @@ impl Host {
             .map(drop)
     }
 
-    /// Returns a counter of the kernel by its `nstat` name; 0 if it does not exist.
+    /// Returns a counter such as `Udp` `NoPorts`, as `nstat -az` shows it; 0 if it does not exist.
     ///
     /// # Errors
     /// `/proc/net` cannot be read.

@@ -146,7 +146,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     let lint = site
         .director
         .sh(&format!("promtool check metrics <{} 2>&1", file.display()))?;
-    ensure!(lint.trim().is_empty(), "{lint}");
+    ensure!(lint.trim().is_empty(), "not empty: {lint}");
 
     // After all traffic has ended, node_exporter's values of the files equal those of lvsd.
     let proc = dir.join("proc");
@@ -462,7 +462,7 @@ fn api_agrees_with_commands() -> Result<()> {
     let events = get(&site, 9560, "v1/events")?;
     ensure!(
         events.contains("token oncall (ann) has returned"),
-        "{events}"
+        "no `token oncall (ann) has returned` in {events}"
     );
     let done = post(&["-H", &header, "http://127.0.0.1:9560/v1/reload"], "")?;
     ensure!(
@@ -626,7 +626,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     browser.wait_for("#verdict", "1 server down", long)?;
     let first = browser
         .run("return [...document.querySelectorAll('main section')].find((s) => !s.hidden).id")?;
-    ensure!(first == "trouble", "{first}");
+    ensure!(first == "trouble", "not `trouble`: {first}");
 
     // The page can be used by keyboard, and the browser reported no violation of its content
     // security policy.

@@ -61,7 +61,7 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
         if forward == Forward::Nat {
             ensure!(seen.trim() == common::client_address(&site)?, "{seen}");
         } else {
-            ensure!(seen == "192.0.2.50\n", "{seen}");
+            ensure!(seen == "192.0.2.50\n", "not `192.0.2.50`: {seen}");
         }
     }
     Ok(())
@@ -80,7 +80,7 @@ fn hairpin_is_off_by_default() -> Result<()> {
         "for i in 1 2; do curl -s -m 1 http://{}/id || echo lost; done | sort",
         site.vip
     ))?;
-    ensure!(printed.contains("lost"), "{printed}");
+    ensure!(printed.contains("lost"), "no `lost` in {printed}");
     Ok(())
 }
 
@@ -196,7 +196,7 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             ))?;
             ensure!(
                 answers == "\"rs1\"\n\"rs1\"\n\"rs2\"\n\"rs2\"\n",
-                "{answers}"
+                "not `\"rs1\" / \"rs1\" / \"rs2\" / \"rs2\"`: {answers}"
             );
         }
         // A port outside all ranges belongs to the host.

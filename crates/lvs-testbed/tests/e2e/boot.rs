@@ -161,7 +161,7 @@ fn lvsd_missing_interfaces_are_used_when_created() -> Result<()> {
     let path = path.display().to_string();
     let program = programs::find("lvsd")?;
     let checked = site.director.run(&program, &["check", &path])?;
-    ensure!(checked.contains("valid"), "{checked}");
+    ensure!(checked.contains("valid"), "no `valid` in {checked}");
     let lvsd = site.director.spawn(&program, &["--config", &path])?;
     let status = || site.director.run(&program, &["status", "--config", &path]);
     wait_until(
@@ -230,7 +230,11 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
             })
             .with_context(|| next.log())?;
             ensure!(!ended, "{}", next.log());
-            ensure!(!next.log().contains("no warm restart"), "{}", next.log());
+            ensure!(
+                !next.log().contains("no warm restart"),
+                "unexpected `no warm restart` in {}",
+                next.log()
+            );
             before = next;
         }
         // A second dataplane does not wait for a running one.
@@ -245,7 +249,10 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
         before.signal(Signal::SIGKILL)?;
         let program = programs::find("lvs-dataplane")?;
         let output = site.director.run(program, &["--cleanup"])?;
-        ensure!(output.starts_with("removed "), "{output}");
+        ensure!(
+            output.starts_with("removed "),
+            "does not begin with `removed `: {output}"
+        );
     }
     Ok(())
 }

@@ -198,15 +198,27 @@ fn conformance_difference_is_reported() {
     };
     let (code, text) = run(&path);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("made-up step 1 (connect) server"), "{text}");
-    assert!(text.contains("expected Some(\"10.1.0.12:8080\")"), "{text}");
-    assert!(text.ends_with("\n0 passed, 1 failed\n"), "{text}");
+    assert!(
+        text.contains("made-up step 1 (connect) server"),
+        "no `made-up step 1 (connect) server` in {text}"
+    );
+    assert!(
+        text.contains("expected Some(\"10.1.0.12:8080\")"),
+        "no `expected Some(\"10.1.0.12:8080\")` in {text}"
+    );
+    assert!(
+        text.ends_with("\n0 passed, 1 failed\n"),
+        "does not end with ` / 0 passed, 1 failed`: {text}"
+    );
 
     let right = case.to_string().replace("10.1.0.12:8080", "10.1.0.11:8080");
     std::fs::write(&path, right).expect("the file cannot be written");
     let (code, text) = run(&path);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.ends_with("\n1 passed, 0 failed\n"), "{text}");
+    assert!(
+        text.ends_with("\n1 passed, 0 failed\n"),
+        "does not end with ` / 1 passed, 0 failed`: {text}"
+    );
 
     // An unknown step is a failure unless it is allowed.
     let unbuilt = serde_json::json!({
@@ -215,5 +227,8 @@ fn conformance_difference_is_reported() {
     std::fs::write(&path, unbuilt.to_string()).expect("the file cannot be written");
     let (code, text) = run(&path);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("1 skipped (step \"made-up\")"), "{text}");
+    assert!(
+        text.contains("1 skipped (step \"made-up\")"),
+        "no `1 skipped (step \"made-up\")` in {text}"
+    );
 }

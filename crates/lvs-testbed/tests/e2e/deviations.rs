@@ -34,9 +34,15 @@ fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {
         "curl did not exit with status 7 (connection refused): {status}"
     );
     let explained = site.lvsadm(&format!("explain tcp {}:4000 {}:80", site.vip, site.vip))?;
-    ensure!(explained.contains("the host's own ports"), "{explained}");
+    ensure!(
+        explained.contains("the host's own ports"),
+        "no `the host's own ports` in {explained}"
+    );
     let links = site.director.sh("ip -o link")?;
-    ensure!(!links.contains("lvs-local0"), "{links}");
+    ensure!(
+        !links.contains("lvs-local0"),
+        "unexpected `lvs-local0` in {links}"
+    );
     Ok(())
 }
 

@@ -201,6 +201,6 @@ fn srv_records_over_tcp_set_hosts_ports_and_weights() -> Result<()> {
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
     ensure!((weight(1)?, weight(2)?, weight(3)?) == (2, 3, 50));
     let output = ask(&site, "reload")?;
-    ensure!(output.contains("no change"), "{output}");
+    ensure!(output.contains("no change"), "no `no change` in {output}");
     Ok(())
 }

@@ -59,19 +59,28 @@ fn dead_name_servers_do_not_delay_commands() -> Result<()> {
         questions(&site)? > before,
         "lvsadm without -n queried no name server"
     );
-    ensure!(named.contains("-> first.test:http "), "{named}");
+    ensure!(
+        named.contains("-> first.test:http "),
+        "no `-> first.test:http ` in {named}"
+    );
     for last in 1..=20 {
         let line = format!("TCP  203.0.113.{last}:https rr\n");
-        ensure!(named.contains(&line), "{named}");
+        ensure!(named.contains(&line), "no {line:?} in {named}");
     }
     ensure!(
         named.lines().count() == numbers.lines().count(),
         "{named} {numbers}"
     );
     let saved = site.director.sh("timeout 60 ipvsadm -S")?;
-    ensure!(saved.contains("-r first.test:http -m"), "{saved}");
+    ensure!(
+        saved.contains("-r first.test:http -m"),
+        "no `-r first.test:http -m` in {saved}"
+    );
     let listed = site.director.sh("timeout 60 ipvsadm -Lc")?;
-    ensure!(listed.starts_with("IPVS connection entries\n"), "{listed}");
+    ensure!(
+        listed.starts_with("IPVS connection entries\n"),
+        "does not begin with `IPVS connection entries`: {listed}"
+    );
 
     // A name that only a name server knows is refused with ipvsadm's message.
     let refused = site
@@ -79,7 +88,7 @@ fn dead_name_servers_do_not_delay_commands() -> Result<()> {
         .sh("timeout 60 ipvsadm -A -t www.example.test:80 2>&1 || echo status $?")?;
     ensure!(
         refused == "illegal virtual server address[:port] specified\nstatus 2\n",
-        "{refused}"
+        "not `illegal virtual server address[:port] specified / status 2`: {refused}"
     );
     // A name in the hosts file needs no query.
     let before = questions(&site)?;

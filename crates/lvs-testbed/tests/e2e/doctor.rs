@@ -50,13 +50,13 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     let site = site("docthost", Forward::Nat)?;
     let all = findings(&site)?;
-    ensure!(all.is_empty(), "{all:?}");
+    ensure!(all.is_empty(), "not empty: {all:?}");
 
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
     let output = fix(&site, "rp_filter of eth0 is strict")?;
     ensure!(
         output.contains("net.ipv4.conf.eth0.rp_filter=2"),
-        "{output}"
+        "no `net.ipv4.conf.eth0.rp_filter=2` in {output}"
     );
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "0")?;
 
@@ -130,7 +130,7 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
             "tc qdisc add dev {device} clsact; tc filter add dev {device} {side} protocol ip pref 1 bpf da bytecode '1,6 0 0 0'"
         ))?;
         let output = fix(&site, what)?;
-        ensure!(output.contains(advice), "{output}");
+        ensure!(output.contains(advice), "no {advice:?} in {output}");
         site.director
             .sh(&format!("tc qdisc del dev {device} clsact"))?;
     }
@@ -142,13 +142,19 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     };
     chain("ingress", "eth0", "tcp dport 80 drop")?;
     let output = fix(&site, "does not keep packets of TCP")?;
-    ensure!(output.contains("lvsadm filter add"), "{output}");
+    ensure!(
+        output.contains("lvsadm filter add"),
+        "no `lvsadm filter add` in {output}"
+    );
     chain("egress", "eth0", "tcp sport 80 counter drop")?;
     let output = fix(&site, "also drops packets that the dataplane sends for TCP")?;
-    ensure!(output.contains("nft -a list chain netdev t c"), "{output}");
+    ensure!(
+        output.contains("nft -a list chain netdev t c"),
+        "no `nft -a list chain netdev t c` in {output}"
+    );
     site.director.sh("nft delete table netdev t")?;
     let all = findings(&site)?;
-    ensure!(all.is_empty(), "{all:?}");
+    ensure!(all.is_empty(), "not empty: {all:?}");
     Ok(())
 }
 
@@ -179,7 +185,7 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     let site = site("docttun", Forward::Tun)?;
     // doctor reports the problem before any long packet arrives.
     let output = fix(&site, "full packets of clients do not fit")?;
-    ensure!(output.contains("advmss"), "{output}");
+    ensure!(output.contains("advmss"), "no `advmss` in {output}");
     let upload = site.serve("up", 100_000)?;
     // The client receives an ICMP error, and then sends shorter packets.
     for _ in 0..2 {
@@ -203,7 +209,7 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     let (what, fix) = found.context("doctor does not report the finding")?;
     ensure!(
         what.contains("they had up to 1500 bytes, and 1480 fit"),
-        "{what}"
+        "no `they had up to 1500 bytes, and 1480 fit` in {what}"
     );
     ensure!(
         fix.contains("by 20,") && fix.ends_with("advmss 1440"),
@@ -315,10 +321,10 @@ fn doctor_reports_vip_without_owner() -> Result<()> {
     let output = fix(&site, "this host does not answer ARP for 203.0.113.77")?;
     ensure!(
         output.contains("ip addr add 203.0.113.77/32 dev lo"),
-        "{output}"
+        "no `ip addr add 203.0.113.77/32 dev lo` in {output}"
     );
     let output = fix(&site, "TCP 203.0.113.77:80 has no server")?;
-    ensure!(output.contains("lvsadm -a"), "{output}");
+    ensure!(output.contains("lvsadm -a"), "no `lvsadm -a` in {output}");
     Ok(())
 }
 
@@ -332,7 +338,10 @@ fn doctor_ignores_multicast_of_ipv6_router() -> Result<()> {
     let sent = site
         .director
         .sh("ping -6 -q -c 3 -i 0.2 -W 1 -I lvs-host0 ff02::16 || true")?;
-    ensure!(sent.contains("3 packets transmitted"), "{sent}");
+    ensure!(
+        sent.contains("3 packets transmitted"),
+        "no `3 packets transmitted` in {sent}"
+    );
     let drops = site.lvsadm("drops --all --json")?;
     let drops: Value = serde_json::from_str(&drops)?;
     let drops = drops.as_array().context("the JSON value is not a list")?;
@@ -342,7 +351,7 @@ fn doctor_ignores_multicast_of_ipv6_router() -> Result<()> {
         "{stray:?}"
     );
     for (what, _) in findings(&site)? {
-        ensure!(!what.contains("dropped"), "{what}");
+        ensure!(!what.contains("dropped"), "unexpected `dropped` in {what}");
     }
     Ok(())
 }

@@ -110,20 +110,26 @@ fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     let add = format!("-A -t {} -s rr", site.service(81));
     let own = "mark add --source 203.0.113.0/24 --destination 192.0.2.10 --drop";
     let output = refused_by(&site, &BARE_ROOT, own)?;
-    ensure!(output.contains("does not have CAP_NET_ADMIN"), "{output}");
+    ensure!(
+        output.contains("does not have CAP_NET_ADMIN"),
+        "no `does not have CAP_NET_ADMIN` in {output}"
+    );
     let output = refused_by(&site, &["unshare", "-U", "-r", "--"], own)?;
     ensure!(
         output.contains("user namespace that is not the dataplane's"),
-        "{output}"
+        "no `user namespace that is not the dataplane's` in {output}"
     );
     let output = refused_by(&site, &NOBODY, own)?;
-    ensure!(output.contains("only root with CAP_NET_ADMIN"), "{output}");
+    ensure!(
+        output.contains("only root with CAP_NET_ADMIN"),
+        "no `only root with CAP_NET_ADMIN` in {output}"
+    );
     // Users without any right may read the state.
     for launcher in [&BARE_ROOT[..], &["unshare", "-U", "-r", "--"], &NOBODY] {
         let output = refused_by(&site, launcher, &add)?;
         ensure!(
             output.contains("Permission denied (you must be root)"),
-            "{output}"
+            "no `Permission denied (you must be root)` in {output}"
         );
         ensure!(lvsadm_by(&site, launcher, "-L -n")?.contains("Scheduler"));
     }
@@ -138,7 +144,7 @@ fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     ensure!(lvsadm_by(&site, &member, "-L -n")?.contains("Scheduler"));
     refused_by(&site, &member, &add)?;
     let output = refused_by(&site, &NOBODY, "-L -n")?;
-    ensure!(output.contains("--readers"), "{output}");
+    ensure!(output.contains("--readers"), "no `--readers` in {output}");
     Ok(())
 }
 
@@ -151,11 +157,14 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
             squat(&site, launcher, "@lvsd")?,
         ];
         let output = refused_by(&site, &[], "-L -n")?;
-        ensure!(output.contains("no dataplane answers"), "{output}");
+        ensure!(
+            output.contains("no dataplane answers"),
+            "no `no dataplane answers` in {output}"
+        );
         let output = refused_by(&site, &[], "--socket @lvs-dataplane -L -n")?;
         ensure!(
             output.contains("it is possibly not a dataplane"),
-            "{output}"
+            "no `it is possibly not a dataplane` in {output}"
         );
         // The foreign processes do not answer: the programs must not wait forever for them.
         for squatter in &squatters {
@@ -182,7 +191,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
         ensure!(!second.wait(Duration::from_secs(10))?.success());
         ensure!(
             second.log().contains("another lvsd (pid"),
-            "{}",
+            "no `another lvsd (pid` in {}",
             second.log()
         );
         lvsd.stop_ok(Signal::SIGINT)?;

@@ -530,7 +530,11 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
     let server = format!("{{\"address\":\"{}\"}}", site.real_address(2));
     tls(&format!("put /lvs/servers/web/b '{server}'"))?;
     wait_usable(&site, &[1, 2], &lvsd)?;
-    ensure!(!lvsd.log().contains("s3cret"), "{}", lvsd.log());
+    ensure!(
+        !lvsd.log().contains("s3cret"),
+        "unexpected `s3cret` in {}",
+        lvsd.log()
+    );
     Ok(())
 }
 

@@ -45,7 +45,7 @@ fn published_evaluation_runs_as_printed() -> Result<()> {
 
     // Manually added services can be saved and restored.
     let saved = site.director.sh("ipvsadm-save -n")?;
-    ensure!(saved.lines().count() == 9, "{saved}");
+    ensure!(saved.lines().count() == 9, "not 9 lines: {saved}");
     site.director.sh("ipvsadm -C")?;
     site.director
         .sh(&format!("ipvsadm-restore <<END\n{saved}END\n"))?;

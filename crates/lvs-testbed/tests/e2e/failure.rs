@@ -135,7 +135,10 @@ fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Res
         !status.success(),
         "the dataplane exited without an error: {text}"
     );
-    ensure!(!text.contains("panicked"), "{text}");
+    ensure!(
+        !text.contains("panicked"),
+        "unexpected `panicked` in {text}"
+    );
     Ok(text)
 }
 
@@ -167,7 +170,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
         "the message does not name the missing privileges: {text}"
     );
     let text = refused(&site, &[], &["--rules", "/nonexistent"])?;
-    ensure!(text.contains("/nonexistent"), "{text}");
+    ensure!(text.contains("/nonexistent"), "no `/nonexistent` in {text}");
 
     // A socket file of a killed dataplane does not prevent the start.
     let socket = site

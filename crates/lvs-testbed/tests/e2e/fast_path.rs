@@ -477,7 +477,10 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let before = "no: connections are offloaded after 16 packets from the client";
     ensure!(new.contains(&format!("in kernel   {before}\n")), "{new}");
     let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
-    ensure!(!nobody.contains("in kernel"), "{nobody}");
+    ensure!(
+        !nobody.contains("in kernel"),
+        "unexpected `in kernel` in {nobody}"
+    );
 
     let rule = format!("--destination {}", site.vip);
     site.lvsadm(&format!("mark add {rule} --mark 7"))?;
@@ -632,7 +635,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
-    ensure!(left.trim().is_empty(), "{left}");
+    ensure!(left.trim().is_empty(), "not empty: {left}");
     Ok(())
 }
 
@@ -675,20 +678,29 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
     let refused = site
         .director
         .sh(&format!("{program} --cleanup 2>&1 || true"))?;
-    ensure!(refused.contains("stop it"), "{refused}");
+    ensure!(refused.contains("stop it"), "no `stop it` in {refused}");
     // A second dataplane does not take over the state of a running one.
     let second = format!("{program} --fast-path on --socket @second 2>&1 || true");
     let refused = site.director.sh(&second)?;
-    ensure!(refused.contains("another dataplane"), "{refused}");
+    ensure!(
+        refused.contains("another dataplane"),
+        "no `another dataplane` in {refused}"
+    );
     for cleanup in [true, false] {
         site.end_dataplane(Signal::SIGKILL)?;
         let links = site.director.sh("ls /sys/fs/bpf/lvs/*")?;
-        ensure!(links.contains("link-"), "{links}");
+        ensure!(links.contains("link-"), "no `link-` in {links}");
         if cleanup {
             let output = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(output.starts_with("removed "), "{output}");
+            ensure!(
+                output.starts_with("removed "),
+                "does not begin with `removed `: {output}"
+            );
             let output = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(output.starts_with("found no state"), "{output}");
+            ensure!(
+                output.starts_with("found no state"),
+                "does not begin with `found no state`: {output}"
+            );
             site.start_dataplane(&ON)?;
             ensure!(
                 !site.lvsadm("-L -n")?.contains(":80"),

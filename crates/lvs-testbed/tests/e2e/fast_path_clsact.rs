@@ -61,12 +61,18 @@ fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Resul
         "{} doctor || [ $? = 1 ]",
         programs::find("lvsadm")?.display()
     ))?;
-    ensure!(doctor.contains("kernel fast path (clsact)"), "{doctor}");
-    ensure!(!doctor.contains("of tc at the ingress"), "{doctor}");
+    ensure!(
+        doctor.contains("kernel fast path (clsact)"),
+        "no `kernel fast path (clsact)` in {doctor}"
+    );
+    ensure!(
+        !doctor.contains("of tc at the ingress"),
+        "unexpected `of tc at the ingress` in {doctor}"
+    );
     let there = shown(&site.director, "eth0")?;
     ensure!(
         there.contains("qdisc clsact") && there.contains(OWN),
-        "{there}"
+        "no `qdisc clsact` or no {OWN:?} in {there}"
     );
     site.lvsadm("-C")?;
     common::requests_and_listings(&site)?;
@@ -81,7 +87,7 @@ fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Resul
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
-    ensure!(left.trim().is_empty(), "{left}");
+    ensure!(left.trim().is_empty(), "not empty: {left}");
     Ok(())
 }
 
@@ -106,7 +112,7 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
     let left = shown(&site.director, "eth0")?;
     ensure!(
         left.contains("qdisc clsact") && left.contains("handle 0x7"),
-        "{left}"
+        "no `qdisc clsact` or no `handle 0x7` in {left}"
     );
     ensure!(filters(&site.director)? == 0, "{left}");
     // The qdisc of the dataplane remains, because another program now uses it, too.
@@ -117,7 +123,7 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
     let left = shown(&site.director, "eth0")?;
     ensure!(
         left.contains("qdisc clsact") && left.contains("handle 0x7"),
-        "{left}"
+        "no `qdisc clsact` or no `handle 0x7` in {left}"
     );
     Ok(())
 }
@@ -175,7 +181,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     end(&mut site, Signal::SIGKILL)?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let log = common::says(&site, common::READY)?;
-    ensure!(log.contains("took over"), "{log}");
+    ensure!(log.contains("took over"), "no `took over` in {log}");
     if log.contains("(tcx)") {
         let gone = || filters(&site.director).is_ok_and(|left| left == 0);
         soon("the interface to have no filters", gone)?;
@@ -202,9 +208,15 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
         ensure!(filters(&site.director)? > 0, "the filters were removed");
         if cleanup {
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(answer.starts_with("removed "), "{answer}");
+            ensure!(
+                answer.starts_with("removed "),
+                "does not begin with `removed `: {answer}"
+            );
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(answer.starts_with("found no state"), "{answer}");
+            ensure!(
+                answer.starts_with("found no state"),
+                "does not begin with `found no state`: {answer}"
+            );
             let left = shown(&site.director, "eth0")?;
             ensure!(
                 !left.contains("clsact") && filters(&site.director)? == 0,

@@ -41,15 +41,18 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
         .unwrap_or_else(|error| error.to_string());
     if permitted {
         says(&site, FAST_PATH)?;
-        ensure!(doctor.contains(FAST_PATH), "{doctor}");
+        ensure!(doctor.contains(FAST_PATH), "no {FAST_PATH:?} in {doctor}");
         ensure!(
             shares(&site)?.0 > 0,
             "no downloads of 10 MiB were offloaded"
         );
     } else {
         says(&site, BY_ITSELF)?;
-        ensure!(doctor.contains(BY_ITSELF), "{doctor}");
-        ensure!(!doctor.contains("* established"), "{doctor}");
+        ensure!(doctor.contains(BY_ITSELF), "no {BY_ITSELF:?} in {doctor}");
+        ensure!(
+            !doctor.contains("* established"),
+            "unexpected `* established` in {doctor}"
+        );
     }
     let cases = [(&["--reverse-path", "loose"][..], ": --reverse-path needs")];
     for (words, why) in cases {
@@ -60,12 +63,15 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
             .lvsadm("doctor")
             .unwrap_or_else(|error| error.to_string());
         says(&site, BY_ITSELF)?;
-        ensure!(doctor.contains(BY_ITSELF), "{doctor}");
-        ensure!(!doctor.contains("* established"), "{doctor}");
+        ensure!(doctor.contains(BY_ITSELF), "no {BY_ITSELF:?} in {doctor}");
+        ensure!(
+            !doctor.contains("* established"),
+            "unexpected `* established` in {doctor}"
+        );
         let output = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}", site.service(80)))?;
         let expected =
             format!("in kernel   no: the dataplane does not use the kernel fast path{why}");
-        ensure!(output.contains(&expected), "{output}");
+        ensure!(output.contains(&expected), "no {expected:?} in {output}");
     }
     Ok(())
 }
@@ -87,7 +93,7 @@ fn missing_capabilities_are_named() -> Result<()> {
         site.start_dataplane_by(&launcher, &["--fast-path", "auto"])?;
         says(&site, expected)?;
         let log = says(&site, READY)?;
-        ensure!(!log.contains("R0="), "{log}");
+        ensure!(!log.contains("R0="), "unexpected `R0=` in {log}");
     }
     Ok(())
 }
@@ -104,7 +110,7 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
-    ensure!(left.trim().is_empty(), "{left}");
+    ensure!(left.trim().is_empty(), "not empty: {left}");
     site.add_service(80, "rr")?;
     download(&site)
 }

@@ -203,8 +203,11 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
         let doctor = diagnosis(site)?;
         let reason =
             "\neth0: XDP\neth1: tc instead of XDP, because it merges received packets (gro)";
-        ensure!(doctor.contains(reason), "{doctor}");
-        ensure!(doctor.contains("`ethtool -K eth1 gro off`"), "{doctor}");
+        ensure!(doctor.contains(reason), "no {reason:?} in {doctor}");
+        ensure!(
+            doctor.contains("`ethtool -K eth1 gro off`"),
+            "no \"`ethtool -K eth1 gro off`\" in {doctor}"
+        );
         Ok(())
     };
     at_eth0_only(&site)?;
@@ -276,7 +279,10 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
         common::says(&site, code)?;
         ensure!(doctor.contains(reason), "{reason}: {doctor}");
     }
-    ensure!(doctor.contains("eth0: XDP\neth1: XDP\n"), "{doctor}");
+    ensure!(
+        doctor.contains("eth0: XDP\neth1: XDP\n"),
+        "no `eth0: XDP / eth1: XDP` in {doctor}"
+    );
     taken.kill();
     site.dataplane.take();
     site.start_dataplane(&["--fast-path", "off", "--xdp", "auto"])?;
@@ -284,7 +290,7 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
     let reason = "--xdp auto has no effect with --fast-path off";
     ensure!(
         doctor.contains(reason) && !doctor.contains(": XDP"),
-        "{doctor}"
+        "no {reason:?} or unexpected `: XDP` in {doctor}"
     );
     Ok(())
 }

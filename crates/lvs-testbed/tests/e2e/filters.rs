@@ -272,7 +272,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
     ensure!(
         message.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` does")
             && message.contains("1 rule(s) for marks"),
-        "{message}"
+        "no \"-S does not save 4 filter(s) by source: `lvsadm filter save` does\" or no `1 rule(s) for marks` in {message}"
     );
     ensure!(saved("cat rules")? == format!("{message}{plain}"));
     // Under the name ipvsadm, the output is that of ipvsadm.
@@ -286,7 +286,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
         "fwmark6:7 deny ::/0".to_owned(),
         "all deny 198.51.100.0/24".to_owned(),
     ] {
-        ensure!(filters.contains(&line), "{filters}");
+        ensure!(filters.contains(&line), "no {line:?} in {filters}");
     }
     let restore = |text: &str| {
         site.director.sh(&format!(
@@ -402,7 +402,11 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         soon("the BPF program to be attached", || {
             tcx.log().contains("attached") || tcx.log().contains(':')
         })?;
-        ensure!(tcx.log().contains("attached"), "{}", tcx.log());
+        ensure!(
+            tcx.log().contains("attached"),
+            "no `attached` in {}",
+            tcx.log()
+        );
         if passes {
             serves(&site, side)?;
         } else {
@@ -418,7 +422,11 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     soon("the program", || {
         xdp.log().contains("attached") || xdp.log().contains(':')
     })?;
-    ensure!(xdp.log().contains("attached"), "{}", xdp.log());
+    ensure!(
+        xdp.log().contains("attached"),
+        "no `attached` in {}",
+        xdp.log()
+    );
     ensure!(!served(&site)?, "XDP");
     let found =
         "a BPF program at the driver of eth1 (XDP: early) may drop or redirect packets of services";
@@ -547,7 +555,11 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     soon("the program", || {
         xdp.log().contains("attached") || xdp.log().contains(':')
     })?;
-    ensure!(xdp.log().contains("attached"), "{}", xdp.log());
+    ensure!(
+        xdp.log().contains("attached"),
+        "no `attached` in {}",
+        xdp.log()
+    );
     ensure!(!served(&site)?, "packets bypass the XDP program");
     xdp.kill();
     serves(&site, "the way")?;

@@ -64,7 +64,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     let listing = site.lvsadm("local")?;
     ensure!(
         listing.starts_with("192.0.2.1  ports 1024-32767  "),
-        "{listing}"
+        "does not begin with `192.0.2.1 ports 1024-32767 `: {listing}"
     );
     site.dataplane = None;
     common::wait_for_host_state(&site, &before)
@@ -135,7 +135,7 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
     let listing = site.lvsadm("-L -n")?;
     ensure!(
         listing.contains("  -> 10.0.0.12:80                 FullNat 1      0          0"),
-        "{listing}"
+        "no ` -> 10.0.0.12:80 FullNat 1 0 0` in {listing}"
     );
     let rules = site.lvsadm("-S -n")?;
     ensure!(
@@ -157,7 +157,10 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
         "ipvsadm -a -t {} -r 10.0.0.13:80 --fullnat 2>&1 || echo $?",
         site.service(80)
     ))?;
-    ensure!(refused == "--fullnat: unknown option\n255\n", "{refused}");
+    ensure!(
+        refused == "--fullnat: unknown option\n255\n",
+        "not `--fullnat: unknown option / 255`: {refused}"
+    );
     ensure!(!site.director.sh("ipvsadm -h")?.contains("fullnat"));
     Ok(())
 }
@@ -181,7 +184,10 @@ fn full_nat_translates_icmp_errors() -> Result<()> {
          send(S, \"x\", 0); $SIG{{ALRM}} = sub {{ print \"silence\"; exit }}; alarm 60; recv(S, my $b, 9, 0); print $!'",
         site.vip
     ))?;
-    ensure!(printed == "Connection refused", "{printed}");
+    ensure!(
+        printed == "Connection refused",
+        "not `Connection refused`: {printed}"
+    );
     Ok(())
 }
 
@@ -197,6 +203,9 @@ fn full_nat_without_local_address_is_refused() -> Result<()> {
         site.service(80)
     ));
     let output = format!("{:#}", output.expect_err("it has no local address"));
-    ensure!(output.contains("lvsadm local add"), "{output}");
+    ensure!(
+        output.contains("lvsadm local add"),
+        "no `lvsadm local add` in {output}"
+    );
     Ok(())
 }

@@ -49,7 +49,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
                 "curl --fail --silent --max-time 60 http://{}:22/id",
                 site.vip
             ))?;
-            ensure!(printed == "director\n", "{printed}");
+            ensure!(printed == "director\n", "not `director`: {printed}");
         }
         Vip::Dataplane => {
             common::refused(&site, &load, 22)?;

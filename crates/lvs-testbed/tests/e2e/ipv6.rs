@@ -155,7 +155,10 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
     let vip = site.vip6.to_string();
     // A network card receives only multicast groups with a listener.
     let groups = site.director.run("ip", &["maddr", "show", "dev", "eth0"])?;
-    ensure!(groups.contains("33:33:ff:00:00:10"), "{groups}");
+    ensure!(
+        groups.contains("33:33:ff:00:00:10"),
+        "no `33:33:ff:00:00:10` in {groups}"
+    );
     let own = programs::own()?;
     site.client.run(&own, &["ping", &vip])?;
     // Long packets are fragmented in both directions.
@@ -175,7 +178,7 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
         "{text}"
     );
     let neighbours = site.client.run("ip", &["-6", "neigh", "show", &vip])?;
-    ensure!(neighbours.contains("lladdr"), "{neighbours}");
+    ensure!(neighbours.contains("lladdr"), "no `lladdr` in {neighbours}");
     Ok(())
 }
 

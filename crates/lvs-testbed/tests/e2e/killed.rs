@@ -283,13 +283,16 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let program = program.display().to_string();
     let refused = director.sh(&format!("{program} --warm-restart on 2>&1 || true"))?;
-    ensure!(refused.contains("another dataplane"), "{refused}");
+    ensure!(
+        refused.contains("another dataplane"),
+        "no `another dataplane` in {refused}"
+    );
     let kill = |site: &mut Site, signal| -> Result<()> { site.end_dataplane(signal) };
     kill(&mut site, Signal::SIGKILL)?;
     ensure!(keepers()?.trim() == "1", "{}", keepers()?);
     // While no dataplane runs, the rules keep the packets from the host.
     let rules = director.sh("nft list tables")?;
-    ensure!(rules.contains("lvs-"), "{rules}");
+    ensure!(rules.contains("lvs-"), "no `lvs-` in {rules}");
     site.start_dataplane(&["--warm-restart", "on", "--max-connections", "5000"])?;
     common::says(&site, "took over")?;
     ensure!(
@@ -298,7 +301,10 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     );
     kill(&mut site, Signal::SIGKILL)?;
     let output = director.sh(&format!("{program} --cleanup"))?;
-    ensure!(output.starts_with("removed the connections"), "{output}");
+    ensure!(
+        output.starts_with("removed the connections"),
+        "does not begin with `removed the connections`: {output}"
+    );
     soon("the state keeper to end", gone)?;
     start(&mut site, by, None)?;
     ensure!(

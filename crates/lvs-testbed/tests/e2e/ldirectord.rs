@@ -70,7 +70,7 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
     let mut program = ldirectord(&site, quiescent)?;
     wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
     let listing = site.director.sh("/sbin/ipvsadm -Ln")?;
-    ensure!(listing.contains(" wrr"), "{listing}");
+    ensure!(listing.contains(" wrr"), "no ` wrr` in {listing}");
     ensure!(common::answering(&site)? == ["rs1", "rs2"]);
 
     // One server fails: with quiescent=yes its weight becomes 0, otherwise it is removed.
@@ -146,14 +146,14 @@ fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
         site.vip
     ))?;
     let before = site.director.sh("ipvsadm-save -n")?;
-    ensure!(before.lines().count() == 5, "{before}");
+    ensure!(before.lines().count() == 5, "not 5 lines: {before}");
     run(&site, "save")?;
     let saved = site.director.sh("cat /etc/ipvsadm.rules")?;
     ensure!(saved == format!("# ipvsadm.rules\n{before}"), "{saved}");
     let status = run(&site, "status")?;
     ensure!(
         status.starts_with("IP Virtual Server version 1.2.1 (size=4096)\n"),
-        "{status}"
+        "does not begin with `IP Virtual Server version 1.2.1 (size=4096)`: {status}"
     );
     ensure!(run(&site, "rate")?.contains(" CPS "));
     run(&site, "stop")?;

@@ -68,7 +68,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
         "{} -Lnc | head -n 3 | wc -l",
         lvs_testbed::programs::find("lvsadm")?.display()
     ))?;
-    ensure!(first.trim() == "3", "{first}");
+    ensure!(first.trim() == "3", "not `3`: {first}");
     let report = steady.finish_ok()?;
     ensure!(report.ok > 3, "{report:?}");
     Ok(())

@@ -213,7 +213,7 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
         is_answered_by(&site, "rs1")?;
         // The service still receives its packets after the VIP moves to another interface and back.
         let device = site.director.sh("ip -o link show lvs-local0")?;
-        ensure!(device.contains("UP"), "{device}");
+        ensure!(device.contains("UP"), "no `UP` in {device}");
         site.director
             .sh(&format!("ip addr del {}/32 dev eth0", site.vip))?;
         site.director
@@ -286,7 +286,7 @@ fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
         listener.log().matches(&honest).count() == 2
     })?;
     let log = listener.log().replace("ready\n", "").replace(&honest, "");
-    ensure!(log.is_empty(), "{log}");
+    ensure!(log.is_empty(), "not empty: {log}");
     Ok(())
 }
 

@@ -144,7 +144,7 @@ fn moby_ipvs_passes_its_own_tests() -> Result<()> {
     let names = site.director.sh(&format!("{program} -test.list ."))?;
     let names: Vec<&str> = names.lines().collect();
     for expected in ["TestService", "TestDestination", "TestTimeouts"] {
-        ensure!(names.contains(&expected), "{names:?}");
+        ensure!(names.contains(&expected), "no {expected:?} in {names:?}");
     }
     for name in names {
         // The tests leave services behind.
@@ -175,7 +175,10 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     ensure!(nested == ours, "{nested}");
     ensure!(common::answering(&site)? == ["rs1"]);
     let refused = run("setpriv --bounding-set=-net_admin ipvsadm -Ln 2>&1 || true")?;
-    ensure!(refused.contains("Can't initialize ipvs"), "{refused}");
+    ensure!(
+        refused.contains("Can't initialize ipvs"),
+        "no `Can't initialize ipvs` in {refused}"
+    );
     // A program with a low limit of open files cannot use the netlink sockets of `lvs-run`, and
     // falls back to the socket options of IPVS. The listings are equal as soon as the last packets
     // of the clients are handled.
@@ -191,7 +194,10 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     let status = site.director.sh(&format!(
         "{launcher} -- ipvsadm -D -t 192.0.2.99:80 2>&1 || echo $?; {launcher} -- /no/such/program 2>/dev/null || echo $?"
     ))?;
-    ensure!(status == "No such service\n255\n127\n", "{status}");
+    ensure!(
+        status == "No such service\n255\n127\n",
+        "not `No such service / 255 / 127`: {status}"
+    );
     Ok(())
 }
 
@@ -214,13 +220,16 @@ fn nat_server_added_by_a_program_uses_full_nat() -> Result<()> {
     run(&site, &add)?;
     run(&site, &format!("-e -t {service} -r {server}:80 -m -w 3"))?;
     let rules = site.lvsadm("-S -n")?;
-    ensure!(rules.contains("--fullnat -w 3"), "{rules}");
+    ensure!(
+        rules.contains("--fullnat -w 3"),
+        "no `--fullnat -w 3` in {rules}"
+    );
     let listed = run(&site, "-Ln")?;
-    ensure!(listed.contains(" Masq    3 "), "{listed}");
+    ensure!(listed.contains(" Masq    3 "), "no ` Masq 3 ` in {listed}");
     let seen = site
         .client
         .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
-    ensure!(seen.trim() == "10.0.0.1", "{seen}");
+    ensure!(seen.trim() == "10.0.0.1", "not `10.0.0.1`: {seen}");
     Ok(())
 }
 
@@ -232,7 +241,7 @@ fn ipvs_socket_options_are_answered() -> Result<()> {
     site.add_service(80, "rr")?;
     let info = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; my $i = getsockopt(S, 0, 1153) or die "$!"; print join(" ", unpack("L3", $i))'"#;
     let counted = site.director.sh(&format!("{launcher} -- {info}"))?;
-    ensure!(counted == "66049 4096 1", "{counted:?}");
+    ensure!(counted == "66049 4096 1", "not `66049 4096 1`: {counted:?}");
     let flush = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; setsockopt(S, 0, 1157, "") or die "$!"'"#;
     site.director.sh(&format!("{launcher} -- {flush}"))?;
     let listing = site.lvsadm("-L -n")?;
@@ -268,29 +277,41 @@ fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
     let listed = run(&format!("{nobody} sh -c '{same}'"))?;
     ensure!(
         listed.contains("ip_vs_conn\n") && listed.contains("\nvs\n"),
-        "{listed}"
+        "no `ip_vs_conn` or no `vs` in {listed}"
     );
-    ensure!(!listed.contains(".lvs-run"), "{listed}");
+    ensure!(
+        !listed.contains(".lvs-run"),
+        "unexpected `.lvs-run` in {listed}"
+    );
     let outside = site.director.sh("readlink /proc/net")?;
-    ensure!(outside == "self/net\n", "{outside}");
+    ensure!(outside == "self/net\n", "not `self/net`: {outside}");
 
     // Only root can write sysctls; other users can read them.
     let set = "cd /proc/sys/net/ipv4/vs; echo 1 > conntrack; cat conntrack; sysctl -n net.ipv4.vs.sync_threshold; \
                echo x > conntrack || cat conntrack";
     let values = run(&format!("sh -c '{set}' 2>/dev/null"))?;
-    ensure!(values == "1\n3\t50\n1\n", "{values:?}");
+    ensure!(values == "1\n3\t50\n1\n", "not `1 / 3\t50 / 1`: {values:?}");
     let set = "sh -c 'echo 0 | tee /proc/sys/net/ipv4/vs/conntrack' 2>&1";
     let refused = run(&format!("{nobody} {set} || true"))?;
-    ensure!(refused.contains("Permission denied"), "{refused}");
+    ensure!(
+        refused.contains("Permission denied"),
+        "no `Permission denied` in {refused}"
+    );
     let refused = run(&format!("setpriv --bounding-set=-net_admin {set} || true"))?;
-    ensure!(refused.contains("Operation not permitted"), "{refused}");
+    ensure!(
+        refused.contains("Operation not permitted"),
+        "no `Operation not permitted` in {refused}"
+    );
     ensure!(run("cat /proc/sys/net/ipv4/vs/conntrack")? == "1\n");
 
     // The other network namespace has no dataplane.
     let other = run(
         "unshare --net sh -c 'cmp /proc/net/if_inet6 /proc/self/net/if_inet6 && cat /proc/net/ip_vs' 2>&1 || true",
     )?;
-    ensure!(other.contains("No such device"), "{other}");
+    ensure!(
+        other.contains("No such device"),
+        "no `No such device` in {other}"
+    );
 
     // A container without root has its own /proc.
     let own = format!(

@@ -68,7 +68,7 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     let checked = site
         .director
         .run(programs::find("lvsd")?, &["check".into(), path.clone()])?;
-    ensure!(checked.contains("valid"), "{checked}");
+    ensure!(checked.contains("valid"), "no `valid` in {checked}");
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 2, &lvsd)?;
     let mut load = site.load();
@@ -249,7 +249,11 @@ fn tunnels_are_edited_in_place() -> Result<()> {
     lvsd.wait(common::SOON)?;
     let mut lvsd = start(&site, &[])?;
     soon("the new lvsd to answer", || lvsd.log().contains("ready:"))?;
-    ensure!(!lvsd.log().contains("changed server"), "{}", lvsd.log());
+    ensure!(
+        !lvsd.log().contains("changed server"),
+        "unexpected `changed server` in {}",
+        lvsd.log()
+    );
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
@@ -416,7 +420,7 @@ fn probes_leave_no_connection_in_time_wait() -> Result<()> {
     std::thread::sleep(Duration::from_secs(2));
     for host in [&site.director, &site.servers[0]] {
         let left = host.sh("ss -Htan state time-wait")?;
-        ensure!(left.is_empty(), "{left}");
+        ensure!(left.is_empty(), "not empty: {left}");
     }
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
@@ -445,7 +449,7 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
         wait_usable(&site, 3, &lvsd)?;
         let there = files()?;
         for name in [".sock.lock", ".sock.lvsd.lock", ".lvsd.toml"] {
-            ensure!(there.contains(name), "{there}");
+            ensure!(there.contains(name), "no {name:?} in {there}");
         }
         if ends_before {
             lvsd.stop(Signal::SIGTERM)?;
@@ -472,7 +476,7 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
     let doctor = || super::doctor::findings_with_code(&site, "configuration_refused");
     let health = || lvsd(&site, "check-health 2>&1 || echo exit $?");
     let good = health()?;
-    ensure!(good.contains("LVS OK"), "{good}");
+    ensure!(good.contains("LVS OK"), "no `LVS OK` in {good}");
     ensure!(doctor()?.is_empty(), "{:?}", doctor()?);
 
     // The server that the new file also omits must stay.
@@ -514,7 +518,7 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
         }
     }
     let fix = found[0]["fix"].as_str().unwrap_or_default();
-    ensure!(fix.contains("lvsd reload"), "{fix}");
+    ensure!(fix.contains("lvsd reload"), "no `lvsd reload` in {fix}");
     let output = health()?;
     for part in ["LVS WARNING", "the file was refused", "exit 1"] {
         ensure!(output.contains(part), "{part}: {output}");
@@ -527,7 +531,7 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
     configure(&site, 2)?;
     lvsd(&site, "reload")?;
     let healed = health()?;
-    ensure!(healed.contains("LVS OK"), "{healed}");
+    ensure!(healed.contains("LVS OK"), "no `LVS OK` in {healed}");
     ensure!(doctor()?.is_empty(), "{:?}", doctor()?);
     daemon.stop_ok(Signal::SIGINT)
 }
@@ -548,7 +552,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     let message = site.lvsadm(&format!(
         "drain {service} {server} --deadline 300s --active --why disk"
     ))?;
-    ensure!(message.contains("drained"), "{message}");
+    ensure!(message.contains("drained"), "no `drained` in {message}");
     wait_usable(&site, 2, &daemon)?;
     let output = || lvsd(&site, "status").unwrap_or_default();
     let is_shown = || {
@@ -561,11 +565,11 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     let text = fs::read_to_string(&path)?;
     fs::write(&path, format!("{text}weight = 2\n"))?;
     let output = lvsd(&site, "reload")?;
-    ensure!(output.contains("reloaded"), "{output}");
+    ensure!(output.contains("reloaded"), "no `reloaded` in {output}");
     wait_usable(&site, 2, &daemon)?;
     fs::write(&path, "[[service]]\nnane = 1\n")?;
     let output = lvsd(&site, "reload || echo status $?")?;
-    ensure!(output.contains("status 3"), "{output}");
+    ensure!(output.contains("status 3"), "no `status 3` in {output}");
     fs::write(&path, &text)?;
 
     daemon.stop_ok(Signal::SIGTERM)?;
@@ -582,7 +586,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
             programs::find("lvsadm")?.display()
         ));
     if let Ok(denied) = denied {
-        ensure!(denied.contains("status"), "{denied}");
+        ensure!(denied.contains("status"), "no `status` in {denied}");
         wait_usable(&site, 2, &daemon)?;
     }
     let lvsd = programs::find("lvsd")?;
@@ -828,7 +832,7 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     let begun = std::time::Instant::now();
     let output = lvsd(&site, "reload")?;
     let reloaded = begun.elapsed();
-    ensure!(output.contains("reloaded"), "{output}");
+    ensure!(output.contains("reloaded"), "no `reloaded` in {output}");
     println!(
         "cold fill, from the start of lvsd: {filled:.2?}; reload of one change: {reloaded:.2?}"
     );

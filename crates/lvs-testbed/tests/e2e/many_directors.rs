@@ -66,7 +66,10 @@ fn downloads_survive_suspended_dataplane_and_lost_datagrams_tun() -> Result<()> 
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     common::nothing_breaks(&outcomes)?;
     let output = outcomes[0].reported.join("\n");
-    ensure!(output.contains("NOT READY, waits for"), "{output}");
+    ensure!(
+        output.contains("NOT READY, waits for"),
+        "no `NOT READY, waits for` in {output}"
+    );
     ensure!(outcomes[1].reported.len() == 3, "{outcomes:?}");
     Ok(())
 }
@@ -214,9 +217,12 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     let output = site.lvsadm(&format!("--socket {SOCKET} sync"))?;
     ensure!(
         output.contains("routers prefer other directors"),
-        "{output}"
+        "no `routers prefer other directors` in {output}"
     );
-    ensure!(output.contains("is lvsd running?"), "{output}");
+    ensure!(
+        output.contains("is lvsd running?"),
+        "no `is lvsd running?` in {output}"
+    );
     soon("the maintenance to end", || !has_route(&site, "proto 7"))?;
     announce(&site, &both("announced"), 600)?;
     routed(&site, "203.0.113.10 proto 77")?;
@@ -263,7 +269,10 @@ fn maintenance_command_returns_when_routes_have_changed() -> Result<()> {
             now.contains(&format!("203.0.113.10 {route}")),
             "{change}: {now}"
         );
-        ensure!(!printed.contains("has not applied"), "{printed}");
+        ensure!(
+            !printed.contains("has not applied"),
+            "unexpected `has not applied` in {printed}"
+        );
     }
     Ok(())
 }
@@ -274,7 +283,10 @@ fn invalid_address_lists_are_refused() -> Result<()> {
     let one = r#"{"address":"203.0.113.10","standing":"announced"}"#;
     announce(&site, one, 600)?;
     let answer = announce(&site, &format!("@4097@{one}@"), 600)?;
-    ensure!(answer.contains("the maximum is 4096"), "{answer}");
+    ensure!(
+        answer.contains("the maximum is 4096"),
+        "no `the maximum is 4096` in {answer}"
+    );
     for bad in [
         r#"{"address":"203.0.113.10","standing":"loud"}"#,
         r#"{"address":"here"}"#,
@@ -288,8 +300,11 @@ fn invalid_address_lists_are_refused() -> Result<()> {
     site.director.sh("ip route add blackhole 198.18.0.1/32")?;
     let other = r#"{"address":"198.18.0.1","standing":"announced"}"#;
     let answer = announce(&site, &format!("{one},{other}"), 600)?;
-    ensure!(answer.contains("the host already has one"), "{answer}");
-    ensure!(answer.contains("withdrawn"), "{answer}");
+    ensure!(
+        answer.contains("the host already has one"),
+        "no `the host already has one` in {answer}"
+    );
+    ensure!(answer.contains("withdrawn"), "no `withdrawn` in {answer}");
     routed(&site, "203.0.113.10 proto 77")?;
     Ok(())
 }

@@ -113,7 +113,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     })
     .with_context(|| format!("{:?} {:?}", site.lvsadm("mark list"), site.lvsadm("drops")))?;
     let output = site.lvsadm(&format!("explain tcp {client}:4000 {vip}:80"))?;
-    assert!(output.contains("rule 1"), "{output}");
+    assert!(output.contains("rule 1"), "no `rule 1` in {output}");
     // The host answers packets that no rule intercepts.
     site.lvsadm("mark del 1")?;
     ends_with(&site, 80, "0")?;

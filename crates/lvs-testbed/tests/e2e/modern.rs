@@ -427,7 +427,10 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     daemon.reload(&[0])?;
     daemon.reload(&[0, 1])?;
     let text = listed()?;
-    ensure!(text.contains("\"slow_start\":10"), "{text}");
+    ensure!(
+        text.contains("\"slow_start\":10"),
+        "no `\"slow_start\":10` in {text}"
+    );
     ensure!(
         text.matches("\"weight\":1,").count() == 2,
         "not both servers have the configured weight 1: {text}"
@@ -442,7 +445,7 @@ fn modern_profile_sets_timeouts() -> Result<()> {
     let timeouts = site.lvsadm("-L --timeout")?;
     ensure!(
         timeouts.trim() == "Timeout (tcp tcpfin udp): 7440 240 300",
-        "{timeouts}"
+        "not `Timeout (tcp tcpfin udp): 7440 240 300`: {timeouts}"
     );
     Ok(())
 }

@@ -220,7 +220,7 @@ fn route_without_link_layer_is_reported() -> Result<()> {
         })?;
         ensure!(counted(&site, "no_route")? == 0, "{reason}");
         let explained = site.lvsadm(&format!("explain tcp 192.0.2.100:5000 {}:80", site.vip))?;
-        ensure!(explained.contains(reason), "{explained}");
+        ensure!(explained.contains(reason), "no {reason:?} in {explained}");
         let program = programs::find("lvsadm")?.display().to_string();
         let found = || {
             let found = site
@@ -281,7 +281,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     // The server sends nothing: only the client's repeated SYNs reveal the change.
     let url = format!("http://{}/id", site.vip);
     let printed = site.client.run("curl", &["-sS", "-f", "-m", "120", &url])?;
-    ensure!(printed == "rs1\n", "{printed}");
+    ensure!(printed == "rs1\n", "not `rs1`: {printed}");
     Ok(())
 }
 
@@ -503,7 +503,7 @@ fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
         let printed = site
             .director
             .run("curl", &["-sS", "-f", "-m", "5", "http://10.0.0.11/id"])?;
-        ensure!(printed == "rs1\n", "{printed}");
+        ensure!(printed == "rs1\n", "not `rs1`: {printed}");
 
         // A third VLAN and the untagged network have the same addresses, but no hosts.
         site.client
@@ -573,7 +573,7 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     let output = doctor()?;
     let found =
         "a BPF program at the egress of eth0 (tcx: somebodys) may drop requests and answers";
-    ensure!(output.contains(found), "{output}");
+    ensure!(output.contains(found), "no {found:?} in {output}");
     tcx.kill();
     wait_until(
         "requests to be answered after the program was detached",

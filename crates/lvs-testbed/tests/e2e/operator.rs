@@ -39,9 +39,12 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     ))?;
     ensure!(
         late.contains("1 active") && late.contains("its weight is 1 again"),
-        "{late}"
+        "no `1 active` or no `its weight is 1 again` in {late}"
     );
-    ensure!(late.ends_with("status 1\n"), "{late}");
+    ensure!(
+        late.ends_with("status 1\n"),
+        "does not end with `status 1`: {late}"
+    );
 
     // An interrupted drain does not restore the weight. Processes in the background of a script
     // ignore SIGINT, so env restores its default action.
@@ -117,9 +120,15 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     let listed = site.lvsadm("-L -n -c")?;
     let connection = &lvs_testbed::listing::connections(&listed)?[0];
     let reported = site.lvsadm(&format!("explain tcp {} {service}", connection.source))?;
-    ensure!(reported.contains("belongs to a connection"), "{reported}");
+    ensure!(
+        reported.contains("belongs to a connection"),
+        "no `belongs to a connection` in {reported}"
+    );
     let reported = site.lvsadm(&format!("explain udp {client}:1000 {service}"))?;
-    ensure!(reported.contains("none: no service for"), "{reported}");
+    ensure!(
+        reported.contains("none: no service for"),
+        "no `none: no service for` in {reported}"
+    );
 
     // A rule marks the packet, and the service of that mark receives it. Its scheduler has a table.
     let vip = site.vip;
@@ -142,11 +151,14 @@ fn explain_agrees_with_later_decision() -> Result<()> {
         ensure!(reported.contains(line), "{line}: {reported}");
     }
     let reported = site.lvsadm(&format!("{question} --interface eth1"))?;
-    ensure!(reported.contains("mark        9: rule 1 ("), "{reported}");
+    ensure!(
+        reported.contains("mark        9: rule 1 ("),
+        "no `mark 9: rule 1 (` in {reported}"
+    );
     let reported = site.lvsadm(&format!("{question} --mark 0"))?;
     ensure!(
         !reported.contains("mark ") && reported.contains("none: no service for"),
-        "{reported}"
+        "unexpected `mark ` or no `none: no service for` in {reported}"
     );
     ensure!(
         site.lvsadm("mark list")? == before,
@@ -179,11 +191,15 @@ fn captures_are_read_by_tshark() -> Result<()> {
         let _ = site.client.sh(&format!("curl -sS http://{service}/id"));
         !capture.is_running()
     })?;
-    ensure!(capture.log().contains("8 packets"), "{}", capture.log());
+    ensure!(
+        capture.log().contains("8 packets"),
+        "no `8 packets` in {}",
+        capture.log()
+    );
     let read = site.director.sh(&format!(
         "tshark -r {path} -T fields -e frame.comment -e frame.interface_name -e tcp.port 2>/dev/null"
     ))?;
-    ensure!(read.lines().count() == 8, "{read}");
+    ensure!(read.lines().count() == 8, "not 8 lines: {read}");
     ensure!(
         read.lines().any(|line| line.starts_with("forwarded to ")
             && line.contains("by NAT")
@@ -247,7 +263,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     });
     found.with_context(|| format!("{missing:?} in {:?}", doctor(&site)))?;
     let drops = site.lvsadm("drops")?;
-    ensure!(drops.contains("no_server"), "{drops}");
+    ensure!(drops.contains("no_server"), "no `no_server` in {drops}");
     let drops: Value = serde_json::from_str(&site.lvsadm("drops --all --json")?)?;
     let all = drops.as_array().context("the JSON value is not a list")?;
     let reported = |reason: &Value, text: &str| reason[text].as_str().is_some_and(|t| t.len() > 10);
@@ -259,7 +275,10 @@ fn doctor_and_drops_report_faults() -> Result<()> {
         "{drops}"
     );
     let value = site.lvsadm("sysctl net.ipv4.vs.conn_reuse_mode=0 conn_reuse_mode")?;
-    ensure!(value == "conn_reuse_mode = 0\n", "{value}");
+    ensure!(
+        value == "conn_reuse_mode = 0\n",
+        "not `conn_reuse_mode = 0`: {value}"
+    );
     Ok(())
 }
 
@@ -315,7 +334,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     screen.wait(SOON)?;
     let shown = screen.log();
     steady.finish_ok()?;
-    ensure!(shown.contains("\x1b[1mTCP"), "{shown:?}");
+    ensure!(shown.contains("\x1b[1mTCP"), "no `\x1b[1mTCP` in {shown:?}");
     ensure!(
         shown.trim_end().ends_with("\x1b[?25h\x1b[?1049l"),
         "{shown:?}"
@@ -348,7 +367,10 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     screen.send("q")?;
     screen.wait(SOON)?;
     let shown = screen.log();
-    ensure!(!shown.contains("\x1b[1m"), "{shown:?}");
+    ensure!(
+        !shown.contains("\x1b[1m"),
+        "unexpected `\x1b[1m` in {shown:?}"
+    );
     // A terminal without cursor control gets one table after the other.
     let dumb = site.director.sh(&format!(
         "TERM=dumb timeout 120 script -qec '{lvsadm} watch --interval 0.2 --count 2' /dev/null < /dev/null"
@@ -380,15 +402,18 @@ fn rules_are_restored_completely_or_not_at_all() -> Result<()> {
         let reported = restore(bad)?;
         ensure!(
             reported.contains("line ") && reported.contains("nothing was changed"),
-            "{reported}"
+            "no `line ` or no `nothing was changed` in {reported}"
         );
-        ensure!(reported.ends_with("status 255\n"), "{reported}");
+        ensure!(
+            reported.ends_with("status 255\n"),
+            "does not end with `status 255`: {reported}"
+        );
         ensure!(site.lvsadm("-S -n")? == before, "{bad}");
     }
     let reported = restore(
         "# comment\\n-C\\n-A -t 192.0.2.1:80 -s rr\\n-a -t 192.0.2.1:80 -r 192.0.2.9:80 -m\\n",
     )?;
-    ensure!(reported == "status 0\n", "{reported}");
+    ensure!(reported == "status 0\n", "not `status 0`: {reported}");
     let after = site.lvsadm("-S -n")?;
     ensure!(
         after.starts_with("-A -t 192.0.2.1:80 -s rr\n") && after.lines().count() == 2,

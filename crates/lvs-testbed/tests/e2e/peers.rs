@@ -240,7 +240,10 @@ fn peer_without_key_receives_nothing() -> Result<()> {
             "the director is still reported as ready: {state}"
         );
         let printed = state["waits_for"].as_str().unwrap_or_default();
-        ensure!(printed.contains("another key"), "{printed}");
+        ensure!(
+            printed.contains("another key"),
+            "no `another key` in {printed}"
+        );
         wait("the log to contain the message", || {
             log.log().contains("sha256sum")
         })
@@ -249,7 +252,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
     // The connection comes from an address that is not a peer's.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
     let printed = site.client.run("bash", &["-c", script])?;
-    ensure!(printed.trim() == "0", "{printed}");
+    ensure!(printed.trim() == "0", "not `0`: {printed}");
     wait("the invalid frame to be counted", || {
         number(&site, &second, "refused_address") == 1
     })?;
@@ -296,7 +299,7 @@ fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
     let printed = first.sh(&format!("{program} sync --wait 1s || echo status $?"))?;
     ensure!(
         printed.contains("not ready") && printed.contains("status 1"),
-        "{printed}"
+        "no `not ready` or no `status 1` in {printed}"
     );
     for wait in ["0", "1"] {
         dataplane.kill();
@@ -355,16 +358,19 @@ fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
     ensure!(
         printed.contains("NOT READY, waits for a restart of the dataplane")
             && printed.contains("without the peers 192.0.2.99"),
-        "{printed}"
+        "no `NOT READY, waits for a restart of the dataplane` or no `without the peers 192.0.2.99` in {printed}"
     );
     let found = super::doctor::findings_with_code(&site, "director_not_ready")?;
-    ensure!(found.len() == 1, "{found:?}");
+    ensure!(found.len() == 1, "not 1 entry: {found:?}");
     let status: Value = serde_json::from_str(&ask("status --json")?)?;
     site.director
         .sh(&format!("kill -KILL {}", status["dataplane"]["pid"]))?;
     is_written("0")?;
     let printed = ask("maintenance status")?;
-    ensure!(!printed.contains("NOT READY"), "{printed}");
+    ensure!(
+        !printed.contains("NOT READY"),
+        "unexpected `NOT READY` in {printed}"
+    );
     Ok(())
 }
 
@@ -485,7 +491,11 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     flap(&first, [0, 1])?;
     flap(&second, [1, 0])?;
     wait_for_tables(&site, "alike")?;
-    ensure!(!one.log().contains("has not chosen"), "{}", one.log());
+    ensure!(
+        !one.log().contains("has not chosen"),
+        "unexpected `has not chosen` in {}",
+        one.log()
+    );
 
     // An operator changes a weight on one director.
     let edit = |weight: u8| {
@@ -520,7 +530,10 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
         "{} doctor || true",
         programs::find("lvsadm")?.display()
     ))?;
-    ensure!(printed.contains("lvsadm sync"), "{printed}");
+    ensure!(
+        printed.contains("lvsadm sync"),
+        "no `lvsadm sync` in {printed}"
+    );
     edit(1)?;
     wait_for_tables(&site, "alike")?;
     shows("both directors have the same services and servers")?;

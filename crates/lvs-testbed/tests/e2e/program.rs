@@ -32,6 +32,6 @@ fn unknown_scenario_is_refused() {
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(
         message.contains("no scenario is called nonsense") && message.contains("--list"),
-        "{message}"
+        "no `no scenario is called nonsense` or no `--list` in {message}"
     );
 }

@@ -77,7 +77,7 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         let left = site.director.run(program, &["--cleanup"])?;
         ensure!(
             left.contains("found no state of a killed dataplane"),
-            "{left}"
+            "no `found no state of a killed dataplane` in {left}"
         );
     }
     Ok(())

@@ -33,12 +33,18 @@ fn suspended_dataplane_is_reported_and_continues_when_resumed() -> Result<()> {
         own.contains(&reason) && own.contains("kill -CONT") && own.lines().count() == 2,
         "{own}"
     );
-    ensure!(own.ends_with("status 2\n"), "{own}");
+    ensure!(
+        own.ends_with("status 2\n"),
+        "does not end with `status 2`: {own}"
+    );
     ensure!(
         as_ipvsadm.starts_with("Can't initialize ipvs: ") && as_ipvsadm.contains(&reason),
         "{as_ipvsadm}"
     );
-    ensure!(as_ipvsadm.ends_with("module?\nstatus 2\n"), "{as_ipvsadm}");
+    ensure!(
+        as_ipvsadm.ends_with("module?\nstatus 2\n"),
+        "does not end with `module? / status 2`: {as_ipvsadm}"
+    );
     let listing = site.lvsadm("-L -n")?;
     ensure!(listing.contains(&site.vip.to_string()), "{listing}");
     Ok(())

@@ -89,7 +89,7 @@ fn sip_datagrams_of_a_call_share_a_server() -> Result<()> {
     let listing = site.lvsadm("-L -n -c --persistent-conn")?;
     let templates = listing.lines().filter(|line| line.contains("sip"));
     ensure!(templates.count() == 2 * CALLS, "{listing}");
-    ensure!(listing.contains("20@b"), "{listing}");
+    ensure!(listing.contains("20@b"), "no `20@b` in {listing}");
     Ok(())
 }
 

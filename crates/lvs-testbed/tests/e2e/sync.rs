@@ -240,7 +240,10 @@ fn downloads_continue_between_two_lvsd() -> Result<()> {
         },
     )?;
     let output = lvsd(&standby, "status")?;
-    ensure!(output.contains("synchronisation: "), "{output}");
+    ensure!(
+        output.contains("synchronisation: "),
+        "no `synchronisation: ` in {output}"
+    );
     lvsd(&site.director, "stop --all")?;
     lvsd(&standby, "stop --all").map(drop)
 }

@@ -45,7 +45,7 @@ fn kernel_forwarding_reaches_every_server() -> Result<()> {
     let answer = site
         .client
         .sh(&format!("dig +short @{} id.test txt", site.real_address(1)))?;
-    ensure!(answer.trim() == "\"rs2\"", "{answer:?}");
+    ensure!(answer.trim() == "\"rs2\"", "not `\"rs2\"`: {answer:?}");
     site.client
         .sh(&format!("iperf3 -c {} -n 1M", site.real_address(0)))?;
     Ok(())

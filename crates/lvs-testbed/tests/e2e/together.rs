@@ -198,7 +198,10 @@ impl Director {
         }
         if master {
             let daemons = self.site.lvsadm("-L --daemon")?;
-            ensure!(daemons.contains("master sync daemon"), "{daemons}");
+            ensure!(
+                daemons.contains("master sync daemon"),
+                "no `master sync daemon` in {daemons}"
+            );
         }
         Ok(())
     }

@@ -99,7 +99,7 @@ fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
         "{:#}",
         refusal.err().context("the dataplane accepted the option")?
     );
-    ensure!(text.contains("TUN"), "{text}");
+    ensure!(text.contains("TUN"), "no `TUN` in {text}");
     Ok(())
 }
 
@@ -256,7 +256,10 @@ fn tun_backend_refuses_unsupported_methods_without_change() -> Result<()> {
             bail!("lvsadm {arguments} was not refused");
         };
         let text = format!("{refusal:#}");
-        ensure!(text.contains(reason) && text.contains("TUN"), "{text}");
+        ensure!(
+            text.contains(reason) && text.contains("TUN"),
+            "no {reason:?} or no `TUN` in {text}"
+        );
     }
     ensure!(site.lvsadm("-S -n")? == before && steered(&site)? == rules);
     ensure!(!site.lvsadm("mark")?.contains("192.0.2.77"));
@@ -393,7 +396,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     let printed = site
         .client
         .sh("curl --fail --silent --max-time 60 http://192.0.2.1:22/id")?;
-    ensure!(printed == "director\n", "{printed}");
+    ensure!(printed == "director\n", "not `director`: {printed}");
 
     // The virtual address answers like a host without other services: echo replies and RST.
     let vip = site.vip.to_string();
@@ -418,7 +421,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     let printed = site.servers[0].sh(&format!(
         "curl --fail --silent --max-time 60 http://{outside}:8080/addr"
     ))?;
-    ensure!(printed == "192.0.2.1\n", "{printed}");
+    ensure!(printed == "192.0.2.1\n", "not `192.0.2.1`: {printed}");
     site.servers[0].run(programs::own()?, &["ping", &outside])?;
 
     // The request fails at once, because the host receives the reply to its own connection.
@@ -478,7 +481,11 @@ fn tun_backend_lowers_ttl_by_one() -> Result<()> {
     common::ok(site.client.load(&load)?, 1)?;
     for listener in &mut listeners {
         listener.wait(common::SOON)?;
-        ensure!(listener.log().contains("ttl 63"), "{}", listener.log());
+        ensure!(
+            listener.log().contains("ttl 63"),
+            "no `ttl 63` in {}",
+            listener.log()
+        );
     }
     Ok(())
 }
@@ -575,7 +582,7 @@ fn tun_backend_works_under_lvsd() -> Result<()> {
     );
     ensure!(
         text.contains("direct routing needs frames") && text.contains("lvsd.toml:"),
-        "{text}"
+        "no `direct routing needs frames` or no `lvsd.toml:` in {text}"
     );
     write("nat")?;
     let mut daemon = site.director.spawn(&lvsd, &["--config", &path])?;

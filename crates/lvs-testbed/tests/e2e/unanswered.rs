@@ -103,7 +103,10 @@ fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
     site.servers[1].sh("ip route change default via 10.0.0.99")?;
     all(["up", "suspicious", "up"])?;
     let text = ask("status")?;
-    ensure!(text.contains("default gateway"), "{text}");
+    ensure!(
+        text.contains("default gateway"),
+        "no `default gateway` in {text}"
+    );
     site.servers[1].sh("ip route change default via 10.0.0.1")?;
     all(["up", "up", "up"])?;
     let log = lvsd.log();

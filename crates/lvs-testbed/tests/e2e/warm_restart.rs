@@ -55,12 +55,15 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     let log = fs::read_to_string(site.director.dir().join("next"))?;
     ensure!(
         log.contains("it belonged to a removed network namespace"),
-        "{log}"
+        "no `it belonged to a removed network namespace` in {log}"
     );
-    ensure!(!log.contains("continuing with the state of"), "{log}");
+    ensure!(
+        !log.contains("continuing with the state of"),
+        "unexpected `continuing with the state of` in {log}"
+    );
     ensure!(
         !output.contains(":80") && !output.contains("203.0.113"),
-        "{output}"
+        "unexpected `:80` or unexpected `203.0.113` in {output}"
     );
     ensure!(output.trim().ends_with("left:"), "{output}");
     Ok(())
@@ -107,7 +110,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
         kill(&mut site)?;
         site.start_dataplane(words)?;
         let log = common::says(&site, "took over")?;
-        ensure!(log.contains("services=2001"), "{log}");
+        ensure!(log.contains("services=2001"), "no `services=2001` in {log}");
         let report = running
             .join()
             .map_err(|_| anyhow::anyhow!("the thread panicked"))??;

@@ -28,7 +28,7 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
 /// Returns the report of each worker, and checks that there are exactly four.
 fn workers(site: &Site) -> Result<Vec<Value>> {
     let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
-    ensure!(listed.len() == 4, "{listed:?}");
+    ensure!(listed.len() == 4, "not 4 entries: {listed:?}");
     let numbers: Vec<u64> = listed.iter().filter_map(|w| w["number"].as_u64()).collect();
     ensure!(numbers == [0, 1, 2, 3], "{listed:?}");
     Ok(listed)

@@ -977,7 +977,7 @@ mod tests {
         let text = text_of(&status, Look::default());
         assert!(
             text.contains("WAITING: eth7 is missing. To do: make it\n"),
-            "{text}"
+            "no `WAITING: eth7 is missing. To do: make it` in {text}"
         );
         status.dataplane.connected = false;
         assert!(!text_of(&status, Look::default()).contains("peer "));
@@ -1059,7 +1059,7 @@ mod tests {
         let text = text_of(&status, Look::default());
         assert!(
             text.contains("last 4s ago), 2 other reasons. To do"),
-            "{text}"
+            "no `last 4s ago), 2 other reasons. To do` in {text}"
         );
     }
 
@@ -1178,7 +1178,7 @@ mod tests {
         let text = rendered(status, &Selection::default(), look).unwrap();
         let row =
             "\n  255.255.255.255:65535 suspicious 12m05s weight 1   active 99999 inactive 99999\n";
-        assert!(text.contains(row), "{text}");
+        assert!(text.contains(row), "no {row:?} in {text}");
         assert!(row.trim_matches('\n').len() <= 80);
     }
 
@@ -1198,7 +1198,7 @@ mod tests {
             text.starts_with(
                 "\x1b[33mWARNING: 1 server down; 1 server suspicious; 2 servers flapping\x1b[0m\n"
             ),
-            "{text}"
+            "does not begin with `\x1b[33mWARNING: 1 server down; 1 server suspicious; 2 servers flapping\x1b[0m`: {text}"
         );
         let place = |words: &str| {
             text.find(words)
@@ -1271,7 +1271,10 @@ mod tests {
         assert_eq!(names(&named("tcp 192.0.2.10:80")).unwrap(), ["web", "api"]);
         assert_eq!(names(&broken).unwrap(), ["api"]);
         let why = names(&named("mail")).unwrap_err();
-        assert!(why.contains("no service `mail`"), "{why}");
+        assert!(
+            why.contains("no service `mail`"),
+            "no \"no service `mail`\" in {why}"
+        );
     }
 
     #[test]

@@ -129,14 +129,17 @@ mod tests {
         let own = made("peers = \"192.0.2.2\"", "own");
         assert!(
             own.contains(PLACEHOLDER) && !own.contains("192.0.2.10"),
-            "{own}"
+            "no {PLACEHOLDER:?} or unexpected `192.0.2.10` in {own}"
         );
-        assert!(own.contains("unicast_peer {\n        192.0.2.2\n"), "{own}");
+        assert!(
+            own.contains("unicast_peer {\n        192.0.2.2\n"),
+            "no `unicast_peer {{ 192.0.2.2` in {own}"
+        );
     }
 
     #[test]
     fn keepalived_config_without_vrrp_table_is_an_error() {
         let why = text(&Config::default(), &[]).unwrap_err();
-        assert!(why.contains("no [vrrp]"), "{why}");
+        assert!(why.contains("no [vrrp]"), "no `no [vrrp]` in {why}");
     }
 }

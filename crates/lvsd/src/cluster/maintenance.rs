@@ -120,7 +120,10 @@ mod tests {
         };
         assert_eq!(parsed("ä".repeat(200)), Ok(()));
         let refused = parsed("ä".repeat(201)).unwrap_err();
-        assert!(refused.contains("at most 200"), "{refused}");
+        assert!(
+            refused.contains("at most 200"),
+            "no `at most 200` in {refused}"
+        );
         parsed("x\ny".to_owned()).unwrap_err();
     }
 

@@ -325,8 +325,8 @@ impl Cluster {
         })
     }
 
-    /// Starts or ends maintenance, and stores it. A repeated start keeps the start time and,
-    /// without a new reason, operator and reason.
+    /// Starts or ends maintenance, and stores it. A repeated start keeps the start time and, if it
+    /// has no reason, the previous operator and reason.
     ///
     /// keepalived and the dataplane are informed first, because a busy disk may take seconds.
     ///
@@ -364,7 +364,7 @@ impl Cluster {
         self.follow_announces();
     }
 
-    /// Sets this director as unfit, because the dataplane will exit with the daemon.
+    /// Marks this director as unfit, because the dataplane will exit with the daemon.
     pub(crate) fn leave(&self) {
         if let Some(running) = &self.running {
             running.put(track::UNFIT);
@@ -647,7 +647,7 @@ mod tests {
         let why = cluster.lacking().unwrap();
         assert!(
             why.contains("192.0.2.2: systemctl restart lvs-dataplane"),
-            "{why}"
+            "no `192.0.2.2: systemctl restart lvs-dataplane` in {why}"
         );
         cluster.take_lacking(Vec::new());
         assert!(cluster.has_peers());

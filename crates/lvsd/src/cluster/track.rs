@@ -10,7 +10,7 @@ use crate::config::Vrrp;
 const MAINTENANCE: i16 = Vrrp::MAINTENANCE;
 const BELOW_QUORUM: i16 = Vrrp::BELOW_QUORUM;
 
-/// Prevents the director from being active: for keepalived, -254 or less is a fault.
+/// Number that prevents the director from being active: for keepalived, -254 or less is a fault.
 pub(super) const UNFIT: i16 = -254;
 
 /// The fitness of a director to be active.

@@ -192,7 +192,7 @@ mod tests {
         let twice = load(MAIN, &[("a.toml", PART), ("b.toml", PART)]).unwrap_err();
         assert!(
             twice.contains("exists twice") && twice.contains("a.toml"),
-            "{twice}"
+            "no `exists twice` or no `a.toml` in {twice}"
         );
     }
 
@@ -214,7 +214,7 @@ mod tests {
         let file = refused();
         assert!(
             file.contains("conf.d") && file.contains("make it a directory"),
-            "{file}"
+            "no `conf.d` or no `make it a directory` in {file}"
         );
         for target in [parts.as_path(), "nowhere".as_ref()] {
             std::fs::remove_file(&parts).unwrap();

@@ -357,6 +357,9 @@ weight = 7
             );
         }
         let error = compare(TOML, "Started\nexec failed: Permission denied\n").unwrap_err();
-        assert!(error.ends_with("exec failed: Permission denied"), "{error}");
+        assert!(
+            error.ends_with("exec failed: Permission denied"),
+            "does not end with `exec failed: Permission denied`: {error}"
+        );
     }
 }

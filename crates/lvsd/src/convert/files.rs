@@ -276,7 +276,10 @@ mod tests {
         assert!(read(&path).is_ok());
         file.set_len(LENGTH_MAX + 1).unwrap();
         let refused = read(&path).unwrap_err();
-        assert!(refused.contains("longer than 16 MiB"), "{refused}");
+        assert!(
+            refused.contains("longer than 16 MiB"),
+            "no `longer than 16 MiB` in {refused}"
+        );
         assert_eq!(included(directory.path(), "*.conf").unwrap_err(), refused);
     }
 }

@@ -185,7 +185,7 @@ fn macros_above_limits_are_refused() {
     ] {
         let text = format!("{many}\n{server}");
         let refused = convert(SourceFormat::Keepalived, "x", &text, &OPTIONS).unwrap_err();
-        assert!(refused.contains("16 MiB"), "{refused}");
+        assert!(refused.contains("16 MiB"), "no `16 MiB` in {refused}");
     }
 }
 
@@ -234,7 +234,7 @@ fn keepalived_file_is_converted() {
     );
     assert!(
         done.rest.contains("vrrp_instance VI_1") && !done.rest.contains("real_server"),
-        "{}",
+        "no `vrrp_instance VI_1` or unexpected `real_server` in {}",
         done.rest
     );
 }
@@ -355,7 +355,7 @@ fn ldirectord_file_is_converted() {
     assert_eq!(checks(&config)[0], "http http://10.0.0.11:80");
     assert!(
         done.toml.contains("path = \"/index.html\""),
-        "{}",
+        "no `path = \"/index.html\"` in {}",
         done.toml
     );
     assert!(config.services[1].servers[0].check.is_none());
@@ -466,7 +466,11 @@ fn nested_quotes_are_passed_to_the_command() {
              misc_path \"/bin/x \\\"a b\\\" c\\d\"\n }\n }\n}\n",
     );
     let command = "command = [\"/bin/x\", \"a b\", ";
-    assert!(done.toml.contains(command), "{}", done.toml);
+    assert!(
+        done.toml.contains(command),
+        "no {command:?} in {}",
+        done.toml
+    );
 }
 
 #[test]
@@ -627,7 +631,10 @@ fn empty_conversion_reports_the_reason() {
              line 1: virtual_server x.x.x.44 443: x.x.x.44 is not an address"
     );
     let many = refused(&"virtual_server www.example.org 443 {\n}\n".repeat(5));
-    assert!(many.ends_with("; and 2 more"), "{many}");
+    assert!(
+        many.ends_with("; and 2 more"),
+        "does not end with `; and 2 more`: {many}"
+    );
 }
 
 #[test]
@@ -765,7 +772,11 @@ fn keepalived_regex_with_a_modifier_is_omitted_and_reported() {
             "HTTP_GET {{ url {{ path /\n regex error\n {modifier}\n }} }}"
         ));
         let (done, _) = converted(SourceFormat::Keepalived, &text);
-        assert!(!done.toml.contains("regex ="), "{}", done.toml);
+        assert!(
+            !done.toml.contains("regex ="),
+            "unexpected `regex =` in {}",
+            done.toml
+        );
         let named = |line: &&String| {
             let word = modifier.split(' ').next().unwrap_or_default();
             line.contains("regex error") && line.contains(word)
@@ -790,7 +801,11 @@ fn ldirectord_check_with_two_bad_words_keeps_the_others() {
         "{}",
         done.toml
     );
-    assert!(done.toml.contains("path = \"/a%20b\""), "{}", done.toml);
+    assert!(
+        done.toml.contains("path = \"/a%20b\""),
+        "no `path = \"/a%20b\"` in {}",
+        done.toml
+    );
     assert_eq!(done.lost.len(), 2, "{:?}", done.lost);
 }
 
@@ -801,7 +816,7 @@ fn ldirectord_invalid_netmask_is_reported_and_the_service_is_converted() {
     assert_eq!(config.services.len(), 1, "{}", done.toml);
     assert!(
         done.toml.contains("persistence = { timeout = \"60s\" }"),
-        "{}",
+        "no `persistence = {{ timeout = \"60s\" }}` in {}",
         done.toml
     );
     let named = done.lost.iter().any(|line| line.contains("255.0.255.0"));
@@ -819,7 +834,11 @@ fn servers_on_loopback_are_reported_as_unreachable() {
         let (done, _) = converted(kind, text);
         let named = done.lost.iter().filter(|line| line.contains("loopback"));
         assert_eq!(named.count(), 2, "{:?}", done.lost);
-        assert!(!done.toml.contains("\nsorry ="), "{}", done.toml);
+        assert!(
+            !done.toml.contains("\nsorry ="),
+            "unexpected `sorry =` in {}",
+            done.toml
+        );
     }
 }
 
@@ -894,7 +913,7 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
     }
     assert!(
         done.toml.contains("persistence = { timeout = \"30s\" }"),
-        "{}",
+        "no `persistence = {{ timeout = \"30s\" }}` in {}",
         done.toml
     );
     for line in [
@@ -944,7 +963,7 @@ fn flag_of_another_scheduler_is_reported_and_the_service_is_converted() {
     let (done, _) = converted(SourceFormat::Ldirectord, text);
     assert!(
         done.toml.contains("scheduler_flags = [\"sh-port\"]"),
-        "{}",
+        "no `scheduler_flags = [\"sh-port\"]` in {}",
         done.toml
     );
     assert!(
@@ -979,7 +998,11 @@ fn outer_block_replaces_tunnel_that_keepalived_refuses() {
             "{outer} {own}: {}",
             done.toml
         );
-        assert!(done.toml.contains("forward = \"tun\""), "{}", done.toml);
+        assert!(
+            done.toml.contains("forward = \"tun\""),
+            "no `forward = \"tun\"` in {}",
+            done.toml
+        );
         assert_eq!(done.lost.len(), 1, "{outer} {own}: {:?}", done.lost);
     }
 }
@@ -1017,7 +1040,11 @@ fn second_statement_on_a_line_is_reported_and_other_blocks_keep_their_lines() {
             done.lost
         );
     }
-    assert!(done.rest.contains("chk weight 5\n"), "{}", done.rest);
+    assert!(
+        done.rest.contains("chk weight 5\n"),
+        "no `chk weight 5` in {}",
+        done.rest
+    );
 }
 
 #[test]
@@ -1094,7 +1121,7 @@ fn first_group_of_a_name_is_used_and_others_are_reported() {
     let (done, config) = converted(SourceFormat::Keepalived, text);
     assert!(
         done.toml.contains("address = \"192.0.2.1:80\""),
-        "{}",
+        "no `address = \"192.0.2.1:80\"` in {}",
         done.toml
     );
     assert_eq!(config.services.len(), 1);

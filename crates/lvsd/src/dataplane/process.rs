@@ -309,7 +309,10 @@ mod tests {
         let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
         let first = lock(&name).unwrap();
         let second = lock(&name).unwrap_err();
-        assert!(second.contains("another lvsd"), "{second}");
+        assert!(
+            second.contains("another lvsd"),
+            "no `another lvsd` in {second}"
+        );
         drop(first);
         lock(&name).unwrap();
     }
@@ -326,7 +329,7 @@ mod tests {
             (there, ErrorKind::Other, "built for this host"),
         ] {
             let text = cannot_start(&Command::new(program), &kind.into());
-            assert!(text.contains(expected), "{text}");
+            assert!(text.contains(expected), "no {expected:?} in {text}");
         }
     }
 }

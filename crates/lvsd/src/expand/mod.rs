@@ -124,7 +124,7 @@ impl Expanded {
     }
 
     /// Parses the services in the values of `keys`. `origin` returns the name of a key in messages,
-    /// and of its text in the list of files.
+    /// and the name of its text in the list of files.
     fn take_services(
         &mut self,
         config: &Config,

@@ -80,7 +80,7 @@ fn servers_from_dns_that_cannot_serve_are_ignored() {
         "server 192.0.2.1:80 of tcp 192.0.2.1:80: ",
         "it is the service tcp 192.0.2.2:80",
     ] {
-        assert!(left_out.contains(words), "{left_out}");
+        assert!(left_out.contains(words), "no {words:?} in {left_out}");
     }
 }
 
@@ -176,7 +176,7 @@ fn etcd_services_follow_services_of_the_file() {
         "etcd key /lvs/services/b: service tcp 192.0.2.1:80 exists twice",
         "etcd key /lvs/services/c: two services are called `web`",
     ] {
-        assert!(left_out.contains(words), "{left_out}");
+        assert!(left_out.contains(words), "no {words:?} in {left_out}");
     }
     assert_eq!(expanded.in_force.len(), 1);
     assert_eq!(expanded.revision.number, 7);
@@ -246,7 +246,10 @@ fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
         let all = ["192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"];
         assert_eq!(vips(&expanded), all, "{wrong}");
         let left_out = &expanded.left_out[0];
-        assert!(left_out.ends_with("its previous state stays"), "{left_out}");
+        assert!(
+            left_out.ends_with("its previous state stays"),
+            "does not end with `its previous state stays`: {left_out}"
+        );
         assert_eq!(expanded.in_force[0].1, good);
         assert_eq!(vips(&services(Some(wrong))).len(), 2, "{wrong}");
     }
@@ -308,9 +311,9 @@ fn conflicting_etcd_services_leave_the_service_with_the_first_key() {
         let reported = expanded.left_out.concat();
         assert!(
             reported.starts_with("etcd key /lvs/services/b: "),
-            "{reported}"
+            "does not begin with `etcd key /lvs/services/b: `: {reported}"
         );
-        assert!(reported.contains(words), "{reported}");
+        assert!(reported.contains(words), "no {words:?} in {reported}");
     }
 }
 
@@ -397,7 +400,7 @@ fn pool_in_etcd_service_is_equal_to_pool_in_file() {
         "server 10.0.0.8:8080 of tcp 192.0.2.2:80: it is the sorry server",
         "server 192.0.2.1:80 of tcp 192.0.2.2:80: it is the service tcp 192.0.2.1:80",
     ] {
-        assert!(left_out.contains(words), "{left_out}");
+        assert!(left_out.contains(words), "no {words:?} in {left_out}");
     }
     assert!(expanded.is_same(&expand(&read(MAIN), &gathered)));
 }
@@ -422,7 +425,7 @@ fn etcd_services_above_the_limit_of_dns_names_are_ignored() {
     let reported = expanded.left_out.concat();
     assert!(
         reported.contains("/1024: the services have 1025 names in DNS"),
-        "{reported}"
+        "no `/1024: the services have 1025 names in DNS` in {reported}"
     );
 }
 

@@ -346,7 +346,7 @@ impl Shared {
         self.lock().refused_by_daemon.clone()
     }
 
-    /// Removes the other directors, whose state is unknown.
+    /// Removes all directors, because their state is unknown.
     fn forget_directors(&self) {
         self.lock().view.directors.clear();
     }

@@ -226,11 +226,14 @@ fn convert_reports_losses_by_exit_code() {
     assert_eq!(code, Some(4));
     assert!(
         toml.contains("# NOT CONVERTED: line 6: DIRECTOR_INSIDEIP"),
-        "{toml}"
+        "no `# NOT CONVERTED: line 6: DIRECTOR_INSIDEIP` in {toml}"
     );
     let (code, toml) = run("keepalived-api-server.conf");
     assert!(code == Some(0) || code == Some(4));
-    assert!(toml.contains("# vrrp_instance vip_1 {"), "{toml}");
+    assert!(
+        toml.contains("# vrrp_instance vip_1 {"),
+        "no `# vrrp_instance vip_1 {{` in {toml}"
+    );
 }
 
 #[test]

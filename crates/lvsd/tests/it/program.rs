@@ -95,7 +95,10 @@ fn check_config_option_is_refused_with_a_hint_to_lvsd_check() {
         let output = lvsd(arguments).output().expect("lvsd can be started");
         assert_eq!(output.status.code(), Some(2));
         let message = errors(&output);
-        assert!(message.contains("`lvsd check [FILE]`"), "{message}");
+        assert!(
+            message.contains("`lvsd check [FILE]`"),
+            "no \"`lvsd check [FILE]`\" in {message}"
+        );
     }
 }
 
@@ -125,7 +128,7 @@ fn init_writes_a_file_that_is_valid_without_a_warning() {
     let uncommented = uncommented.join("\n");
     assert!(
         uncommented.contains("\n[sync.peers]\naddresses"),
-        "{uncommented}"
+        "no ` / [sync.peers] / addresses` in {uncommented}"
     );
     for text in [&text, &uncommented] {
         let read = lvsd::config::Config::from_toml("lvsd.toml", text);

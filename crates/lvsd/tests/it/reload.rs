@@ -79,7 +79,10 @@ fn reload_names_the_file_of_the_daemon() {
     };
     let (code, reported) = run(&["reload"]);
     assert_eq!(code, Some(1), "{reported}");
-    assert!(reported.contains("no lvsd is running"), "{reported}");
+    assert!(
+        reported.contains("no lvsd is running"),
+        "no `no lvsd is running` in {reported}"
+    );
 
     let mut daemon = lvsd(&["--config", "own.toml"])
         .current_dir(directory.path())
@@ -104,7 +107,10 @@ fn reload_names_the_file_of_the_daemon() {
     std::fs::remove_file(&path).expect("this test owns the file");
     let (code, reported) = run(&["reload"]);
     assert_eq!(code, Some(3), "{reported}");
-    assert!(reported.contains("cannot read own.toml"), "{reported}");
+    assert!(
+        reported.contains("cannot read own.toml"),
+        "no `cannot read own.toml` in {reported}"
+    );
     std::fs::write(&path, &text).expect("the file can be written");
     let (code, reported) = run(&["reload"]);
     daemon.kill().expect("lvsd can be killed");

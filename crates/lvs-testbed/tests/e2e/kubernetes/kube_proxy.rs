@@ -195,11 +195,11 @@ fn kube_proxy_in_ipvs_mode_serves_clients_and_its_own_node() -> Result<()> {
     cluster.web()?;
     let client = cluster.bed.site.client.clone();
     let seen = cluster.source(&client, WEB)?;
-    ensure!(seen == "192.0.2.100", "{seen}");
+    ensure!(seen == "192.0.2.100", "not `192.0.2.100`: {seen}");
     // kube-proxy masquerades clients on the node, whose source would otherwise be the cluster
     // address.
     let seen = cluster.source(&cluster.bed.site.director, WEB)?;
-    ensure!(seen == "192.0.2.1", "{seen}");
+    ensure!(seen == "192.0.2.1", "not `192.0.2.1`: {seen}");
     let left = endpoint_added_and_removed(&mut cluster)?;
     client_stays_with_its_server(&cluster)?;
     datagrams_leave_a_removed_endpoint(&cluster)?;
@@ -236,12 +236,12 @@ fn kube_proxy_with_full_nat_serves_node_ports_with_endpoints_on_other_nodes() ->
     let at = format!("192.0.2.1:{NODE_PORT}");
     for host in [&cluster.bed.site.client, &cluster.bed.site.director] {
         let source = cluster.source(host, &at)?;
-        ensure!(source == "192.0.2.1", "{source}");
+        ensure!(source == "192.0.2.1", "not `192.0.2.1`: {source}");
     }
     let listing = cluster.bed.site.lvsadm("-S -n")?;
     ensure!(
         listing.contains("--fullnat") && !listing.contains(" -m "),
-        "{listing}"
+        "no `--fullnat` or unexpected ` -m ` in {listing}"
     );
     // kube-proxy lists full NAT as NAT, and finds nothing to change.
     dataplane_killed(&mut cluster, &local, 2)
@@ -290,7 +290,7 @@ fn client_stays_with_its_server(cluster: &Cluster) -> Result<()> {
     let listing = cluster.bed.site.lvsadm("-L -n")?;
     ensure!(
         listing.contains("10.96.0.81:80 rr persistent 100"),
-        "{listing}"
+        "no `10.96.0.81:80 rr persistent 100` in {listing}"
     );
     for host in [&cluster.bed.site.client, &cluster.bed.site.director] {
         let answers = cluster.answers(host, STICKY)?;

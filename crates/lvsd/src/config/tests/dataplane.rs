@@ -122,7 +122,7 @@ fn synchronisation_requires_an_interface() {
         "#,
     ) {
         let message = errors(&format!("[sync.ipvs]\n{text}\n"));
-        assert!(message.contains(title), "{message}");
+        assert!(message.contains(title), "no {title:?} in {message}");
     }
 }
 
@@ -176,7 +176,7 @@ fn sysctls_have_the_ranges_of_the_dataplane() {
     let message = errors("[sysctl]\nest_nice = 20\n");
     assert!(
         message.contains("help: use a whole number from -20 to 19"),
-        "{message}"
+        "no `help: use a whole number from -20 to 19` in {message}"
     );
     for [line, place, title] in cases(
         r#"

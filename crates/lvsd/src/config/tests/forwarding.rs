@@ -288,7 +288,7 @@ fn proxied_service_is_refused_as_its_own_server() {
     let message = errors(&two);
     assert!(
         message.contains("127.0.0.1:8081 is the service"),
-        "{message}"
+        "no `127.0.0.1:8081 is the service` in {message}"
     );
     // Other addresses of the host are known only if the host is examined.
     let own = "192.0.2.77".parse().unwrap();

@@ -92,7 +92,7 @@ fn too_large_numbers_are_reported_as_out_of_range() {
             message.contains(place) && message.contains(help),
             "{text}: {message}"
         );
-        assert!(!message.contains("i128"), "{message}");
+        assert!(!message.contains("i128"), "unexpected `i128` in {message}");
     }
 }
 
@@ -327,13 +327,13 @@ fn token_file_of_api_is_read_by_check() {
             .map_err(|report| report.to_string())
     };
     let missing = check(&token("a")).expect_err("a missing file is accepted");
-    assert!(missing.contains("umask 077"), "{missing}");
+    assert!(missing.contains("umask 077"), "no `umask 077` in {missing}");
     std::fs::write(&path, "0123456789abcdef\n").unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     assert_eq!(check(&token("a")).unwrap().0.api.tokens[0].name, "a");
     let shared = check(&(token("a") + &token("b"))).expect_err("a shared token is accepted");
     assert!(
         shared.contains("another name has the same token"),
-        "{shared}"
+        "no `another name has the same token` in {shared}"
     );
 }

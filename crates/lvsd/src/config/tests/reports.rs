@@ -108,7 +108,10 @@ fn unreadable_file_reports_reason_and_fix() {
     };
     let directory = tempfile::tempdir().unwrap();
     let here = message(directory.path());
-    assert!(here.contains("name a file in this directory"), "{here}");
+    assert!(
+        here.contains("name a file in this directory"),
+        "no `name a file in this directory` in {here}"
+    );
     let file = directory.path().join("lvsd.toml");
     assert!(message(&file).contains("put the configuration there"));
     std::fs::write(&file, b"[lvsd]\nlog = \"\xe4\"\n").unwrap();
@@ -174,7 +177,7 @@ fn all_typos_are_reported_together() {
         assert_eq!(message.matches("error: ").count(), findings.min(20));
         if findings > 20 {
             let rest = format!("and {} more: {findings} errors", findings - 20);
-            assert!(message.contains(&rest), "{message}");
+            assert!(message.contains(&rest), "no {rest:?} in {message}");
         }
     }
 }
@@ -192,7 +195,10 @@ fn report_of_a_million_errors_is_bounded() {
     let message = report.to_string();
     assert_eq!(message.matches("error: ").count(), 20);
     let rest = "and 99980 more: 100000 errors, 0 warnings in all; lvsd has stopped reading";
-    assert!(message.ends_with(rest), "{message}");
+    assert!(
+        message.ends_with(rest),
+        "does not end with {rest:?}: {message}"
+    );
 
     // Memory for valid services is bounded, too.
     let services = format!(
@@ -203,7 +209,7 @@ fn report_of_a_million_errors_is_bounded() {
         let message = self::report(&text).to_string();
         assert!(
             message.contains("there are more than 100000 services"),
-            "{message}"
+            "no `there are more than 100000 services` in {message}"
         );
     }
 
@@ -241,10 +247,13 @@ fn report_of_a_million_errors_is_bounded() {
     let report = self::report(&warned);
     assert_eq!((report.errors(), report.findings.len()), (1, 1001));
     let message = report.to_string();
-    assert!(message.contains("`rise` is out of range"), "{message}");
+    assert!(
+        message.contains("`rise` is out of range"),
+        "no \"`rise` is out of range\" in {message}"
+    );
     assert!(
         message.ends_with("and 1181 more: 1 error, 1200 warnings in all"),
-        "{message}"
+        "does not end with `and 1181 more: 1 error, 1200 warnings in all`: {message}"
     );
 }
 
@@ -263,7 +272,7 @@ fn finding_far_down_in_a_file_is_shown_with_its_line() {
     }
     assert!(
         !message.contains("# end") && !message.contains("[[service]]\n"),
-        "{message}"
+        "unexpected `# end` or unexpected `[[service]]` in {message}"
     );
 }
 
@@ -277,11 +286,14 @@ fn errors_are_shown_before_warnings() {
     }
     text.push_str("check = { type = \"tcp\", rise = 0 }\n");
     let message = errors(&text);
-    assert!(message.contains("`rise` is out of range"), "{message}");
+    assert!(
+        message.contains("`rise` is out of range"),
+        "no \"`rise` is out of range\" in {message}"
+    );
     assert_eq!(message.matches("warning: ").count(), 19);
     assert!(
         message.contains("and 10 more: 1 error, 29 warnings in all"),
-        "{message}"
+        "no `and 10 more: 1 error, 29 warnings in all` in {message}"
     );
 }
 

@@ -58,7 +58,10 @@ fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
         assert_eq!(report(&checked(keys, "")).to_string(), "", "{keys}");
     }
     let message = errors(&checked("drain = \"2d\"", ""));
-    assert!(message.contains("`drain` is out of range"), "{message}");
+    assert!(
+        message.contains("`drain` is out of range"),
+        "no \"`drain` is out of range\" in {message}"
+    );
 }
 
 #[test]
@@ -164,7 +167,7 @@ fn settings_that_kernel_ipvs_lacks_are_parsed() {
     let message = warnings.to_string();
     assert!(
         message.contains("`on_server_down` then has no effect"),
-        "{message}"
+        "no \"`on_server_down` then has no effect\" in {message}"
     );
 
     for (service, expected) in [
@@ -190,10 +193,13 @@ fn settings_that_kernel_ipvs_lacks_are_parsed() {
         ),
     ] {
         let message = errors(&file(service));
-        assert!(message.contains(expected), "{message}");
+        assert!(message.contains(expected), "no {expected:?} in {message}");
     }
     let message = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
-    assert!(message.contains("did you mean \"reset\"?"), "{message}");
+    assert!(
+        message.contains("did you mean \"reset\"?"),
+        "no `did you mean \"reset\"?` in {message}"
+    );
 }
 
 #[test]
@@ -205,9 +211,12 @@ fn file_without_service_causes_warning() {
         let message = warnings.to_string();
         assert!(
             message.contains("warning: there is no [[service]]"),
-            "{message}"
+            "no `warning: there is no [[service]]` in {message}"
         );
-        assert!(message.contains("test.toml:1:1"), "{message}");
+        assert!(
+            message.contains("test.toml:1:1"),
+            "no `test.toml:1:1` in {message}"
+        );
     }
     // A file without services is valid if etcd contains them.
     let text = "[cluster]\netcd = \"http://10.0.0.5:2379\"\n";

@@ -354,7 +354,10 @@ mod tests {
             let found = look_up("a", &lookups(&[at])).await;
             assert_eq!(found.is_ok(), answered, "{strange}: {found:?}");
             if let Err(why) = found {
-                assert!(why.contains("do not match the question"), "{why}");
+                assert!(
+                    why.contains("do not match the question"),
+                    "no `do not match the question` in {why}"
+                );
                 assert_eq!(asked.load(Ordering::Relaxed), ROUNDS);
             }
         }
@@ -463,7 +466,7 @@ mod tests {
         ] {
             let server = says(records).await;
             let why = look_up(name, &lookups(&[server])).await.expect_err(words);
-            assert!(why.contains(words), "{why}");
+            assert!(why.contains(words), "no {words:?} in {why}");
         }
         let server = says(hosts(1024).collect()).await;
         let all = look_up("a.example.org", &lookups(&[server])).await;

@@ -366,7 +366,10 @@ mod tests {
             async move {
                 while let Some(request) = request(&mut stream).await {
                     let reply = if request.contains("/v3/auth/authenticate") {
-                        assert!(request.contains("\"password\":\"s3cret\""), "{request}");
+                        assert!(
+                            request.contains("\"password\":\"s3cret\""),
+                            "no `\"password\":\"s3cret\"` in {request}"
+                        );
                         let n = given.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                         answer("200 OK", &format!("{{\"token\":\"t{n}\"}}"))
                     } else if request.contains("authorization: t1") {

@@ -482,14 +482,17 @@ users:
             std::fs::write(&path, text).unwrap();
             let (what, _) = access(&directory, None).unwrap_err();
             assert!(what.contains("is not a kubeconfig"), "{text}: {what}");
-            assert!(!what.contains("s3cret"), "{what}");
+            assert!(!what.contains("s3cret"), "unexpected `s3cret` in {what}");
         }
         std::fs::write(&path, "kind: Config\n").unwrap();
         let (what, _) = access(&directory, None).unwrap_err();
-        assert!(what.contains("current context"), "{what}");
+        assert!(
+            what.contains("current context"),
+            "no `current context` in {what}"
+        );
         std::fs::remove_file(&path).unwrap();
         let (what, _) = access(&directory, None).unwrap_err();
-        assert!(what.contains("cannot read"), "{what}");
+        assert!(what.contains("cannot read"), "no `cannot read` in {what}");
     }
 
     #[test]

@@ -608,7 +608,7 @@ mod tests {
         let refused = read(slices.clone()).unwrap_err().to_string();
         assert!(
             refused.contains("tunnelling cannot change the port 80 to 8080"),
-            "{refused}"
+            "no `tunnelling cannot change the port 80 to 8080` in {refused}"
         );
         read(slices.replace("8080", "80")).unwrap_or_else(|report| panic!("{report}"));
     }
