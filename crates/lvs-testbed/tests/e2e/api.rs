@@ -294,7 +294,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
 
     let before = series(&get(&site, 9560, "metrics")?)?;
     let status = lvsd.stop(Signal::SIGTERM)?;
-    ensure!(status.success(), "{}", lvsd.log());
+    ensure!(status.success(), "lvsd failed at its exit: {}", lvsd.log());
     ensure!(
         fs::read_dir(proc.join("net"))?.next().is_none() && !proc.join("sys").exists(),
         "files of the stopped lvsd still exist"
@@ -369,7 +369,10 @@ fn grafana_queries() -> Result<String> {
             serde_json::json!({"record": format!("panel:{n}"), "expr": query})
         })
         .collect();
-    ensure!(rules.len() > 20, "{rules:?}");
+    ensure!(
+        rules.len() > 20,
+        "the dashboard has at most 20 queries: {rules:?}"
+    );
     let groups = serde_json::json!({"groups": [{"name": "grafana", "rules": rules}]});
     Ok(groups.to_string())
 }
@@ -446,19 +449,25 @@ fn api_agrees_with_commands() -> Result<()> {
     let refused = post(&["http://127.0.0.1:9560/v1/admin"], &body("drain"))?;
     ensure!(
         refused.ends_with(" 401") && refused.contains("Bearer") && admin()? == "ready",
-        "{refused}"
+        "a change without a token was not refused, or has drained the server: {refused}"
     );
     let done = post(
         &["--unix-socket", socket.trim(), "http://lvsd/v1/admin"],
         &body("drain"),
     )?;
-    ensure!(done.ends_with(" 200") && admin()? == "drain", "{done}");
+    ensure!(
+        done.ends_with(" 200") && admin()? == "drain",
+        "the drain failed: {done}"
+    );
     let header = format!("Authorization: Bearer {TOKEN}");
     let done = post(
         &["-H", &header, "http://127.0.0.1:9560/v1/admin"],
         &body("ready"),
     )?;
-    ensure!(done.ends_with(" 200") && admin()? == "ready", "{done}");
+    ensure!(
+        done.ends_with(" 200") && admin()? == "ready",
+        "the return to service failed: {done}"
+    );
     let events = get(&site, 9560, "v1/events")?;
     ensure!(
         events.contains("token oncall (ann) has returned"),
@@ -467,7 +476,7 @@ fn api_agrees_with_commands() -> Result<()> {
     let done = post(&["-H", &header, "http://127.0.0.1:9560/v1/reload"], "")?;
     ensure!(
         done.ends_with(" 200") && done.contains("no change"),
-        "{done}"
+        "the repeated request is not reported as \"no change\": {done}"
     );
 
     // A reload that removes the address closes only this listener.
@@ -523,7 +532,11 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
         long,
         || output() > 0,
     )?;
-    ensure!(output() == 1, "{}", lvsd.log());
+    ensure!(
+        output() == 1,
+        "the omitted list was not logged once: {}",
+        lvsd.log()
+    );
     fs::write(&path, text)?;
     lvsd.signal(Signal::SIGHUP)?;
     // A connection that was reset is removed from the table earlier than the others.
@@ -557,12 +570,15 @@ fn dashboard_works_in_browser() -> Result<()> {
     ensure!(
         seen.as_array()
             .is_some_and(|all| all.contains(&Value::from(HOSTILE))),
-        "{seen}"
+        "the page does not show the hostile name: {seen}"
     );
     let harmless = browser.run(
         "return [window.hacked === undefined, document.querySelectorAll('#list img').length]",
     )?;
-    ensure!(harmless == serde_json::json!([true, 0]), "{harmless}");
+    ensure!(
+        harmless == serde_json::json!([true, 0]),
+        "the hostile name was executed or is an element: {harmless}"
+    );
 
     // Without the token, no request can change anything.
     let services = "details[data-name=web]";
@@ -598,11 +614,14 @@ fn dashboard_works_in_browser() -> Result<()> {
         .lines()
         .find(|l| l.contains(&server))
         .unwrap_or_default();
-    ensure!(row.split_whitespace().nth(3) == Some("0"), "{listing}");
+    ensure!(
+        row.split_whitespace().nth(3) == Some("0"),
+        "the weight is not 0: {listing}"
+    );
     let entry = &json(&site, "v1/status")?["admin"][0];
     ensure!(
         entry["why"] == "new <b>disk</b>" && entry["state"] == "drain",
-        "{entry}"
+        "the status has another override: {entry}"
     );
     browser.wait_for("#events", "new <b>disk</b>", long)?;
     browser.click(&format!(
@@ -635,7 +654,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     ensure!(browser.run("return document.activeElement.id")? == "filter");
     browser.type_into("#filter", "mark")?;
     let left = browser.run("return document.querySelectorAll('#list details').length")?;
-    ensure!(left == 1, "{left}");
+    ensure!(left == 1, "the filter does not leave one service: {left}");
     browser.press('\u{e00c}')?;
     narrow_page_and_filters(&site, &browser)?;
 
@@ -735,7 +754,11 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
     lvsd.stop_ok(Signal::SIGINT)?;
     browser.wait_for("#verdict", "does not answer", long)?;
     check(500, "a director that does not answer")?;
-    ensure!(broken.is_empty(), "{}", broken.join("\n"));
+    ensure!(
+        broken.is_empty(),
+        "axe-core found broken rules: {}",
+        broken.join("\n")
+    );
     // axe-core reports a page that breaks a rule: an image without alternative text.
     let found = browser.run(&format!(
         "document.body.append(new Image()); {axe}; \
@@ -744,7 +767,10 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
     let found = found
         .as_array()
         .context("the browser did not return a list of broken rules")?;
-    ensure!(found.contains(&Value::from("image-alt")), "{found:?}");
+    ensure!(
+        found.contains(&Value::from("image-alt")),
+        "axe-core did not find the image without text: {found:?}"
+    );
     Ok(())
 }
 
@@ -759,7 +785,11 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     };
     let shown = || browser.run("return document.querySelectorAll('#list details').length");
     set("state", "degraded", "change")?;
-    ensure!(shown()? == 1, "{}", shown()?);
+    ensure!(
+        shown()? == 1,
+        "the filter by address does not show one service: {}",
+        shown()?
+    );
     ensure!(browser.run("return location.hash")? == "#state=degraded");
     set("state", "", "change")?;
     // Two services have a server on this host; the third service has one on another host.
@@ -778,13 +808,13 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
         title
             .as_str()
             .is_some_and(|title| title.contains(name.trim())),
-        "{title}"
+        "the title does not contain the result: {title}"
     );
     let icon = browser.run("return document.getElementById('icon').href")?;
     ensure!(
         icon.as_str()
             .is_some_and(|icon| icon.starts_with("data:image/svg")),
-        "{icon}"
+        "the icon is not an SVG image: {icon}"
     );
     browser.screen(320, 800, false)?;
     wait_until("a page as wide as the screen", long, || {

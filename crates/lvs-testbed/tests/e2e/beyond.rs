@@ -48,7 +48,7 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
             let expected = [["rs1"; 5], ["rs2"; 5]].concat();
             ensure!(
                 names == expected,
-                "{forward:?} {topology:?}, {}: {names:?}",
+                "the names of the neighbours are wrong: {forward:?} {topology:?}, {}: {names:?}",
                 server.name()
             );
         }
@@ -59,7 +59,10 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
             .client
             .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
         if forward == Forward::Nat {
-            ensure!(seen.trim() == common::client_address(&site)?, "{seen}");
+            ensure!(
+                seen.trim() == common::client_address(&site)?,
+                "the server sees another client address: {seen}"
+            );
         } else {
             ensure!(seen == "192.0.2.50\n", "not `192.0.2.50`: {seen}");
         }
@@ -121,7 +124,10 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
         let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
         let addresses = site.director.sh("ip -o addr")?;
-        ensure!(!addresses.contains(&site.vip.to_string()), "{addresses}");
+        ensure!(
+            !addresses.contains(&site.vip.to_string()),
+            "the director has the VIP: {addresses}"
+        );
     }
     Ok(())
 }
@@ -217,7 +223,7 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
         let marks = site.lvsadm("mark list")?;
         ensure!(
             marks.lines().count() == 1 && marks.contains("--mark 7"),
-            "{marks}"
+            "other mark rules than the manual one are left: {marks}"
         );
         daemon.stop(Signal::SIGTERM)?;
     }
@@ -268,7 +274,7 @@ fn full_nat_is_configured_from_a_file() -> Result<()> {
     let listing = site.lvsadm("local")?;
     ensure!(
         listing.starts_with("192.0.2.61 ") && !listing.contains("192.0.2.60 "),
-        "{listing}"
+        "the local addresses were not replaced: {listing}"
     );
     daemon.stop(Signal::SIGTERM)?;
     Ok(())

@@ -229,7 +229,7 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
                 ended || pid_that_answers(&site) == Some(next.pid().into())
             })
             .with_context(|| next.log())?;
-            ensure!(!ended, "{}", next.log());
+            ensure!(!ended, "the dataplane exited: {}", next.log());
             ensure!(
                 !next.log().contains("no warm restart"),
                 "unexpected `no warm restart` in {}",
@@ -241,10 +241,10 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
         let mut second = start(&site, words)?;
         let status = second.wait(PATIENCE)?;
         let output = second.log();
-        ensure!(!status.success(), "{output}");
+        ensure!(!status.success(), "the second dataplane started: {output}");
         ensure!(
             output.contains(&format!("pid {}", before.pid())),
-            "{output}"
+            "the running dataplane is not named: {output}"
         );
         before.signal(Signal::SIGKILL)?;
         let program = programs::find("lvs-dataplane")?;

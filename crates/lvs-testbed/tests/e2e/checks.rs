@@ -401,7 +401,10 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     site.servers[1].sh(broken)?;
     wait_health(&site, "clients", &["up", "down"], &lvsd)?;
     let blamed = servers(&site, "clients");
-    ensure!(blamed[1]["code"] == "client_path", "{blamed:?}");
+    ensure!(
+        blamed[1]["code"] == "client_path",
+        "the wrong fault is reported: {blamed:?}"
+    );
     if forward == Forward::Nat {
         wait_health(&site, "own", &["up", "up"], &lvsd)?;
         through_another_router(&site, &lvsd)?;

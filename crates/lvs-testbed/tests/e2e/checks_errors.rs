@@ -315,7 +315,11 @@ fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
     }
     wait(&checked, "refused")?;
     let down = checked.lvsd.log().matches("server is down, ").count();
-    ensure!(down == 1, "{}", checked.lvsd.log());
+    ensure!(
+        down == 1,
+        "the server did not go down once: {}",
+        checked.lvsd.log()
+    );
     checked.lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }

@@ -63,7 +63,10 @@ fn dead_proxy_breaks_its_connections() -> Result<()> {
     };
     let outcome = play(Scenario::Kill, &options)?;
     println!("{}", serde_json::to_string(&outcome)?);
-    ensure!(outcome.broken == DOWNLOADS, "{outcome:?}");
+    ensure!(
+        outcome.broken == DOWNLOADS,
+        "not all downloads broke: {outcome:?}"
+    );
     ensure!(outcome.director == "haproxy" && outcome.forward == "proxy");
     Ok(())
 }
@@ -82,6 +85,9 @@ fn maintenance_on_and_off_keeps_connections_by_ipv6_nat() -> Result<()> {
         ..options(Forward::Nat)
     };
     let outcome = play(Scenario::Planned, &options)?;
-    ensure!(outcome.family == "ipv6", "{outcome:?}");
+    ensure!(
+        outcome.family == "ipv6",
+        "the downloads did not use IPv6: {outcome:?}"
+    );
     common::nothing_breaks(&[outcome])
 }

@@ -16,13 +16,19 @@ fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {
     site.add_service(80, "rr")?;
     common::says(&site, "local_clients_off")?;
     let found = super::doctor::findings_with_code(&site, "local_clients_off")?;
-    ensure!(found.len() == 1 && found[0]["since"].is_u64(), "{found:?}");
+    ensure!(
+        found.len() == 1 && found[0]["since"].is_u64(),
+        "the difference is not reported once: {found:?}"
+    );
     let of = |key: &str| found[0][key].as_str().unwrap_or_default().to_owned();
     ensure!(
         of("what").contains("reach the host's own ports: "),
-        "{found:?}"
+        "the finding does not name the host's ports: {found:?}"
     );
-    ensure!(of("fix").contains("CAP_BPF"), "{found:?}");
+    ensure!(
+        of("fix").contains("CAP_BPF"),
+        "the fix does not name CAP_BPF: {found:?}"
+    );
     let load = site.load_of(4);
     common::ok(site.client.load(&load)?, 4)?;
     let url = format!("http://{}/", site.service(80));
@@ -63,6 +69,10 @@ fn policy_rules_are_ignored_with_one_warning() -> Result<()> {
     let load = site.load_of(4);
     common::ok(site.client.load(&load)?, 4)
         .context("requests fail although only the table main should decide")?;
-    ensure!(logged() == 1, "{}", dataplane.log());
+    ensure!(
+        logged() == 1,
+        "the warning was not logged once: {}",
+        dataplane.log()
+    );
     Ok(())
 }

@@ -170,7 +170,10 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     steady.wait_for_more(100)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 100, "{report:?}");
+    ensure!(
+        report.ok > 100,
+        "at most 100 requests were answered: {report:?}"
+    );
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }

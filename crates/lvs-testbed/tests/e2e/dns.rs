@@ -69,7 +69,7 @@ fn dead_name_servers_do_not_delay_commands() -> Result<()> {
     }
     ensure!(
         named.lines().count() == numbers.lines().count(),
-        "{named} {numbers}"
+        "the listings with and without -n have different lengths: {named} {numbers}"
     );
     let saved = site.director.sh("timeout 60 ipvsadm -S")?;
     ensure!(

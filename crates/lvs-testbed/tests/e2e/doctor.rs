@@ -90,7 +90,10 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
         "ethtool -G eth0 rx",
         "table filter, chain INPUT, no longer receives packets of TCP",
     ] {
-        ensure!(flat.contains(part), "{part}: {text}");
+        ensure!(
+            flat.contains(part),
+            "a part of the finding is missing: {part}: {text}"
+        );
     }
 
     // The kernel reports the change to the dataplane later.
@@ -100,7 +103,10 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     })
     .with_context(|| format!("{:?}", findings(&site)))?;
     let down = findings_with_code(&site, "interface_down")?;
-    ensure!(down.len() == 1 && down[0]["since"].is_u64(), "{down:?}");
+    ensure!(
+        down.len() == 1 && down[0]["since"].is_u64(),
+        "the interface is not reported as down once: {down:?}"
+    );
     site.director.sh("ip link set eth1 up")?;
     soon("doctor to report eth1 no more", || {
         findings_with_code(&site, "interface_down").is_ok_and(|found| found.is_empty())
@@ -213,7 +219,7 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     );
     ensure!(
         fix.contains("by 20,") && fix.ends_with("advmss 1440"),
-        "{fix}"
+        "the fix has another size: {fix}"
     );
     Ok(())
 }
@@ -278,10 +284,13 @@ fn doctor_names_service_of_refused_connections() -> Result<()> {
     let finding = &reported[0];
     ensure!(
         finding["service"]["address"] == format!("{}:81", site.vip),
-        "{finding}"
+        "the finding names another service: {finding}"
     );
     for key in ["since", "ago", "recent", "last_minute"] {
-        ensure!(finding[key].is_u64(), "{key}: {finding}");
+        ensure!(
+            finding[key].is_u64(),
+            "the finding lacks a number: {key}: {finding}"
+        );
     }
     Ok(())
 }
@@ -309,7 +318,7 @@ fn doctor_names_service_of_dropped_packets() -> Result<()> {
             .lines()
             .any(|line| line.trim().starts_with("services: "))
             && listed.contains(&service),
-        "{listed}"
+        "doctor prints no services: {listed}"
     );
     Ok(())
 }
@@ -348,7 +357,7 @@ fn doctor_ignores_multicast_of_ipv6_router() -> Result<()> {
     let stray = drops.iter().find(|drop| drop["reason"] == "host_stray");
     ensure!(
         stray.context("the drop counters have no host_stray")?["count"] == 0,
-        "{stray:?}"
+        "multicast packets count as host_stray: {stray:?}"
     );
     for (what, _) in findings(&site)? {
         ensure!(!what.contains("dropped"), "unexpected `dropped` in {what}");

@@ -285,10 +285,13 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     steady.wait_for_more(100)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 100, "{report:?}");
+    ensure!(
+        report.ok > 100,
+        "at most 100 requests were answered: {report:?}"
+    );
     for one in [&mut first, &mut back, &mut registered[2]] {
         let over = one.stop(Signal::SIGTERM)?;
-        ensure!(over.success(), "{}", one.log());
+        ensure!(over.success(), "lvsd failed at its exit: {}", one.log());
     }
     // Only the manually registered server is left; when its lease also expires, the pool keeps it.
     wait_usable(&site, &[2], &lvsd)?;
@@ -361,20 +364,23 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         let (reported, log) = (status(&site)?, lvsd.log());
         ensure!(
             services() == 2 && usable(&site) == [1],
-            "{lost}: {reported}\n{log}"
+            "the services of the dataplane changed: {lost}: {reported}\n{log}"
         );
         ensure!(
             reported.contains("its servers are NOT KNOWN YET")
                 && !reported.contains("BELOW ITS QUORUM")
                 && !reported.contains("changed by hand"),
-            "{lost}: {reported}"
+            "the status is wrong: {lost}: {reported}"
         );
         for words in [
             "deleted",
             "its last answer is still used",
             "below its quorum",
         ] {
-            ensure!(!log.contains(words), "{lost}: {words}: {log}");
+            ensure!(
+                !log.contains(words),
+                "the log contains an unexpected message: {lost}: {words}: {log}"
+            );
         }
         let plan = || ask(&site, &site.director, "d1", "plan").unwrap_or_default();
         wait_until("a plan without a change", PATIENCE, || {
@@ -395,7 +401,10 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
     wait_usable(&site, &[1, 2], &lvsd)?;
     steady.wait_for_more(100)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 100, "{report:?}");
+    ensure!(
+        report.ok > 100,
+        "at most 100 requests were answered: {report:?}"
+    );
     ctl(&site, 0, "del /lvs/services/web")?;
     wait_until("the director to have one service", PATIENCE, || {
         services() == 1
@@ -827,7 +836,10 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     // On a busy machine, a request of lvsd may exceed its time limit of one second. lvsd then
     // connects again and reads all keys.
     let connected_again = log.matches("answers again").count() > 1;
-    ensure!(read_again || connected_again, "{log}");
+    ensure!(
+        read_again || connected_again,
+        "the watch was not replaced: {log}"
+    );
     // lvsd watches the key again; it has not only read it.
     add(0)?;
     wait_usable(&site, &[0, 2, 3], &lvsd)?;

@@ -113,10 +113,13 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     }
     let exact = site.director.sh("ipvsadm -L -n --stats --exact")?;
     let rows = rows(&exact);
-    ensure!(rows.len() == 1 + servers, "{exact}");
+    ensure!(
+        rows.len() == 1 + servers,
+        "not all servers are listed: {exact}"
+    );
     ensure!(
         rows[0].number(0)? == 40 && rows[0].number(4)? > all,
-        "{exact}"
+        "the counters of the service are wrong: {exact}"
     );
     let least = 40 / servers as u64;
     for row in &rows[1..] {
@@ -124,11 +127,17 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
         let even = (least..=40_u64.div_ceil(servers as u64)).contains(&count);
         // The count of a server that returns includes its old connections until they expire.
         // Therefore lc prefers the new ones, as in the kernel.
-        ensure!(even || scheduler == "lc", "{scheduler}: {exact}");
+        ensure!(
+            even || scheduler == "lc",
+            "{scheduler} did not distribute connections evenly: {exact}"
+        );
     }
     for file in ["stats", "rate", "connection"] {
         let text = fs::read_to_string(dir.join(file))?;
-        ensure!(text.contains(&format!("{vip}:80")), "{file}: {text}");
+        ensure!(
+            text.contains(&format!("{vip}:80")),
+            "the listing in the file lacks the service: {file}: {text}"
+        );
         fs::remove_file(dir.join(file))?;
     }
     Ok(())

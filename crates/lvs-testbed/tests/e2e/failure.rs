@@ -29,7 +29,7 @@ fn stopped_dataplane_restores_host() -> Result<()> {
             let status = dataplane.stop(signal)?;
             ensure!(
                 signal == Signal::SIGKILL || status.success(),
-                "{status}: {}",
+                "the dataplane failed at its exit: {status}: {}",
                 dataplane.log()
             );
             common::wait_for_host_state(&site, &before)
@@ -277,7 +277,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
         .context("no dataplane was started")?;
     ensure!(
         dataplane.is_running() && !dataplane.log().contains("panicked"),
-        "{}",
+        "the dataplane exited or panicked: {}",
         dataplane.log()
     );
     Ok(())

@@ -166,7 +166,10 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
             .run("curl", &["-sS", "-f", "-m", "240", "-o", "/dev/null", &url])?;
     }
     let (requests, replies) = shares(&site)?;
-    ensure!(requests > 100 && replies > 100, "{requests}, {replies}");
+    ensure!(
+        requests > 100 && replies > 100,
+        "the kernel forwarded at most 100 requests or replies: {requests}, {replies}"
+    );
     // Counters may change until the last acknowledgements have arrived.
     let counters_are_equal = |rows: &[Row]| -> Result<bool> {
         let rows = rows.iter().filter(|row| row.is_server());
@@ -298,7 +301,10 @@ fn fast_path_removes_priority_tags() -> Result<()> {
     }
     common::bulk(&site)?;
     let (requests, replies) = shares(&site)?;
-    ensure!(requests > 1000 && replies > 1000, "{requests}, {replies}");
+    ensure!(
+        requests > 1000 && replies > 1000,
+        "the kernel forwarded at most 1000 requests or replies: {requests}, {replies}"
+    );
     Ok(())
 }
 
@@ -475,7 +481,10 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let new = format!("explain tcp 192.0.2.77:1000 {}", site.service(80));
     let new = site.lvsadm(&new)?;
     let before = "no: connections are offloaded after 16 packets from the client";
-    ensure!(new.contains(&format!("in kernel   {before}\n")), "{new}");
+    ensure!(
+        new.contains(&format!("in kernel   {before}\n")),
+        "explain does not say when the connection is offloaded: {new}"
+    );
     let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
     ensure!(
         !nobody.contains("in kernel"),
@@ -610,18 +619,26 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     let before = stats(&site)?;
     site.end_dataplane(Signal::SIGKILL)?;
     std::thread::sleep(Duration::from_secs(5));
-    ensure!(downloads.is_running(), "{}", downloads.log());
+    ensure!(
+        downloads.is_running(),
+        "the downloads ended early: {}",
+        downloads.log()
+    );
     site.start_dataplane(words)?;
     let status = downloads.wait(Duration::from_secs(80))?;
     let log = common::says(&site, "took over")?;
-    ensure!(status.success(), "{status}: {}{log}", downloads.log());
+    ensure!(
+        status.success(),
+        "a download failed: {status}: {}{log}",
+        downloads.log()
+    );
     let sums = site.client.sh(&format!(
         "cd {} && sha256sum * | cut -c 1-64 | sort | uniq -c",
         dir.display()
     ))?;
     ensure!(
         sums.trim().lines().count() == 1 && sums.trim().starts_with(&many),
-        "{sums}"
+        "the downloads differ: {sums}"
     );
     let output = log.lines().find(|line| line.contains("took over"));
     println!("{}", output.context("the log does not report a takeover")?);

@@ -77,12 +77,15 @@ fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Resul
     site.lvsadm("-C")?;
     common::requests_and_listings(&site)?;
     let (requests, replies) = shares(&site)?;
-    ensure!(requests > 0 && replies > 0, "{requests}, {replies}");
+    ensure!(
+        requests > 0 && replies > 0,
+        "the kernel forwarded no requests or no replies: {requests}, {replies}"
+    );
     end(&mut site, Signal::SIGTERM)?;
     let left = shown(&site.director, "eth0")?;
     ensure!(
         !left.contains("clsact") && filters(&site.director)? == 0,
-        "{left}"
+        "the qdisc or a filter is left: {left}"
     );
     let left = site
         .director
@@ -106,7 +109,10 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
     site.add_service(80, "rr")?;
     let there = shown(&site.director, "eth0")?;
     let (ours, theirs) = (there.find(SHARED), there.find("handle 0x7"));
-    ensure!(ours.is_some() && ours < theirs, "{there}");
+    ensure!(
+        ours.is_some() && ours < theirs,
+        "the dataplane's filter does not precede the other one: {there}"
+    );
     download(&site)?.finish()?;
     end(&mut site, Signal::SIGTERM)?;
     let left = shown(&site.director, "eth0")?;
@@ -114,7 +120,10 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
         left.contains("qdisc clsact") && left.contains("handle 0x7"),
         "no `qdisc clsact` or no `handle 0x7` in {left}"
     );
-    ensure!(filters(&site.director)? == 0, "{left}");
+    ensure!(
+        filters(&site.director)? == 0,
+        "a filter of the dataplane is left: {left}"
+    );
     // The qdisc of the dataplane remains, because another program now uses it, too.
     site.director.sh("tc qdisc del dev eth0 clsact")?;
     start(&mut site)?;
@@ -163,7 +172,10 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     let mut running = download(&site)?;
     let before = filters(&site.director)?;
     end(&mut site, Signal::SIGKILL)?;
-    ensure!(before > 0 && filters(&site.director)? == before, "{before}");
+    ensure!(
+        before > 0 && filters(&site.director)? == before,
+        "the filters were removed with the dataplane: {before}"
+    );
     // The download continues while no dataplane runs.
     let received = || site.client.counter("Tcp", "InSegs").unwrap_or_default();
     let already = received();
@@ -194,7 +206,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     let left = shown(&site.director, "eth0")?;
     ensure!(
         !left.contains("clsact") && filters(&site.director)? == 0,
-        "{left}"
+        "the qdisc or a filter is left: {left}"
     );
     Ok(())
 }
@@ -220,7 +232,7 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
             let left = shown(&site.director, "eth0")?;
             ensure!(
                 !left.contains("clsact") && filters(&site.director)? == 0,
-                "{left}"
+                "the qdisc or a filter is left: {left}"
             );
             start(&mut site)?;
             ensure!(

@@ -87,7 +87,7 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
     let mut lines = doctor.lines().filter(|line| line.contains("XDP"));
     ensure!(
         doctor.contains("eth0: XDP\n") && lines.all(|line| line.ends_with(": XDP")),
-        "{doctor}"
+        "not all interfaces use XDP: {doctor}"
     );
     common::iperf_and_dns(&site)?;
     site.end_dataplane(Signal::SIGTERM)?;
@@ -199,7 +199,10 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
         common::says(site, "eth0 uses XDP")?;
         common::says(site, "xdp_aggregation")?;
         let programs = programs_of(site)?;
-        ensure!(programs.matches("lvs_xdp").count() == 1, "{programs}");
+        ensure!(
+            programs.matches("lvs_xdp").count() == 1,
+            "not one interface uses XDP: {programs}"
+        );
         let doctor = diagnosis(site)?;
         let reason =
             "\neth0: XDP\neth1: tc instead of XDP, because it merges received packets (gro)";
@@ -277,7 +280,10 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
         ),
     ] {
         common::says(&site, code)?;
-        ensure!(doctor.contains(reason), "{reason}: {doctor}");
+        ensure!(
+            doctor.contains(reason),
+            "the reason is missing: {reason}: {doctor}"
+        );
     }
     ensure!(
         doctor.contains("eth0: XDP\neth1: XDP\n"),
@@ -315,7 +321,10 @@ fn impossible_xdp_options_are_refused() -> Result<()> {
         let refused = site
             .director
             .sh(&format!("timeout 120 {program} {words} 2>&1 || true"))?;
-        ensure!(refused.contains(output), "{words}: {refused}");
+        ensure!(
+            refused.contains(output),
+            "the refusal is not reported: {words}: {refused}"
+        );
     }
     ensure!(
         programs_of(&site)?.is_empty(),

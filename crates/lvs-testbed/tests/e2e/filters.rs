@@ -297,9 +297,17 @@ fn filters_are_saved_and_restored() -> Result<()> {
     let before = listed()?;
     // Replace the set by another one, and restore it.
     restore("all allow 10.0.0.0/8\n")?;
-    ensure!(listed()?.lines().count() == 2, "{}", listed()?);
+    ensure!(
+        listed()?.lines().count() == 2,
+        "not 2 filters are listed: {}",
+        listed()?
+    );
     restore(&filters)?;
-    ensure!(listed()? == before, "{}", listed()?);
+    ensure!(
+        listed()? == before,
+        "the filters were not restored: {}",
+        listed()?
+    );
     for (bad, why) in [
         (
             "all deny 10.0.0.0/8\nudp:192.0.2.77:53 deny 10.0.0.0/8\n",
@@ -321,19 +329,31 @@ fn filters_are_saved_and_restored() -> Result<()> {
         let refused = format!("{refused:#}");
         ensure!(
             refused.contains(why) && refused.contains("nothing was changed"),
-            "{bad}: {refused}"
+            "the refusal is not reported: {bad}: {refused}"
         );
-        ensure!(listed()? == before, "{}", listed()?);
+        ensure!(
+            listed()? == before,
+            "an invalid file changed filters: {}",
+            listed()?
+        );
     }
     // A truncated file changes nothing; a file without filters removes all filters.
     for early in ["", "all deny 10.0.0.0/8\n"] {
         let refused = site
             .director
             .sh(&format!("printf '{early}' | {lvsadm} filter restore"));
-        ensure!(refused.is_err() && listed()? == before, "{}", listed()?);
+        ensure!(
+            refused.is_err() && listed()? == before,
+            "a truncated file was accepted or changed filters: {}",
+            listed()?
+        );
     }
     restore("# none\n")?;
-    ensure!(listed()? == "no filters\n", "{}", listed()?);
+    ensure!(
+        listed()? == "no filters\n",
+        "an empty file did not remove all filters: {}",
+        listed()?
+    );
     Ok(())
 }
 
@@ -410,7 +430,10 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         if passes {
             serves(&site, side)?;
         } else {
-            ensure!(!served(&site)?, "{side}");
+            ensure!(
+                !served(&site)?,
+                "the service is reached although its packets are dropped at {side}"
+            );
         }
         let found = format!("a BPF program at the {side} of {device} (tcx: somebodys)");
         finds(&found, true)?;
@@ -427,7 +450,10 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         "no `attached` in {}",
         xdp.log()
     );
-    ensure!(!served(&site)?, "XDP");
+    ensure!(
+        !served(&site)?,
+        "the service is reached although its packets are dropped by XDP"
+    );
     let found =
         "a BPF program at the driver of eth1 (XDP: early) may drop or redirect packets of services";
     finds(found, true)?;
@@ -472,7 +498,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         let seen = director("nft list table inet whole")?;
         ensure!(
             seen.matches("packets 0 bytes 0").count() == 2,
-            "{hook}: {seen}"
+            "the rules counted packets: {hook}: {seen}"
         );
         director("nft delete table inet whole")?;
     }
@@ -495,7 +521,10 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         let seen = director("nft list table netdev early")?;
         // The shield has removed all packets before chains with a higher priority number.
         let dropped = !seen.contains("packets 0 bytes 0");
-        ensure!(dropped == (priority < -300), "{priority}: {seen}");
+        ensure!(
+            dropped == (priority < -300),
+            "the rule at the priority {priority} counts other packets than expected: {seen}"
+        );
         director("nft delete table netdev early")?;
     }
     // rp_filter and routing rules have no effect.

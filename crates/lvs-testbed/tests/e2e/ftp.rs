@@ -250,7 +250,7 @@ fn data_connections_are_to_the_virtual_address(
     let to_server = |line: &&String| line.contains(&format!("{virt}:300"));
     ensure!(
         listed.iter().filter(to_server).count() >= passive,
-        "{listed:#?}"
+        "too few passive data connections were listed: {listed:#?}"
     );
     let named = ftp.ports_named()?;
     ensure!(named.len() == active, "clients named the ports {named:?}");
@@ -322,7 +322,7 @@ fn ftp_nat_with_helper_transfers_files() -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     ensure!(
         shares.len() == 2 && shares.iter().all(|n| *n > 0),
-        "{listing}"
+        "not both servers were used: {listing}"
     );
     Ok(())
 }
@@ -398,7 +398,10 @@ fn ftp_direct_routing_without_persistence_fails() -> Result<()> {
         "curl -sS -m 5 -o /dev/null ftp://{}/www/file",
         ftp.site.vip
     ));
-    ensure!(failed.is_err(), "{failed:?}");
+    ensure!(
+        failed.is_err(),
+        "the transfer succeeded without persistence: {failed:?}"
+    );
     content::write_file(&ftp.file, 1)?;
     Ok(())
 }

@@ -58,7 +58,10 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     let report = common::ok(site.director.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 2 && report.servers.len() == 2, "{report:?}");
+    ensure!(
+        report.ok > 2 && report.servers.len() == 2,
+        "not both servers answered: {report:?}"
+    );
     ensure!(seen_as(&site, site.service(80))? == "192.0.2.1");
     // The dataplane uses only ports that the host's own programs do not use.
     let listing = site.lvsadm("local")?;
@@ -112,7 +115,10 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     ensure!(seen_as(&site, site.service(80))? == "192.0.2.51");
     forty(&site)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 4 && report.servers.len() == 2, "{report:?}");
+    ensure!(
+        report.ok > 4 && report.servers.len() == 2,
+        "not both servers answered: {report:?}"
+    );
 
     // The last address of a family cannot be removed while servers need it.
     let refused = site.director.sh(&format!(
@@ -121,7 +127,7 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     ))?;
     ensure!(
         refused.contains("full NAT needs a local address") && refused.ends_with("1\n"),
-        "{refused}"
+        "the refusal is not reported: {refused}"
     );
     Ok(())
 }
@@ -144,7 +150,7 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
             .filter(|line| line.contains("--fullnat -w 1"))
             .count()
             == 2,
-        "{rules}"
+        "not 2 servers with full NAT were saved: {rules}"
     );
     site.lvsadm("-C")?;
     site.lvsadm_restore(&rules)?;

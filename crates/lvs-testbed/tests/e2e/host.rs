@@ -80,7 +80,10 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
 
     steady.wait_for_more(100)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
+    ensure!(
+        report.ok > 100 && report.servers.len() == 2,
+        "not both servers answered more than 100 requests: {report:?}"
+    );
     Ok(())
 }
 

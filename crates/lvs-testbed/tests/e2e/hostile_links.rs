@@ -119,14 +119,18 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
         .as_array()
         .context("the JSON value is not a list")?
         .len();
-    ensure!(reasons > 5, "{drops}");
+    ensure!(reasons > 5, "at most 5 drop reasons were counted: {drops}");
     let mut dataplane = site.dataplane.take().context("no dataplane was started")?;
-    ensure!(dataplane.is_running(), "{}", dataplane.log());
+    ensure!(
+        dataplane.is_running(),
+        "the dataplane exited: {}",
+        dataplane.log()
+    );
     let status = dataplane.stop(Signal::SIGTERM)?;
     let log = dataplane.log();
     ensure!(
         status.success() && !log.contains("panicked"),
-        "{status}: {log}"
+        "the dataplane failed or panicked: {status}: {log}"
     );
     let line = log
         .lines()
@@ -151,7 +155,10 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     let sum: u64 = fates.iter().map(|name| count(name)).sum::<Result<u64>>()?;
     println!("{line}");
     let received = count("received")?;
-    ensure!(received + count("reassembled")? == sum, "{line}");
+    ensure!(
+        received + count("reassembled")? == sum,
+        "the fates do not add up to the received frames: {line}"
+    );
     ensure!(
         received + missed >= least as u64,
         "{least} frames at least, of which {missed} were missed: {line}"

@@ -79,7 +79,7 @@ fn ipv6_requests_are_served_nat() -> Result<()> {
         let listing = site.lvsadm("-L -n -c")?;
         ensure!(
             listing.contains(&format!("[{}]:80", site.vip6)),
-            "{listing}"
+            "the listing lacks the IPv6 service: {listing}"
         );
     }
     Ok(())
@@ -175,7 +175,7 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
     );
     ensure!(
         text.contains("refused") || text.contains("Couldn't connect"),
-        "{text}"
+        "the connection was not refused: {text}"
     );
     let neighbours = site.client.run("ip", &["-6", "neigh", "show", &vip])?;
     ensure!(neighbours.contains("lladdr"), "no `lladdr` in {neighbours}");

@@ -279,7 +279,11 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let by = By::StateKeeper;
     start(&mut site, by, None)?;
     site.add_service(80, "rr")?;
-    ensure!(keepers()?.trim() == "1", "{}", keepers()?);
+    ensure!(
+        keepers()?.trim() == "1",
+        "not one state keeper runs: {}",
+        keepers()?
+    );
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let program = program.display().to_string();
     let refused = director.sh(&format!("{program} --warm-restart on 2>&1 || true"))?;
@@ -289,7 +293,11 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     );
     let kill = |site: &mut Site, signal| -> Result<()> { site.end_dataplane(signal) };
     kill(&mut site, Signal::SIGKILL)?;
-    ensure!(keepers()?.trim() == "1", "{}", keepers()?);
+    ensure!(
+        keepers()?.trim() == "1",
+        "not one state keeper runs: {}",
+        keepers()?
+    );
     // While no dataplane runs, the rules keep the packets from the host.
     let rules = director.sh("nft list tables")?;
     ensure!(rules.contains("lvs-"), "no `lvs-` in {rules}");

@@ -634,7 +634,7 @@ impl Bed {
                 && spec["automountServiceAccountToken"] == true
                 && container["securityContext"]["privileged"] == true
                 && container["securityContext"]["readOnlyRootFilesystem"] == true,
-            "{spec:#}"
+            "the manifest has other settings: {spec:#}"
         );
         let account = spec["serviceAccountName"].as_str().unwrap_or_default();
         let token = self.ask(
@@ -766,7 +766,7 @@ impl Bed {
             report.failed,
             report.bytes
         );
-        ensure!(report.failed == 0, "{what}: {report:#?}");
+        ensure!(report.failed == 0, "requests failed: {what}: {report:#?}");
         Ok(report.servers)
     }
 }
@@ -940,7 +940,11 @@ impl Downloads {
         );
         fs::write(&self.hurry, "")?;
         let status = self.clients.wait(PATIENCE)?;
-        ensure!(status.success(), "{status}: {}", self.clients.log());
+        ensure!(
+            status.success(),
+            "a download failed: {status}: {}",
+            self.clients.log()
+        );
         Ok(())
     }
 }
@@ -999,7 +1003,10 @@ fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<
         bed.endpoints("pods", &http(), &all)?;
         pod.wait_servers(&bed.web(), &pods(&all))
     })?;
-    ensure!(answered.len() == CONTROL, "{answered:?}");
+    ensure!(
+        answered.len() == CONTROL,
+        "not all nodes answered: {answered:?}"
+    );
     bed.annotate("web", "lvsd/chek", &"x".into())?;
     bed.wait_event("web", "lvsd/chek is unknown")?;
     // A refused Service does not make the pod unready.
@@ -1068,7 +1075,7 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
         let refused = bed.ask_as("first", method, path, ("", None));
         ensure!(
             refused.is_err_and(|why| format!("{why:#}").contains("403")),
-            "{method} {path}"
+            "the request was not refused with 403: {method} {path}"
         );
     }
     bed.wait("the Event to be written", |bed| {
@@ -1124,7 +1131,10 @@ fn cordon_keeps_a_download(bed: &mut Bed) -> Result<()> {
     })?;
     let answered = bed.under_load("node is cordoned", |_| Ok(()))?;
     let name = format!("rs{}", node + 1);
-    ensure!(!answered.contains_key(&name), "{answered:?}");
+    ensure!(
+        !answered.contains_key(&name),
+        "the cordoned node got new connections: {answered:?}"
+    );
     download.finish()?;
     let label = "node.kubernetes.io/exclude-from-external-load-balancers";
     let exclude = |value: Value| json!({ "metadata": { "labels": { label: value } } });
@@ -1187,7 +1197,10 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
     })?;
     let answered = bed.under_load("node is drained", |_| Ok(()))?;
     let name = format!("rs{}", node + 1);
-    ensure!(!answered.contains_key(&name), "{answered:?}");
+    ensure!(
+        !answered.contains_key(&name),
+        "the drained node got new connections: {answered:?}"
+    );
     download.finish()?;
     let (left, gone): (Vec<_>, Vec<_>) = all.into_iter().partition(|pod| pod.ready);
     bed.under_load("the pods of the drained node to terminate", |bed| {
@@ -1333,7 +1346,7 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
         let answer: Vec<&str> = answer.lines().collect();
         ensure!(
             answer == wanted,
-            "{answer:?}\n{}\n{}\n{}",
+            "datagrams reached other servers: {answer:?}\n{}\n{}\n{}",
             bed.status(0),
             bed.site.lvsadm("-L -n --stats")?,
             bed.site.lvsadm("drops --all")?

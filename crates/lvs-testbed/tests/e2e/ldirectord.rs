@@ -149,7 +149,10 @@ fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
     ensure!(before.lines().count() == 5, "not 5 lines: {before}");
     run(&site, "save")?;
     let saved = site.director.sh("cat /etc/ipvsadm.rules")?;
-    ensure!(saved == format!("# ipvsadm.rules\n{before}"), "{saved}");
+    ensure!(
+        saved == format!("# ipvsadm.rules\n{before}"),
+        "the script saved other rules: {saved}"
+    );
     let status = run(&site, "status")?;
     ensure!(
         status.starts_with("IP Virtual Server version 1.2.1 (size=4096)\n"),

@@ -53,7 +53,11 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
             .filter(|connection| connection.protocol == "UDP")
             .map(|connection| connection.source.as_str())
             .collect();
-        ensure!(sources.len() == CONNECTIONS, "{}", sources.len());
+        ensure!(
+            sources.len() == CONNECTIONS,
+            "not all connections are listed once: {}",
+            sources.len()
+        );
         ensure!(sources.iter().collect::<HashSet<_>>().len() == CONNECTIONS);
         let json: Value = serde_json::from_str(&site.lvsadm("--json -L -c")?)?;
         let udp = json
@@ -70,6 +74,9 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
     ))?;
     ensure!(first.trim() == "3", "not `3`: {first}");
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 3, "{report:?}");
+    ensure!(
+        report.ok > 3,
+        "at most 3 requests were answered: {report:?}"
+    );
     Ok(())
 }

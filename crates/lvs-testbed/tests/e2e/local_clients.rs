@@ -123,7 +123,10 @@ fn local_client_reaches_tcp_service_on_host_address() -> Result<()> {
         let stored = ["rs1", "rs2"].map(|name| format!("{name}-up/up/{number}"));
         let stored = stored.map(|path| std::fs::read(site.testbed.dir().join(path)));
         let sent = std::fs::read(&file)?;
-        ensure!(stored.iter().flatten().eq([&sent]), "{vip}");
+        ensure!(
+            stored.iter().flatten().eq([&sent]),
+            "a datagram was changed or not stored: {vip}"
+        );
         common::wait_for_counters(&site, "42 connections to be counted", |rows| {
             let row = rows.iter().find(|row| row.address == service.to_string());
             let row = row.context("the service is not listed")?;
@@ -200,7 +203,10 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
         // address.
         let others = ["192.0.2.1:80", "127.0.0.1:80"];
         for other in others {
-            ensure!(get(&site, other.parse()?, "id")? == "director", "{other}");
+            ensure!(
+                get(&site, other.parse()?, "id")? == "director",
+                "the host did not answer at {other}"
+            );
         }
         ensure!(
             is_refused(&site, site.service(81))?,
@@ -228,7 +234,10 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
         dataplane.stop(ends_with)?;
         is_answered_by(&site, "director")?;
         let links = site.director.sh("ip -o link")?;
-        ensure!(!links.contains("lvs-"), "{ends_with}: {links}");
+        ensure!(
+            !links.contains("lvs-"),
+            "devices are left: {ends_with}: {links}"
+        );
         if ends_with == Signal::SIGTERM {
             common::wait_for_host_state(&site, &before)?;
         }
@@ -395,7 +404,7 @@ fn local_client_reaches_local_server() -> Result<()> {
             .with_context(|| format!("{vip:?} {server} {flag}"))?;
         ensure!(
             report.servers.get("director") == Some(&20),
-            "{server} {flag}: {:?}",
+            "the server on the director did not answer 20 requests: {server} {flag}: {:?}",
             report.servers
         );
         // Without the service, the client reaches the server as before.
@@ -415,7 +424,10 @@ fn local_client_of_service_without_servers_is_refused() -> Result<()> {
     for vip in vips(&site) {
         let service = SocketAddr::new(vip, 80);
         site.lvsadm(&format!("-A -t {service} -s rr"))?;
-        ensure!(is_refused(&site, service)?, "{vip}");
+        ensure!(
+            is_refused(&site, service)?,
+            "the connection was not refused: {vip}"
+        );
     }
     Ok(())
 }
@@ -572,7 +584,10 @@ fn port_of_refused_local_client_can_be_used_again() -> Result<()> {
     for (vip, port) in vips(&site).into_iter().zip([40_001, 40_002]) {
         let service = SocketAddr::new(vip, 81);
         let served = ask(service, port)?;
-        ensure!(served.is_empty(), "{service}: {served}");
+        ensure!(
+            served.is_empty(),
+            "the served connection failed: {service}: {served}"
+        );
     }
     Ok(())
 }

@@ -20,7 +20,11 @@ fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<(
     let expected = expected
         .iter()
         .map(|&(name, count)| (name.to_owned(), count));
-    ensure!(report.servers == expected.collect(), "{:?}", report.servers);
+    ensure!(
+        report.servers == expected.collect(),
+        "the requests were divided differently: {:?}",
+        report.servers
+    );
     Ok(())
 }
 
@@ -162,7 +166,10 @@ fn other_ports_of_host_with_rp_filter_and_local_server_are_reachable() -> Result
             let seen = site
                 .client
                 .sh(&format!("curl -sS -f -m 60 http://10.0.0.1:{direct}/id"))?;
-            ensure!(seen == "director\n", "{direct}: {seen}");
+            ensure!(
+                seen == "director\n",
+                "another host answered: {direct}: {seen}"
+            );
         }
         site.lvsadm("-C")?;
     }

@@ -95,7 +95,7 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
     configure(&site, [5, 1], 1)?;
     program.signal(Signal::SIGHUP)?;
     wait_listed(&site, &program, &[(0, 5), (1, 1)])?;
-    ensure!(program.is_running(), "{}", program.log());
+    ensure!(program.is_running(), "keepalived exited: {}", program.log());
 
     // The quorum needs both servers: the sorry server replaces the remaining one.
     configure(&site, [5, 1], 6)?;
@@ -151,7 +151,10 @@ fn moby_ipvs_passes_its_own_tests() -> Result<()> {
         site.lvsadm("-C")?;
         let run = format!("{launcher} -- {program} -test.v -test.run '^{name}$' 2>&1 || true");
         let printed = site.director.sh(&run)?;
-        ensure!(printed.contains(&format!("--- PASS: {name} ")), "{printed}");
+        ensure!(
+            printed.contains(&format!("--- PASS: {name} ")),
+            "a test of the library failed: {printed}"
+        );
     }
     Ok(())
 }
@@ -170,9 +173,15 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
         site.real_address(0)
     ))?;
     let (theirs, ours) = (run("ipvsadm -Ln")?, site.lvsadm("-L -n")?);
-    ensure!(theirs == ours, "{theirs}\n{ours}");
+    ensure!(
+        theirs == ours,
+        "ipvsadm and lvsadm list different services: {theirs}\n{ours}"
+    );
     let nested = run(&format!("{launcher} -- ipvsadm -Ln"))?;
-    ensure!(nested == ours, "{nested}");
+    ensure!(
+        nested == ours,
+        "ipvsadm below a second lvs-run lists other services: {nested}"
+    );
     ensure!(common::answering(&site)? == ["rs1"]);
     let refused = run("setpriv --bounding-set=-net_admin ipvsadm -Ln 2>&1 || true")?;
     ensure!(
@@ -245,7 +254,7 @@ fn ipvs_socket_options_are_answered() -> Result<()> {
     let flush = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; setsockopt(S, 0, 1157, "") or die "$!"'"#;
     site.director.sh(&format!("{launcher} -- {flush}"))?;
     let listing = site.lvsadm("-L -n")?;
-    ensure!(rows(&listing).is_empty(), "{listing}");
+    ensure!(rows(&listing).is_empty(), "services are left: {listing}");
     Ok(())
 }
 
@@ -264,11 +273,14 @@ fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
     })
     .with_context(|| run("ipvsadm -Lnc 2>&1").unwrap_or_default())?;
     let services = run(&format!("{nobody} cat /proc/net/ip_vs"))?;
-    ensure!(services.lines().count() == 3 + 1 + 3, "{services}");
+    ensure!(
+        services.lines().count() == 3 + 1 + 3,
+        "not all services and servers are listed: {services}"
+    );
     let stats = run("head -qn 1 /proc/net/ip_vs_stats /proc/net/ip_vs_stats_percpu")?;
     ensure!(
         stats.matches("Total Incoming Outgoing").count() == 2,
-        "{stats}"
+        "not both tables of counters are printed: {stats}"
     );
 
     // All other files are those of the kernel.
@@ -318,7 +330,10 @@ fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
         "{nobody} unshare --user --map-root-user --pid --fork --mount-proc readlink /proc/net 2>&1 || true"
     );
     let (inside, outside) = (run(&own)?, site.director.sh(&own)?);
-    ensure!(inside == outside, "{inside}{outside}");
+    ensure!(
+        inside == outside,
+        "a container sees another /proc/net inside lvs-run: {inside}{outside}"
+    );
     Ok(())
 }
 
@@ -382,10 +397,16 @@ fn ipvsadm_change_is_refused_while_lvsd_manages_services() -> Result<()> {
     })
     .with_context(|| program.log())?;
     let listed = site.director.sh(&format!("{launcher} -- ipvsadm -Ln"))?;
-    ensure!(rows(&listed).len() == 2, "{listed}");
+    ensure!(
+        rows(&listed).len() == 2,
+        "the service or its server is missing: {listed}"
+    );
     let refused = site
         .director
         .sh(&format!("! {launcher} -- ipvsadm -C 2>&1"))?;
-    ensure!(site.lvsadm("-L -n")? == listed, "{refused}");
+    ensure!(
+        site.lvsadm("-L -n")? == listed,
+        "the refused command changed services: {refused}"
+    );
     Ok(())
 }

@@ -91,7 +91,11 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     soon("lvsd to log the error in the file", || {
         lvsd.log().contains("nane")
     })?;
-    ensure!(lvsd.is_running() && usable(&site) == 3, "{}", lvsd.log());
+    ensure!(
+        lvsd.is_running() && usable(&site) == 3,
+        "lvsd exited, or not all 3 servers are usable: {}",
+        lvsd.log()
+    );
     configure(&site, 3)?;
     steady.finish_ok()?;
 
@@ -100,7 +104,10 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     wait_usable(&site, 2, &lvsd)?;
     load.requests = 40;
     let report = common::ok(site.client.load(&load)?, 40)?;
-    ensure!(!report.servers.contains_key("rs1"), "{report:?}");
+    ensure!(
+        !report.servers.contains_key("rs1"),
+        "the failed server answered: {report:?}"
+    );
     site.programs
         .push(nginx(&site.servers[0], &NginxOptions::default())?);
     wait_usable(&site, 3, &lvsd)?;
@@ -134,7 +141,10 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
     }
     steady.wait_for_more(1000)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
+    ensure!(
+        report.ok > 1000 && report.servers.len() == 3,
+        "not all 3 servers answered more than 1000 requests: {report:?}"
+    );
 
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
@@ -240,7 +250,10 @@ fn tunnels_are_edited_in_place() -> Result<()> {
         .with_context(|| format!("{tunnels:?}\n{}\n{}", listed(), lvsd.log()))?;
         let report = common::ok(site.client.load(&load)?, 40)
             .with_context(|| format!("{tunnels:?}\n{}", listed()))?;
-        ensure!(report.servers.len() == 2, "{tunnels:?}: {report:?}");
+        ensure!(
+            report.servers.len() == 2,
+            "not both servers answered: {tunnels:?}: {report:?}"
+        );
     }
     steady.finish_ok()?;
 
@@ -298,14 +311,22 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
     let program = programs::find("lvsd")?;
     site.director
         .run(&program, &["stop", "--all", "--config", &path])?;
-    ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
+    ensure!(
+        lvsd.wait(common::SOON)?.success(),
+        "lvsd failed at its exit: {}",
+        lvsd.log()
+    );
     common::wait_for_host_state(&site, &before)?;
 
     // The next lvsd uses the dataplane of an earlier one.
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
     site.director.run(&program, &["stop", "--config", &path])?;
-    ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
+    ensure!(
+        lvsd.wait(common::SOON)?.success(),
+        "lvsd failed at its exit: {}",
+        lvsd.log()
+    );
     ensure!(usable(&site) == 3, "not all 3 servers are usable any more");
     site.director
         .run(&program, &["stop", "--all", "--config", &path])?;
@@ -349,7 +370,10 @@ fn reload_that_replaces_the_only_server_loses_no_request() -> Result<()> {
     // Waits for more requests than were in progress at the old server.
     steady.wait_for_more(1 + site.load().concurrency)?;
     let report = steady.finish_ok()?;
-    ensure!(report.servers.len() == 2, "{report:?}");
+    ensure!(
+        report.servers.len() == 2,
+        "not both servers answered: {report:?}"
+    );
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
@@ -402,7 +426,10 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
         }
         steady.wait_for_more(500)?;
         let report = steady.finish_ok()?;
-        ensure!(report.ok > 500, "{report:?}");
+        ensure!(
+            report.ok > 500,
+            "at most 500 requests were answered: {report:?}"
+        );
         ensure!(lvsd.is_running(), "lvsd has exited");
         ensure!(lvsd.stop(Signal::SIGINT)?.success());
         site.director.sh(&format!("rm -f {fifo} {fifo}-closed"))?;
@@ -453,7 +480,11 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
         }
         if ends_before {
             lvsd.stop(Signal::SIGTERM)?;
-            ensure!(files()?.contains(".lvsd.toml"), "{}", files()?);
+            ensure!(
+                files()?.contains(".lvsd.toml"),
+                "the files of lvsd are missing: {}",
+                files()?
+            );
         }
         self::lvsd(&site, "stop --all")?;
         soon("the files of the namespace to be removed", || {
@@ -477,7 +508,7 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
     let health = || lvsd(&site, "check-health 2>&1 || echo exit $?");
     let good = health()?;
     ensure!(good.contains("LVS OK"), "no `LVS OK` in {good}");
-    ensure!(doctor()?.is_empty(), "{:?}", doctor()?);
+    ensure!(doctor()?.is_empty(), "doctor has findings: {:?}", doctor()?);
 
     // The server that the new file also omits must stay.
     configure(&site, 1)?;
@@ -491,17 +522,23 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
         "shceduler",
         "did you mean `scheduler`?",
     ] {
-        ensure!(reload.contains(part), "{part}: {reload}");
+        ensure!(
+            reload.contains(part),
+            "the report lacks a part: {part}: {reload}"
+        );
     }
     let status = lvsd(&site, "status")?;
     let first = status.lines().next().unwrap_or_default();
-    ensure!(first.contains("WARNING: the file was refused"), "{status}");
+    ensure!(
+        first.contains("WARNING: the file was refused"),
+        "the refused file is not reported: {status}"
+    );
     let loaded: serde_json::Value = serde_json::from_str(&lvsd(&site, "status --json")?)?;
     let loaded = &loaded["loaded"];
     let found = doctor()?;
     ensure!(
         loaded["ok"] == false && found.len() == 1,
-        "{loaded} {found:?}"
+        "the refused file is not reported once: {loaded} {found:?}"
     );
     let what = found[0]["what"].as_str().unwrap_or_default();
     for message in [
@@ -514,14 +551,20 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
             "the old configuration stays",
             "did you mean `scheduler`?",
         ] {
-            ensure!(message.contains(part), "{part}: {message}");
+            ensure!(
+                message.contains(part),
+                "the finding lacks a part: {part}: {message}"
+            );
         }
     }
     let fix = found[0]["fix"].as_str().unwrap_or_default();
     ensure!(fix.contains("lvsd reload"), "no `lvsd reload` in {fix}");
     let output = health()?;
     for part in ["LVS WARNING", "the file was refused", "exit 1"] {
-        ensure!(output.contains(part), "{part}: {output}");
+        ensure!(
+            output.contains(part),
+            "the output lacks a part: {part}: {output}"
+        );
     }
     let mut load = site.load();
     load.requests = 20;
@@ -532,7 +575,7 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
     lvsd(&site, "reload")?;
     let healed = health()?;
     ensure!(healed.contains("LVS OK"), "no `LVS OK` in {healed}");
-    ensure!(doctor()?.is_empty(), "{:?}", doctor()?);
+    ensure!(doctor()?.is_empty(), "doctor has findings: {:?}", doctor()?);
     daemon.stop_ok(Signal::SIGINT)
 }
 
@@ -643,7 +686,10 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     load.sizes = vec![1000];
     load.requests = 20;
     let report = common::ok(site.client.load(&load)?, 20)?;
-    ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+    ensure!(
+        !report.servers.contains_key("rs3"),
+        "the sorry server answered above the quorum: {report:?}"
+    );
     let sorry_serves = |site: &Site| {
         soon("lvsd to use the sorry server", || {
             lvsd(site, "status")
@@ -651,7 +697,10 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         })?;
         wait_usable(site, 1, &daemon)?;
         let report = common::ok(site.client.load(&load)?, 20)?;
-        ensure!(report.servers.keys().eq(["rs3"]), "{report:?}");
+        ensure!(
+            report.servers.keys().eq(["rs3"]),
+            "other servers than the sorry server answered: {report:?}"
+        );
         anyhow::Ok(())
     };
     let quorum = |site: &Site| {
@@ -662,7 +711,10 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         })?;
         wait_usable(site, 2, &daemon)?;
         let report = common::ok(site.client.load(&load)?, 20)?;
-        ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+        ensure!(
+            !report.servers.contains_key("rs3"),
+            "the sorry server answered above the quorum: {report:?}"
+        );
         anyhow::Ok(())
     };
     // One of two servers refuses the checks: the service is below its quorum.
@@ -675,7 +727,10 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     )?;
     sorry_serves(&site)?;
     let report = steady.finish_ok()?;
-    ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+    ensure!(
+        !report.servers.contains_key("rs3"),
+        "the sorry server answered above the quorum: {report:?}"
+    );
     site.servers[0].sh("nft delete table ip f")?;
     quorum(&site)?;
     site.programs.remove(0).kill();
@@ -845,7 +900,7 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
         || lvsd(&site, "status").map(|output| output.chars().take(2000).collect::<String>());
     ensure!(
         servers.len() == SERVERS,
-        "{}: {:?}",
+        "not all servers are listed: {}: {:?}",
         servers.len(),
         status()
     );
@@ -904,10 +959,17 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
         std::thread::sleep(Duration::from_millis(10));
     }
     let output = lvsd(&site, "reload --force")?;
-    ensure!(output.contains("reloaded"), "{output}\n{}", daemon.log());
+    ensure!(
+        output.contains("reloaded"),
+        "the reload failed: {output}\n{}",
+        daemon.log()
+    );
     steady.wait_for_more(1000)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 1000, "{report:?}");
+    ensure!(
+        report.ok > 1000,
+        "at most 1000 requests were answered: {report:?}"
+    );
     let rules = |site: &Site| -> Result<Vec<String>> {
         let mut rules: Vec<String> = site.lvsadm("-S -n")?.lines().map(str::to_owned).collect();
         rules.sort();

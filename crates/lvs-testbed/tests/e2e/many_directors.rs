@@ -70,7 +70,10 @@ fn downloads_survive_suspended_dataplane_and_lost_datagrams_tun() -> Result<()> 
         output.contains("NOT READY, waits for"),
         "no `NOT READY, waits for` in {output}"
     );
-    ensure!(outcomes[1].reported.len() == 3, "{outcomes:?}");
+    ensure!(
+        outcomes[1].reported.len() == 3,
+        "not 3 problems were reported: {outcomes:?}"
+    );
     Ok(())
 }
 
@@ -142,7 +145,11 @@ fn routed(site: &Site, words: &str) -> Result<()> {
 }
 
 fn not_routed(site: &Site, words: &str) -> Result<()> {
-    ensure!(!has_route(site, words), "{words}: {}", routes(site)?);
+    ensure!(
+        !has_route(site, words),
+        "the route is still announced: {words}: {}",
+        routes(site)?
+    );
     Ok(())
 }
 
@@ -267,7 +274,7 @@ fn maintenance_command_returns_when_routes_have_changed() -> Result<()> {
         let now = routes(&site)?;
         ensure!(
             now.contains(&format!("203.0.113.10 {route}")),
-            "{change}: {now}"
+            "the route has not changed: {change}: {now}"
         );
         ensure!(
             !printed.contains("has not applied"),
@@ -293,7 +300,10 @@ fn invalid_address_lists_are_refused() -> Result<()> {
         r#"{"standing":"announced"}"#,
     ] {
         let answer = announce(&site, bad, 600)?;
-        ensure!(answer.contains("\"error\""), "{bad}: {answer}");
+        ensure!(
+            answer.contains("\"error\""),
+            "the invalid list was accepted: {bad}: {answer}"
+        );
     }
     routed(&site, "203.0.113.10 proto 77")?;
     // The host already has such a route of its own.

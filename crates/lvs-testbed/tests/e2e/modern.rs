@@ -344,7 +344,11 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     soon("the resets", || ends().len() >= CLIENTS / 2)
         .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
     let mut ends = ends();
-    ensure!(ends.len() == CLIENTS / 2, "{}", ends.len());
+    ensure!(
+        ends.len() == CLIENTS / 2,
+        "not half of the clients were reset: {}",
+        ends.len()
+    );
     ends.sort_unstable();
     let down = || events.log().contains("server_down");
     soon("the event server_down to arrive", down).with_context(|| events.log())?;
@@ -406,11 +410,19 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     let mut daemon = Daemon::new(&site, "slow_start = \"1h\"");
     daemon.start(&[0])?;
     let listed = || site.lvsadm("--json -L -n");
-    ensure!(listed()?.contains("\"slow_start\":3600"), "{}", listed()?);
+    ensure!(
+        listed()?.contains("\"slow_start\":3600"),
+        "the listing lacks the slow start: {}",
+        listed()?
+    );
     // Slow start applies only to servers that join an established server; the first server is not
     // yet established.
     daemon.reload(&[0, 1])?;
-    ensure!(!listed()?.contains("\"slow_start\":10"), "{}", listed()?);
+    ensure!(
+        !listed()?.contains("\"slow_start\":10"),
+        "the listing shows another slow start: {}",
+        listed()?
+    );
     // When the setting is added, existing servers count as established.
     let is_set = |present: bool| {
         soon(&format!("the setting: {present}"), || {

@@ -26,7 +26,11 @@ fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) ->
 /// Waits until the dataplane has logged `what`, and checks that it has logged it only once.
 fn is_logged_once(site: &Site, what: &str) -> Result<()> {
     common::says(site, what)?;
-    ensure!(logged(site, what) == 1, "{what}: {}", logged(site, what));
+    ensure!(
+        logged(site, what) == 1,
+        "the message was not logged once: {what}: {}",
+        logged(site, what)
+    );
     Ok(())
 }
 
@@ -79,7 +83,11 @@ impl<'a> Download<'a> {
     /// Checks that the download succeeds.
     fn finish(mut self) -> Result<()> {
         let status = self.program.wait(Duration::from_secs(70))?;
-        ensure!(status.success(), "{status}: {}", self.program.log());
+        ensure!(
+            status.success(),
+            "the download failed: {status}: {}",
+            self.program.log()
+        );
         let file = self.site.testbed.dir().join("downloaded");
         let mut expected = vec![0; usize::try_from(self.size)?];
         content::fill(0, &mut expected);
@@ -218,7 +226,10 @@ fn route_without_link_layer_is_reported() -> Result<()> {
         wait_until(reason, PATIENCE, || {
             counted(&site, reason).is_ok_and(|count| count > 0)
         })?;
-        ensure!(counted(&site, "no_route")? == 0, "{reason}");
+        ensure!(
+            counted(&site, "no_route")? == 0,
+            "packets were counted as no_route instead of {reason}"
+        );
         let explained = site.lvsadm(&format!("explain tcp 192.0.2.100:5000 {}:80", site.vip))?;
         ensure!(explained.contains(reason), "no {reason:?} in {explained}");
         let program = programs::find("lvsadm")?.display().to_string();
@@ -307,7 +318,10 @@ fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
                 .err()
                 .context("the connection succeeded although no neighbour answers")?
         );
-        ensure!(output.contains("No route to host"), "{forward:?}: {output}");
+        ensure!(
+            output.contains("No route to host"),
+            "the client received no ICMP error: {forward:?}: {output}"
+        );
         wait_until("the counter no_neighbour to increase", PATIENCE, || {
             counted(&site, "no_neighbour").is_ok_and(|count| count > 0)
         })
@@ -534,7 +548,10 @@ fn services_on_vlans_of_a_trunk_are_forwarded_by_the_kernel() -> Result<()> {
     site.downloads_and_uploads()?;
     for reason in ["kernel_requests", "kernel_replies"] {
         let count = site.counted(reason)?;
-        ensure!(count > 100, "{count} {reason}");
+        ensure!(
+            count > 100,
+            "at most 100 packets were counted: {count} {reason}"
+        );
     }
     Ok(())
 }
@@ -560,7 +577,11 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     wait_until("the first route to be used", PATIENCE, || {
         served().unwrap_or(false)
     })?;
-    ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
+    ensure!(
+        !doctor()?.contains("BPF program"),
+        "doctor reports a BPF program: {}",
+        doctor()?
+    );
     let drop = super::filters::TCX_DROP;
     let mut tcx = site
         .director
@@ -617,7 +638,7 @@ fn frames_of_a_vlan_carry_its_tag() -> Result<()> {
     // ARP and echo packets pass in both directions.
     ensure!(
         ids.lines().count() == 4 && ids.lines().all(|id| id == "100"),
-        "{ids}"
+        "the frames do not have VLAN 100: {ids}"
     );
     Ok(())
 }

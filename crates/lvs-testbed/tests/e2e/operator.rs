@@ -64,7 +64,11 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     };
     soon("the weight to be 0", drained)?;
     drain.stop(nix::sys::signal::Signal::SIGINT)?;
-    ensure!(drained(), "{}", drain.log());
+    ensure!(
+        drained(),
+        "the interrupted drain restored the weight: {}",
+        drain.log()
+    );
     site.lvsadm(&format!("-e -t {service} -r {server} -m"))?;
 
     let lvsadm = programs::find("lvsadm")?;
@@ -82,19 +86,22 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
         site.lvsadm("--json -L")
             .is_ok_and(|text| text.contains("\"weight\":0"))
     })?;
-    ensure!(drain.is_running(), "{}", drain.log());
+    ensure!(drain.is_running(), "the drain ended early: {}", drain.log());
     steady.finish_ok()?;
     let status = drain.wait(SOON)?;
     ensure!(
         status.success() && drain.log().contains("drained and deleted"),
-        "{}",
+        "the drain failed or did not delete the server: {}",
         drain.log()
     );
     let services: Value = serde_json::from_str(&site.lvsadm("--json -L")?)?;
     let servers = services[0]["servers"]
         .as_array()
         .context("the service has no list of servers")?;
-    ensure!(servers.len() == 1, "{services}");
+    ensure!(
+        servers.len() == 1,
+        "the drained server is still listed: {services}"
+    );
     Ok(())
 }
 
@@ -114,7 +121,7 @@ fn explain_agrees_with_later_decision() -> Result<()> {
         let number: usize = id.trim().trim_start_matches("rs").parse()?;
         ensure!(
             server == format!("{}:80", site.real_address(number - 1)),
-            "{reported} {id}"
+            "the packet went to another server than explain reported: {reported} {id}"
         );
     }
     let listed = site.lvsadm("-L -n -c")?;
@@ -148,7 +155,10 @@ fn explain_agrees_with_later_decision() -> Result<()> {
         "slot        50 of 256",
         &format!("goes to {}:80: sh chooses it", site.real_address(1)),
     ] {
-        ensure!(reported.contains(line), "{line}: {reported}");
+        ensure!(
+            reported.contains(line),
+            "a line is missing: {line}: {reported}"
+        );
     }
     let reported = site.lvsadm(&format!("{question} --interface eth1"))?;
     ensure!(
@@ -204,13 +214,13 @@ fn captures_are_read_by_tshark() -> Result<()> {
         read.lines().any(|line| line.starts_with("forwarded to ")
             && line.contains("by NAT")
             && line.contains("eth0")),
-        "{read}"
+        "the captured request is not explained: {read}"
     );
     ensure!(
         read.lines().any(
             |line| line.starts_with("answer, sent to the client from") && line.contains("eth1")
         ),
-        "{read}"
+        "the captured reply is not explained: {read}"
     );
     // After a client disconnects, its capture ends, and packets continue.
     let load = site.load();
@@ -272,7 +282,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
             && all
                 .iter()
                 .all(|reason| reported(reason, "help") && reported(reason, "fix")),
-        "{drops}"
+        "reasons lack a meaning or a fix: {drops}"
     );
     let value = site.lvsadm("sysctl net.ipv4.vs.conn_reuse_mode=0 conn_reuse_mode")?;
     ensure!(
@@ -337,7 +347,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     ensure!(shown.contains("\x1b[1mTCP"), "no `\x1b[1mTCP` in {shown:?}");
     ensure!(
         shown.trim_end().ends_with("\x1b[?25h\x1b[?1049l"),
-        "{shown:?}"
+        "the terminal was not restored: {shown:?}"
     );
     // Lines are as wide as the window, which may change.
     let wider = site.director.dir().join("wider");
@@ -377,7 +387,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     ))?;
     ensure!(
         dumb.matches("by rate").count() == 2 && !dumb.contains('\x1b'),
-        "{dumb:?}"
+        "the terminal without cursor control got control characters, or not two tables: {dumb:?}"
     );
     Ok(())
 }
@@ -408,7 +418,10 @@ fn rules_are_restored_completely_or_not_at_all() -> Result<()> {
             reported.ends_with("status 255\n"),
             "does not end with `status 255`: {reported}"
         );
-        ensure!(site.lvsadm("-S -n")? == before, "{bad}");
+        ensure!(
+            site.lvsadm("-S -n")? == before,
+            "the rules changed after an invalid line: {bad}"
+        );
     }
     let reported = restore(
         "# comment\\n-C\\n-A -t 192.0.2.1:80 -s rr\\n-a -t 192.0.2.1:80 -r 192.0.2.9:80 -m\\n",
@@ -417,7 +430,7 @@ fn rules_are_restored_completely_or_not_at_all() -> Result<()> {
     let after = site.lvsadm("-S -n")?;
     ensure!(
         after.starts_with("-A -t 192.0.2.1:80 -s rr\n") && after.lines().count() == 2,
-        "{after}"
+        "the rules were not replaced: {after}"
     );
     Ok(())
 }
@@ -428,7 +441,7 @@ fn completions_and_manual_page_are_read_by_their_programs() -> Result<()> {
     let lvsadm = programs::find("lvsadm")?;
     let print = |words: &[&str]| -> Result<String> {
         let output = std::process::Command::new(&lvsadm).args(words).output()?;
-        ensure!(output.status.success(), "{words:?}");
+        ensure!(output.status.success(), "lvsadm failed: {words:?}");
         Ok(String::from_utf8(output.stdout)?)
     };
     let dir = tempfile::tempdir()?;
@@ -446,7 +459,7 @@ fn completions_and_manual_page_are_read_by_their_programs() -> Result<()> {
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(
         text == "drain drops\n--deadline --delete\nwrr\n",
-        "{text} {output:?}"
+        "the completions differ: {text} {output:?}"
     );
     let page = print(&["man"])?;
     std::fs::write(dir.path().join("lvsadm.8"), &page)?;
@@ -459,7 +472,7 @@ fn completions_and_manual_page_are_read_by_their_programs() -> Result<()> {
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(
         output.stderr.is_empty() && text.contains("lvsadm"),
-        "{output:?}"
+        "man reports errors or prints no page: {output:?}"
     );
     Ok(())
 }

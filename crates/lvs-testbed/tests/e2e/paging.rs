@@ -126,7 +126,11 @@ impl Director {
 
     fn end(mut self) -> Result<()> {
         let status = self.lvsd.stop(Signal::SIGINT)?;
-        ensure!(status.success(), "{}", self.lvsd.log());
+        ensure!(
+            status.success(),
+            "lvsd failed at its exit: {}",
+            self.lvsd.log()
+        );
         Ok(())
     }
 }
@@ -469,13 +473,17 @@ fn is_quiet(director: &Director, what: &str, mut process: Proc, blamed: &str) ->
         let false_blame = named
             .iter()
             .any(|fault| blamed.is_empty() || !fault.contains(blamed));
-        ensure!(!false_blame, "{what}: {named:?}");
+        ensure!(!false_blame, "a fault is reported: {what}: {named:?}");
         if last {
             break;
         }
     }
     let status = process.wait(Duration::from_secs(1))?;
-    ensure!(status.success(), "{what}: {status}: {}", process.log());
+    ensure!(
+        status.success(),
+        "the program failed: {what}: {status}: {}",
+        process.log()
+    );
     Ok(())
 }
 

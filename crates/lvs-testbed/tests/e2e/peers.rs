@@ -191,7 +191,10 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     report.all_ok(report.ok)?;
     for director in [&first, &second] {
         for name in ["nonsense", "no_room", "forged", "malformed", "full_syncs"] {
-            ensure!(number(&site, director, name) == 0, "{name}");
+            ensure!(
+                number(&site, director, name) == 0,
+                "the counter is not 0: {name}"
+            );
         }
     }
     drop(two);
@@ -278,7 +281,10 @@ fn peer_without_key_receives_nothing() -> Result<()> {
     for director in [&first, &second] {
         site.lvsadm_on(director, "sync --wait 120s")?;
         let state = state(&site, director)?;
-        ensure!(state["peers"][0]["state"] == "in step", "{state}");
+        ensure!(
+            state["peers"][0]["state"] == "in step",
+            "the director is not in sync: {state}"
+        );
     }
     Ok(())
 }
@@ -294,7 +300,10 @@ fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
     };
     let mut dataplane = start("3600")?;
     let state = state(&site, &first)?;
-    ensure!(state["ready"] == false, "{state}");
+    ensure!(
+        state["ready"] == false,
+        "the director is reported as ready: {state}"
+    );
     let program = programs::find("lvsadm")?.display().to_string();
     let printed = first.sh(&format!("{program} sync --wait 1s || echo status $?"))?;
     ensure!(
@@ -403,7 +412,10 @@ fn invalid_peer_options_are_reported() -> Result<()> {
     ] {
         let script = format!("{program} --interface eth0 {options} 2>&1 || true");
         let answer = site.director.sh(&script)?;
-        ensure!(answer.contains(printed), "{options}: {answer}");
+        ensure!(
+            answer.contains(printed),
+            "the invalid options are not reported: {options}: {answer}"
+        );
     }
     Ok(())
 }
@@ -444,7 +456,7 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
     let differ = !output.contains("the same services and servers");
     ensure!(
         output.contains(&format!("exit status {}\n", u8::from(differ))),
-        "{output}"
+        "the exit status is wrong: {output}"
     );
     Ok(output)
 }
@@ -514,7 +526,10 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     };
     let shows = |line: &str| -> Result<()> {
         let printed = diff(&site, &two)?;
-        ensure!(printed.contains(line), "{line}: {printed}");
+        ensure!(
+            printed.contains(line),
+            "a line is missing: {line}: {printed}"
+        );
         Ok(())
     };
     wait("the difference to be named", || is_named(&first))?;
@@ -543,8 +558,14 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
         })
         .with_context(|| dataplane.log())?;
         let log = dataplane.log();
-        ensure!(log.matches("has not chosen").count() == 1, "{log}");
-        ensure!(log.matches("as this director again").count() == 1, "{log}");
+        ensure!(
+            log.matches("has not chosen").count() == 1,
+            "the difference was not logged once: {log}"
+        );
+        ensure!(
+            log.matches("as this director again").count() == 1,
+            "the end of the difference was not logged once: {log}"
+        );
     }
 
     // A server with weight 0 keeps the mh slots of its earlier weight, which differs between the

@@ -97,7 +97,10 @@ fn quick_start_block_with_dataplane_works_pasted_at_once() -> Result<()> {
             let out = String::from_utf8_lossy(&output.stdout);
             let errors = String::from_utf8_lossy(&output.stderr);
             let place = page.display();
-            ensure!(output.status.success(), "{place}:\n{block}\n{out}{errors}");
+            ensure!(
+                output.status.success(),
+                "the block failed: {place}:\n{block}\n{out}{errors}"
+            );
             for rule in ["-A -t 192.0.2.10:", "-a -t 192.0.2.10:"] {
                 ensure!(
                     out.contains(rule),
@@ -167,7 +170,7 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
         .output()?;
     let out = String::from_utf8_lossy(&output.stdout);
     let all = format!("{out}\n{}", String::from_utf8_lossy(&output.stderr));
-    ensure!(output.status.success(), "{all}");
+    ensure!(output.status.success(), "the block failed: {all}");
     for words in [
         "/etc/lvsd/lvsd.toml: valid, 1 service with 1 server",
         "web (tcp 192.0.2.10:80): 1 of 1 server usable",

@@ -67,7 +67,10 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         site.lvsadm("-L -n")?;
         download.goes_on()?;
         let after = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-        ensure!(after == children, "{children:?} {after:?}");
+        ensure!(
+            after == children,
+            "the child processes changed: {children:?} {after:?}"
+        );
         ensure!(!words.contains(&"--warm-restart") || !children.is_empty());
         download.finish()?;
         // SIGQUIT has the same effect as SIGTERM.
@@ -173,7 +176,7 @@ fn sighup_during_start_of_lvsd_causes_reload() -> Result<()> {
         ended || listed.is_ok_and(|output| output.contains(&service))
     })
     .with_context(|| lvsd.log())?;
-    ensure!(!ended, "{}", lvsd.log());
+    ensure!(!ended, "lvsd exited: {}", lvsd.log());
     lvsd.stop(Signal::SIGINT)?;
     Ok(())
 }

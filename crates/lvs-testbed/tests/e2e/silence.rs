@@ -31,7 +31,7 @@ fn suspended_dataplane_is_reported_and_continues_when_resumed() -> Result<()> {
     let reason = format!("does not answer (pid {})", dataplane.pid());
     ensure!(
         own.contains(&reason) && own.contains("kill -CONT") && own.lines().count() == 2,
-        "{own}"
+        "the message is not two lines with the reason and the fix: {own}"
     );
     ensure!(
         own.ends_with("status 2\n"),
@@ -39,13 +39,16 @@ fn suspended_dataplane_is_reported_and_continues_when_resumed() -> Result<()> {
     );
     ensure!(
         as_ipvsadm.starts_with("Can't initialize ipvs: ") && as_ipvsadm.contains(&reason),
-        "{as_ipvsadm}"
+        "the message lacks the reason: {as_ipvsadm}"
     );
     ensure!(
         as_ipvsadm.ends_with("module?\nstatus 2\n"),
         "does not end with `module? / status 2`: {as_ipvsadm}"
     );
     let listing = site.lvsadm("-L -n")?;
-    ensure!(listing.contains(&site.vip.to_string()), "{listing}");
+    ensure!(
+        listing.contains(&site.vip.to_string()),
+        "the resumed dataplane lost the service: {listing}"
+    );
     Ok(())
 }

@@ -65,10 +65,13 @@ fn check(site: &Site, total: usize) -> Result<()> {
     let calls = calls(site)?;
     ensure!(
         calls[0].is_disjoint(&calls[1]) && calls[0].len() + calls[1].len() == total,
-        "{calls:?}"
+        "a call reached both servers, or none: {calls:?}"
     );
     // Calls are distributed over the servers in turn.
-    ensure!(calls[0].len() == calls[1].len(), "{calls:?}");
+    ensure!(
+        calls[0].len() == calls[1].len(),
+        "the servers received different numbers of calls: {calls:?}"
+    );
     Ok(())
 }
 
@@ -88,7 +91,10 @@ fn sip_datagrams_of_a_call_share_a_server() -> Result<()> {
 
     let listing = site.lvsadm("-L -n -c --persistent-conn")?;
     let templates = listing.lines().filter(|line| line.contains("sip"));
-    ensure!(templates.count() == 2 * CALLS, "{listing}");
+    ensure!(
+        templates.count() == 2 * CALLS,
+        "not each call has a template: {listing}"
+    );
     ensure!(listing.contains("20@b"), "no `20@b` in {listing}");
     Ok(())
 }

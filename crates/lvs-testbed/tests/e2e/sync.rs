@@ -108,7 +108,10 @@ fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str
         "sync_no_room",
         "sync_lost",
     ] {
-        ensure!(reason(&site, &standby, name)? == 0, "{name}");
+        ensure!(
+            reason(&site, &standby, name)? == 0,
+            "the counter is not 0: {name}"
+        );
     }
     Ok(())
 }
@@ -338,7 +341,7 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
         let answer = says(&director, arguments)?;
         ensure!(
             answer == (text.to_owned(), status.to_owned()),
-            "{arguments}: {answer:?}"
+            "the answer differs from the kernel's: {arguments}: {answer:?}"
         );
     }
     let has_sockets = |count: usize| {

@@ -91,7 +91,10 @@ impl Kernel {
         let (text, status) = message
             .rsplit_once("=> ")
             .context("the output of the kernel contains no status")?;
-        ensure!(status.trim() == "0", "{script}: {message}");
+        ensure!(
+            status.trim() == "0",
+            "the script failed in the kernel: {script}: {message}"
+        );
         Ok(text.to_owned())
     }
 

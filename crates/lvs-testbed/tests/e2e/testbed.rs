@@ -26,7 +26,7 @@ fn kernel_forwarding_reaches_every_server() -> Result<()> {
         report.all_ok(94)?;
         ensure!(
             report.servers.get(&format!("rs{}", index + 1)) == Some(&94),
-            "{report:?}"
+            "the server did not answer 94 requests: {report:?}"
         );
     }
     let upload = site.serve("bulk", 3_000_000)?;
@@ -66,8 +66,14 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     bytes[777] ^= 1;
     fs::write(&file, bytes)?;
     let report = site.client.load(&load)?;
-    ensure!((report.ok, report.failed) == (5, 5), "{report:?}");
-    ensure!(report.errors[0].contains("byte 777 is wrong"), "{report:?}");
+    ensure!(
+        (report.ok, report.failed) == (5, 5),
+        "not 5 requests succeeded and 5 failed: {report:?}"
+    );
+    ensure!(
+        report.errors[0].contains("byte 777 is wrong"),
+        "the wrong byte is not reported: {report:?}"
+    );
 
     let steady = site.client.steady_load(&LoadOptions {
         sizes: vec![1],
@@ -85,7 +91,10 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     })?;
     lvs_testbed::wait_until("a request to fail", patience, || steady.so_far().1 > 0)?;
     let report = steady.finish()?;
-    ensure!(report.ok > 0 && report.failed > 0, "{report:?}");
+    ensure!(
+        report.ok > 0 && report.failed > 0,
+        "no request succeeded or none failed: {report:?}"
+    );
     Ok(())
 }
 
@@ -134,7 +143,7 @@ fn vip_of_real_server_answers_no_arp() -> Result<()> {
         let neighbour = router.sh(&format!("ip neigh show {}", site.vip))?;
         ensure!(
             neighbour.contains("lladdr") == (vip == Vip::Host),
-            "{vip:?}: {neighbour}"
+            "the wrong host answered ARP: {vip:?}: {neighbour}"
         );
     }
     Ok(())

@@ -113,7 +113,11 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     let load = site.load_of(94);
     let report = common::ok(site.client.load(&load)?, 94)?;
     let expected = [("director", 47), ("rs1", 47)].map(|(name, n)| (name.to_owned(), n));
-    ensure!(report.servers == expected.into(), "{:?}", report.servers);
+    ensure!(
+        report.servers == expected.into(),
+        "the requests were divided differently: {:?}",
+        report.servers
+    );
     // The web server on the director also answers clients that connect to it directly, although its
     // replies pass the dataplane.
     let direct = LoadOptions {
@@ -441,7 +445,10 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
 
     steady.wait_for_more(100)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
+    ensure!(
+        report.ok > 100 && report.servers.len() == 2,
+        "not both servers answered more than 100 requests: {report:?}"
+    );
     Ok(())
 }
 
@@ -520,7 +527,7 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     let fix = "sysctl -w net.ipv4.ip_forward=1";
     ensure!(
         !status.success() && dataplane.log().contains(fix),
-        "{status}: {}",
+        "the dataplane started, or did not log the fix: {status}: {}",
         dataplane.log()
     );
     common::wait_for_host_state(&site, &before)?;
@@ -548,7 +555,10 @@ fn tun_backend_reports_since_when_an_interface_is_down() -> Result<()> {
         })?;
         if state == "down" {
             let found = found()?;
-            ensure!(found[0]["since"].is_u64(), "{found:?}");
+            ensure!(
+                found[0]["since"].is_u64(),
+                "the finding has no start time: {found:?}"
+            );
         }
     }
     Ok(())

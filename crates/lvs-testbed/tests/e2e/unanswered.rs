@@ -117,7 +117,10 @@ fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
         lines.any(|line| line.contains(words) && line.contains(&server))
     };
     for words in ["server is suspicious", "has answered its clients"] {
-        ensure!(says(words, &broken) && !says(words, &good), "{log}");
+        ensure!(
+            says(words, &broken) && !says(words, &good),
+            "the log names the wrong server: {log}"
+        );
     }
     Ok(())
 }

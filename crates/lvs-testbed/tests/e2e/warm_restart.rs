@@ -65,7 +65,10 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
         !output.contains(":80") && !output.contains("203.0.113"),
         "unexpected `:80` or unexpected `203.0.113` in {output}"
     );
-    ensure!(output.trim().ends_with("left:"), "{output}");
+    ensure!(
+        output.trim().ends_with("left:"),
+        "files of the dataplane are left: {output}"
+    );
     Ok(())
 }
 
@@ -117,7 +120,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
         report.all_ok(2)?;
         let saved = site.lvsadm("-S -n")?;
         let listed = saved.lines().filter(|line| line.starts_with("-a ")).count();
-        ensure!(listed == servers, "{listed}");
+        ensure!(listed == servers, "servers are missing: {listed}");
     }
     Ok(())
 }

@@ -30,7 +30,10 @@ fn workers(site: &Site) -> Result<Vec<Value>> {
     let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
     ensure!(listed.len() == 4, "not 4 entries: {listed:?}");
     let numbers: Vec<u64> = listed.iter().filter_map(|w| w["number"].as_u64()).collect();
-    ensure!(numbers == [0, 1, 2, 3], "{listed:?}");
+    ensure!(
+        numbers == [0, 1, 2, 3],
+        "the workers have other numbers: {listed:?}"
+    );
     Ok(listed)
 }
 
@@ -50,10 +53,19 @@ fn shared(site: &Site, least: u64) -> Result<()> {
         let packets = worker["packets"]
             .as_u64()
             .context("the worker has no count of packets")?;
-        ensure!(packets * least >= all, "{workers:?}");
+        ensure!(
+            packets * least >= all,
+            "a worker received too few packets: {workers:?}"
+        );
     }
-    ensure!(sum(&workers, "handed_over") * 20 <= all, "{workers:?}");
-    ensure!(sum(&workers, "busy") == 0, "{workers:?}");
+    ensure!(
+        sum(&workers, "handed_over") * 20 <= all,
+        "too many packets were handed over: {workers:?}"
+    );
+    ensure!(
+        sum(&workers, "busy") == 0,
+        "packets found a worker busy: {workers:?}"
+    );
     Ok(())
 }
 
@@ -74,12 +86,18 @@ fn workers_forward_every_byte_nat() -> Result<()> {
         connections <= total && connections + resets >= total,
         "{resets} resets: {workers:?}"
     );
-    ensure!(sum(&workers, "capacity") >= 1 << 16, "{workers:?}");
+    ensure!(
+        sum(&workers, "capacity") >= 1 << 16,
+        "the tables are too small: {workers:?}"
+    );
     let names = site
         .director
         .sh("cat /proc/[0-9]*/task/*/comm | grep ^lvs-worker- | sort -u")?;
     for number in 0..4 {
-        ensure!(names.contains(&format!("lvs-worker-{number}")), "{names}");
+        ensure!(
+            names.contains(&format!("lvs-worker-{number}")),
+            "a worker thread is missing: {names}"
+        );
     }
     site.lvsadm("-C")?;
     common::schedulers(&site)
@@ -160,7 +178,10 @@ fn workers_transfer_ftp_files() -> Result<()> {
             let size = site.client.sh(&format!(
                 "curl -sS -g -m 240 {options} ftp://{virt}/www/file | wc -c"
             ))?;
-            ensure!(size.trim() == "1048576", "{options}: {size}");
+            ensure!(
+                size.trim() == "1048576",
+                "the downloaded file has another size: {options}: {size}"
+            );
         }
     }
     Ok(())
@@ -190,12 +211,18 @@ fn workers_apply_changes_while_traffic_runs() -> Result<()> {
     })?;
     report.all_ok(60)?;
     let report = steady.finish_ok()?;
-    ensure!(report.servers.len() == 3, "{report:?}");
+    ensure!(
+        report.servers.len() == 3,
+        "not all 3 servers answered: {report:?}"
+    );
     let workers = workers(&site)?;
-    ensure!(sum(&workers, "handed_over") > 0, "{workers:?}");
+    ensure!(
+        sum(&workers, "handed_over") > 0,
+        "no packet was handed over: {workers:?}"
+    );
     ensure!(
         sum(&workers, "handed_over") >= sum(&workers, "taken"),
-        "{workers:?}"
+        "more packets were taken than handed over: {workers:?}"
     );
     Ok(())
 }

@@ -161,7 +161,11 @@ impl Download {
         self.goes_on()?;
         std::fs::write(&self.hurry, "")?;
         let status = self.client.wait(Duration::from_secs(60))?;
-        ensure!(status.success(), "{status}: {}", self.client.log());
+        ensure!(
+            status.success(),
+            "the download failed: {status}: {}",
+            self.client.log()
+        );
         Ok(())
     }
 }
@@ -279,7 +283,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
 
     let listing = listing_of_ended_connections(site)?;
     let servers: Vec<_> = rows(&listing).into_iter().filter(Row::is_server).collect();
-    ensure!(servers.len() == 4, "{listing}");
+    ensure!(servers.len() == 4, "not 4 servers are listed: {listing}");
     let listed = connections(&site.lvsadm("-L -n -c")?)?;
     let resets = resets(site)? - before;
     for server in &servers {
@@ -296,21 +300,24 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     );
     let client = client_address(site)?;
     for connection in &listed {
-        ensure!(connection.source.starts_with(&client), "{connection:?}");
+        ensure!(
+            connection.source.starts_with(&client),
+            "the connection has another client: {connection:?}"
+        );
         ensure!(
             connection.virtual_address == site.service(80).to_string(),
-            "{connection:?}"
+            "the connection has another virtual address: {connection:?}"
         );
         ensure!(
             connection.state != "ESTABLISHED" && connection.expires <= 120,
-            "{connection:?}"
+            "the ended connection is still established: {connection:?}"
         );
     }
 
     wait_for_whole_snapshot(site)?;
     let listing = site.lvsadm("-L -n --stats --exact")?;
     let rows = rows(&listing);
-    ensure!(rows.len() == 5, "{listing}");
+    ensure!(rows.len() == 5, "not 4 servers are listed: {listing}");
     for row in &rows {
         let share = if row.is_server() { share } else { total };
         ensure!(row.number(0)? == share, "connections: {listing}");
@@ -493,7 +500,7 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     for name in ["\"rs1\"", "\"rs2\""] {
         ensure!(
             answers.lines().filter(|line| *line == name).count() == 4,
-            "{answers}"
+            "not all 4 answers are from the server: {answers}"
         );
     }
     Ok(())
@@ -541,7 +548,10 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
         "no server has weight 0 and 1 active connection: {listing}"
     );
     let report = under_way.finish_ok()?;
-    ensure!(report.servers.len() == 3 && report.ok > 3, "{report:?}");
+    ensure!(
+        report.servers.len() == 3 && report.ok > 3,
+        "not all 3 servers answered: {report:?}"
+    );
 
     // A deleted server is neither listed nor chosen. After it is re-added, its existing connections
     // are counted again.
@@ -584,7 +594,11 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
                 report.servers
             );
         }
-        ensure!(report.servers.len() == 4, "{:?}", report.servers);
+        ensure!(
+            report.servers.len() == 4,
+            "not all 4 servers answered: {:?}",
+            report.servers
+        );
         site.lvsadm("-C")?;
     }
     Ok(())
@@ -616,7 +630,7 @@ pub(crate) fn refused(site: &Site, load: &LoadOptions, port: u16) -> Result<()> 
     let report = site.client.load(&nobody)?;
     ensure!(
         report.errors.len() == 1 && report.errors[0].contains("refused"),
-        "{report:?}"
+        "the connection was not refused: {report:?}"
     );
     Ok(())
 }
@@ -701,6 +715,6 @@ pub(crate) fn nothing_breaks(outcomes: &[Outcome]) -> Result<()> {
     println!("{}", serde_json::to_string(outcomes)?);
     let mut outcomes = outcomes.iter();
     let broken = outcomes.find(|outcome| outcome.broken > 0 || !outcome.blamed.is_empty());
-    ensure!(broken.is_none(), "{broken:?}");
+    ensure!(broken.is_none(), "a download broke: {broken:?}");
     Ok(())
 }

@@ -116,7 +116,10 @@ impl Cluster {
     fn has_sysctls(&self) -> Result<()> {
         for name in ["expire_nodest_conn", "expire_quiescent_template"] {
             let value = self.bed.site.lvsadm(&format!("sysctl {name}"))?;
-            ensure!(value.trim().ends_with('1'), "{name}: {value}");
+            ensure!(
+                value.trim().ends_with('1'),
+                "the sysctl is not 1: {name}: {value}"
+            );
         }
         Ok(())
     }
@@ -175,7 +178,7 @@ impl Cluster {
             let equal = answers.values().all(|&count| count == 8 / servers);
             ensure!(
                 equal && answers.len() as u64 == servers,
-                "{at}: {answers:?}"
+                "the servers did not answer equally often: {at}: {answers:?}"
             );
         }
         Ok(())
@@ -294,7 +297,11 @@ fn client_stays_with_its_server(cluster: &Cluster) -> Result<()> {
     );
     for host in [&cluster.bed.site.client, &cluster.bed.site.director] {
         let answers = cluster.answers(host, STICKY)?;
-        ensure!(answers.len() == 1, "{}: {answers:?}", host.name());
+        ensure!(
+            answers.len() == 1,
+            "more than one server answered: {}: {answers:?}",
+            host.name()
+        );
     }
     Ok(())
 }
@@ -351,7 +358,7 @@ fn kube_proxy_restarted(cluster: &mut Cluster, left: &[Endpoint]) -> Result<()> 
     proxy.stop(Signal::SIGTERM)?;
     ensure!(
         cluster.bed.servers(0, WEB) == pods(left),
-        "{}",
+        "the servers are not the remaining endpoints: {}",
         cluster.state()
     );
     let three = endpoints(&cluster.bed, &[0, 1, 2]);
@@ -365,7 +372,7 @@ fn kube_proxy_restarted(cluster: &mut Cluster, left: &[Endpoint]) -> Result<()> 
         "kube-proxy restarted: {} answered, {} failed",
         report.ok, report.failed
     );
-    ensure!(report.failed == 0, "{report:#?}");
+    ensure!(report.failed == 0, "requests failed: {report:#?}");
     Ok(())
 }
 
@@ -392,7 +399,10 @@ fn dataplane_killed(cluster: &mut Cluster, options: &[&str], servers: usize) -> 
     .with_context(|| format!("{before:#?}\n{}", cluster.state()))?;
     for host in [&cluster.bed.site.client, &cluster.bed.site.director] {
         let answers = cluster.answers(host, WEB)?;
-        ensure!(answers.len() == servers, "{answers:?}");
+        ensure!(
+            answers.len() == servers,
+            "not all servers answered: {answers:?}"
+        );
     }
     Ok(())
 }
