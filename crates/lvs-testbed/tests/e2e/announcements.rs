@@ -94,9 +94,11 @@ fn learnt(site: &Site, places: &[Place<'_>], what: &str) -> Result<()> {
         let mac = site
             .director
             .sh(&format!("cat /sys/class/net/{device}/address"))?;
-        wait_until(&format!("{what}: {address}"), PATIENCE, || {
-            place.known().is_ok_and(|known| known.contains(mac.trim()))
-        })
+        wait_until(
+            &format!("{address} to be announced after: {what}"),
+            PATIENCE,
+            || place.known().is_ok_and(|known| known.contains(mac.trim())),
+        )
         .with_context(|| format!("neighbour entry {:?} instead of {mac}", place.known()))?;
     }
     Ok(())

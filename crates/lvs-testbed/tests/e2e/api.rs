@@ -189,7 +189,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         )
     })?;
     ensure!(read("net/ip_vs_app")? == "prot port    usecnt name\n");
-    soon("the counters of the worker", || {
+    soon("/proc to show the counters of the worker", || {
         read("net/ip_vs_stats_percpu").is_ok_and(|parts| {
             let worker = parts.lines().nth(2);
             worker.is_some_and(|l| l.starts_with("  0       3C "))
@@ -301,9 +301,13 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     );
     load(&site, 30)?;
     let mut lvsd = start(&site)?;
-    soon("the connections of the meantime", || {
-        get(&site, 9560, "metrics").is_ok_and(|text| text.contains("lvs_connections_total 90\n"))
-    })?;
+    soon(
+        "the metrics to contain the connections made without lvsd",
+        || {
+            get(&site, 9560, "metrics")
+                .is_ok_and(|text| text.contains("lvs_connections_total 90\n"))
+        },
+    )?;
     let after = series(&get(&site, 9560, "metrics")?)?;
     for (name, value) in &before {
         let counter = name.split('{').next().unwrap_or_default();
@@ -817,7 +821,7 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
         "the icon is not an SVG image: {icon}"
     );
     browser.screen(320, 800, false)?;
-    wait_until("a page as wide as the screen", long, || {
+    wait_until("the page to be as wide as the screen", long, || {
         browser
             .run("return document.documentElement.scrollWidth <= 320")
             .is_ok_and(|fits| fits == true)

@@ -23,9 +23,11 @@ fn site(label: &str) -> Result<Site> {
 /// Waits until `lvsadm doctor` reports a finding with `words`, or none if `present` is false.
 fn wait_for_finding(site: &Site, words: &str, present: bool) -> Result<()> {
     let found = || findings(site).unwrap_or_default();
-    wait_until(&format!("{words:?}: {present}"), PATIENCE, || {
-        findings(site).is_ok_and(|found| found.contains(words) == present)
-    })
+    wait_until(
+        &format!("doctor to report {words:?}: {present}"),
+        PATIENCE,
+        || findings(site).is_ok_and(|found| found.contains(words) == present),
+    )
     .with_context(found)
 }
 

@@ -269,7 +269,9 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     site.director.sh(&format!("kill -STOP {second}"))?;
     let mut lvsd = start()?;
     replaced(&lvsd, second)?;
-    soon("traffic", || requests(&site, 20).is_ok())?;
+    soon("requests to be answered again", || {
+        requests(&site, 20).is_ok()
+    })?;
 
     // Stopping lvsd also ends a hung dataplane.
     let third = dataplane(&lvsd)?;

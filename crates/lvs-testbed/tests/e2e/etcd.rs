@@ -383,7 +383,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
             );
         }
         let plan = || ask(&site, &site.director, "d1", "plan").unwrap_or_default();
-        wait_until("a plan without a change", PATIENCE, || {
+        wait_until("lvsd plan to print no changes", PATIENCE, || {
             let plan = plan();
             plan.contains("nothing to change") && plan.contains("etcd, which have not answered yet")
         })

@@ -72,7 +72,10 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     let vip = site.vip.to_string();
     let mut old = site.client.spawn("perl", &["-e", ASKED, &vip])?;
     let says = |old: &Proc, lines: &str| {
-        soon(&format!("{lines:?}"), || old.log() == lines).with_context(|| old.log())
+        soon(&format!("the client to print {lines:?}"), || {
+            old.log() == lines
+        })
+        .with_context(|| old.log())
     };
     says(&old, "answered\n")?;
     site.dataplane

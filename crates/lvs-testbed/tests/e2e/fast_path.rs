@@ -381,7 +381,7 @@ fn fast_path_detects_earlier_program() -> Result<()> {
     download.goes_on()?;
     drop(other);
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
-    soon("packets in the kernel again", flows)?;
+    soon("the kernel to forward packets again", flows)?;
     let gone =
         || doctor().is_ok_and(|text| !text.replace("\n  ", " ").contains("is not the first"));
     soon("doctor to report nothing about the program's place", gone)?;
@@ -421,7 +421,7 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
     let other = ["-sS", "-f", "-m", "300", "-o", "/dev/null", &url];
     let _other = site.client.spawn("curl", &other)?;
     let mut second = None;
-    soon("a second connection", || {
+    soon("a second connection to be listed", || {
         let listed = site.lvsadm("-L -n -c").and_then(|text| connections(&text));
         let sources = listed.unwrap_or_default().into_iter().map(|row| row.source);
         second = sources.into_iter().find(|source| *source != first);
@@ -609,7 +609,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
         soon("the kernel fast path to have the local ports", output)?;
     } else {
         let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
-        soon("packets in the kernel", flows)?;
+        soon("the kernel to forward packets", flows)?;
     }
     let stats = |site: &Site| -> Result<f64> {
         let listing = site.lvsadm("-L -n --stats --exact")?;

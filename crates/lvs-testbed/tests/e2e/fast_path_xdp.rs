@@ -177,7 +177,7 @@ fn xdp_program_survives_dataplane() -> Result<()> {
     start(&mut site)?;
     let (before, _) = shares(&site)?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
-    soon("packets by XDP again", flows)?;
+    soon("XDP to forward packets again", flows)?;
     site.end_dataplane(Signal::SIGKILL)?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
@@ -228,7 +228,7 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
     at_eth0_only(&site)?;
     let (before, _) = shares(&site)?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
-    soon("packets by XDP again", flows)?;
+    soon("XDP to forward packets again", flows)?;
     site.end_dataplane(Signal::SIGKILL)?;
     site.director.sh("ethtool -K eth0 gro on")?;
     site.start_dataplane(&AUTO)?;
@@ -254,8 +254,10 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
     let mut taken = site
         .director
         .spawn("perl", &["-e", super::filters::XDP_DROP, "taken"])?;
-    soon("the foreign program", || taken.log().contains("attached"))
-        .with_context(|| taken.log())?;
+    soon("the foreign program to be attached", || {
+        taken.log().contains("attached")
+    })
+    .with_context(|| taken.log())?;
     let names = ["br0", "alone", "port", "taken"];
     let interfaces = names.iter().flat_map(|name| ["--interface", name]);
     let words: Vec<&str> = AUTO.into_iter().chain(interfaces).collect();

@@ -57,7 +57,8 @@ fn is_dropped(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let (before, already) = (seen(&site.director)?, dropped()?);
     soon(&format!("{bytes} bytes to {to} to be dropped"), || {
         let more = || dropped().is_ok_and(|now| now > already);
-        send(site, to, bytes).is_ok() && wait_until("it", IN_TIME, more).is_ok()
+        send(site, to, bytes).is_ok()
+            && wait_until("the rule to count the datagram", IN_TIME, more).is_ok()
     })?;
     let now = seen(&site.director)?;
     ensure!(now == before, "{} packets passed the rules", now - before);
@@ -409,7 +410,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         site.director.sh(&message)
     };
     let finds = |words: &str, present: bool| {
-        soon(&format!("{words:?}: {present}"), || {
+        soon(&format!("doctor to contain {words:?}: {present}"), || {
             doctor().is_ok_and(|message| message.contains(words) == present)
         })
         .with_context(|| format!("{:?}", doctor()))
@@ -442,7 +443,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         finds("BPF program", false)?;
     }
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth1"])?;
-    soon("the program", || {
+    soon("the XDP program to be attached", || {
         xdp.log().contains("attached") || xdp.log().contains(':')
     })?;
     ensure!(
@@ -581,7 +582,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     tc("egress")?;
     // XDP runs before the dataplane receives a packet.
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth0"])?;
-    soon("the program", || {
+    soon("the XDP program to be attached", || {
         xdp.log().contains("attached") || xdp.log().contains(':')
     })?;
     ensure!(

@@ -250,7 +250,7 @@ fn downloads_survive_killed_dataplane_with_changed_tables() -> Result<()> {
     let client = site.client.clone();
     let running = thread::spawn(move || client.load(&load));
     let all = || established(&site).is_ok_and(|connections| connections == number);
-    soon("all downloads", all)?;
+    soon("all downloads to be established", all)?;
     for words in [
         &["--max-connections", "5000"][..],
         &["--workers", "3"],
@@ -320,7 +320,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
         "the successor lists services of the killed dataplane"
     );
     kill(&mut site, Signal::SIGTERM)?;
-    soon("its end", gone)?;
+    soon("the state keeper to exit", gone)?;
     soon("the dataplane's nf_tables rules to be removed", || {
         director
             .sh("nft list tables")

@@ -1097,7 +1097,9 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     )?;
     bed.under_load("wrong annotation", |bed| {
         bed.annotate("web", "lvsd/chek", &"x".into())?;
-        bed.wait("the Event", |bed| bed.output("web", "lvsd/chek is unknown"))?;
+        bed.wait("an Event about the annotation", |bed| {
+            bed.output("web", "lvsd/chek is unknown")
+        })?;
         bed.wait("both directors to refuse the Service", |bed| {
             [0, 1]
                 .iter()
@@ -1391,7 +1393,7 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
     )?;
     let back = json!({ "spec": { "type": "LoadBalancer", "loadBalancerClass": "lvsd" } });
     bed.merge(&web, &back)?;
-    bed.wait("the exhausted pool", |bed| {
+    bed.wait("an Event about the exhausted pool", |bed| {
         bed.output("web", "has a free IPv4 address")
     })?;
     bed.ask("DELETE", &format!("{SERVICES}/mail"), "", None)?;
@@ -1417,7 +1419,7 @@ fn director_lost(bed: &mut Bed) -> Result<()> {
     const DOWNLOADS: usize = 20;
     // The second director takes over the Lease.
     bed.director(1)?.stop(Signal::SIGTERM)?;
-    bed.wait("the Lease", |bed| {
+    bed.wait("the first director to hold the Lease", |bed| {
         bed.status(0).contains("d1 writes addresses")
     })?;
     bed.start(1)?;

@@ -291,7 +291,7 @@ fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
     forge(&site.client, &client, 4000, &vip, 7000)?;
     forge(&site.client, &client, ECHO, &vip, 7000)?;
     let honest = format!("{client} forged\n");
-    soon("two packets of the client's own", || {
+    soon("two datagrams of the client to arrive", || {
         listener.log().matches(&honest).count() == 2
     })?;
     let log = listener.log().replace("ready\n", "").replace(&honest, "");
@@ -328,7 +328,7 @@ impl Client {
     }
 
     fn has_answers(&self, count: usize) -> Result<()> {
-        soon("an answer", || {
+        soon("the client to receive an answer", || {
             self.0.log().matches("answered").count() == count
         })
         .with_context(|| self.0.log())

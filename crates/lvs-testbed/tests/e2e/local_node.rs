@@ -31,7 +31,7 @@ fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<(
 /// Waits until a policy rule with these words exists, or, if `present` is false, until none exists.
 fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
     let rules = || site.director.sh("ip rule; ip -6 rule");
-    soon(&format!("{words}: {present}"), || {
+    soon(&format!("a policy rule with {words:?}: {present}"), || {
         rules().is_ok_and(|rules| rules.contains(words) == present)
     })
     .with_context(|| format!("{:?}", rules()))

@@ -787,13 +787,13 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
         Ok(vips.iter().any(|vip| vip == &site.vip.to_string()))
     };
     let becomes = |site: &Site, wanted: bool| {
-        soon(&format!("owned: {wanted}"), || {
+        soon(&format!("the dataplane to own the VIP: {wanted}"), || {
             owned(site).is_ok_and(|owned| owned == wanted)
         })
     };
     becomes(&site, true)?;
     let answered = |site: &Site, wanted: bool| {
-        soon(&format!("answered for: {wanted}"), || {
+        soon(&format!("a host to answer for the VIP: {wanted}"), || {
             is_answered_for(site) == wanted
         })
     };

@@ -104,7 +104,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     soon("the packet to reach the host", || {
         reaches_the_host().unwrap_or(false)
     })?;
-    soon("the rule's count", || {
+    soon("the rule to count the dropped packets", || {
         let listing = site.lvsadm("mark list").unwrap_or_default();
         let drops = site.lvsadm("drops").unwrap_or_default();
         listing.contains(&format!("--source {client} --drop"))

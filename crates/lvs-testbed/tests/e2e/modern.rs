@@ -425,9 +425,10 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     );
     // When the setting is added, existing servers count as established.
     let is_set = |present: bool| {
-        soon(&format!("the setting: {present}"), || {
-            listed().is_ok_and(|text| text.contains("\"slow_start\":3600") == present)
-        })
+        soon(
+            &format!("the listing to show the slow start: {present}"),
+            || listed().is_ok_and(|text| text.contains("\"slow_start\":3600") == present),
+        )
         .with_context(|| format!("{:?}", listed()))
     };
     daemon.settings = "";

@@ -107,7 +107,7 @@ impl Director {
             let words = [own, &peer, &["--fast-path", "off"]].concat();
             let host = site.standby()?;
             let dataplane = host.spawn(programs::find("lvs-dataplane")?, &words)?;
-            soon("the second dataplane", || host.has_dataplane())
+            soon("the second dataplane to answer", || host.has_dataplane())
                 .with_context(|| dataplane.log())?;
             Some(dataplane)
         } else {
@@ -161,7 +161,7 @@ impl Director {
         } = self.features;
         if path != Path::Off {
             let before = self.offloaded()?;
-            soon("offloaded packets", || {
+            soon("the kernel to forward packets of all downloads", || {
                 self.offloaded()
                     .is_ok_and(|count| count > before + 10 * self.downloads)
             })
@@ -345,7 +345,7 @@ fn combined(label: &str, features: Features, downloads: u64) -> Result<()> {
         load.timeout_ms = 90_000;
         let client = director.site.client.clone();
         let running = std::thread::spawn(move || client.load(&load));
-        soon("all downloads", || {
+        soon("all downloads to be established", || {
             killed::established(&director.site).is_ok_and(|number| number == downloads)
         })?;
         director.wait_for_features()?;

@@ -91,10 +91,15 @@ fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
         Ok(health.unwrap_or_default().to_owned())
     };
     let all = |wanted: [&str; 3]| {
-        wait_until(&format!("{wanted:?}"), Duration::from_secs(90), || {
-            (0..3)
-                .all(|index| health(index).is_ok_and(|health| health == wanted[usize::from(index)]))
-        })
+        wait_until(
+            &format!("the status to contain {wanted:?}"),
+            Duration::from_secs(90),
+            || {
+                (0..3).all(|index| {
+                    health(index).is_ok_and(|health| health == wanted[usize::from(index)])
+                })
+            },
+        )
         .with_context(|| format!("{:?}\nlvsd printed:\n{}", ask("status"), lvsd.log()))
     };
     all(["up", "up", "up"])?;

@@ -30,8 +30,10 @@ pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
         .dataplane
         .as_ref()
         .context("no dataplane was started")?;
-    lvs_testbed::soon(&format!("{what:?}"), || dataplane.log().contains(what))
-        .with_context(|| dataplane.log())?;
+    lvs_testbed::soon(&format!("the dataplane to log {what:?}"), || {
+        dataplane.log().contains(what)
+    })
+    .with_context(|| dataplane.log())?;
     Ok(dataplane.log())
 }
 
@@ -98,7 +100,7 @@ pub(crate) fn wait_listed(
         servers.sort();
         servers
     };
-    let what = format!("{wanted:?}");
+    let what = format!("the listing to contain {wanted:?}");
     lvs_testbed::wait_until(&what, Duration::from_secs(30), || listed() == wanted)
         .with_context(|| format!("listed: {:?}", listed()))
 }
