@@ -245,7 +245,7 @@ fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_removed() -
         let used = usize::from(established(&site.servers[1]) == 1);
         let server = &site.servers[used];
         daemon.reload(&[1 - used])?;
-        soon("the resets", || {
+        soon("the clients to receive resets", || {
             has_ended_by_reset(&mut client) && established(server) == 0
         })
         .with_context(|| format!("{forward:?}: {} {}", client.log(), established(server)))?;
@@ -270,7 +270,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     // The server is disconnected suddenly, and cannot close its connections.
     site.servers[1].sh("ip link set eth0 down")?;
     daemon.has(1)?;
-    let output = soon("the resets", || {
+    let output = soon("the clients to receive resets", || {
         let ended = clients
             .iter_mut()
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
@@ -341,8 +341,10 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
         let reset = log.lines().filter_map(|line| line.strip_suffix(" reset"));
         reset.filter_map(|us| us.parse().ok()).collect()
     };
-    soon("the resets", || ends().len() >= CLIENTS / 2)
-        .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
+    soon("the clients to receive resets", || {
+        ends().len() >= CLIENTS / 2
+    })
+    .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
     let mut ends = ends();
     ensure!(
         ends.len() == CLIENTS / 2,
