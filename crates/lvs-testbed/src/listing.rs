@@ -66,7 +66,7 @@ pub struct Connection {
     pub protocol: String,
     /// Remaining time in seconds.
     pub expires: u64,
-    /// The state's name.
+    /// Name of the connection's state.
     pub state: String,
     /// Address and port of the client.
     pub source: String,

@@ -15,7 +15,7 @@ use socket2::{Domain, Socket, Type};
 use crate::content;
 use crate::netns::{Host, Proc, wait_until};
 
-/// Options of the load.
+/// Options of the HTTP client.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoadOptions {
     /// The server's address and port
@@ -112,7 +112,7 @@ pub struct LoadReport {
     pub failed: u64,
     /// Bytes in the bodies of successful answers.
     pub bytes: u64,
-    /// Duration, in seconds.
+    /// Duration of the load in seconds.
     pub seconds: f64,
     /// Longest pause within the body of a successful answer in milliseconds.
     #[serde(default)]

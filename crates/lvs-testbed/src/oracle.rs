@@ -11,7 +11,7 @@ use lvs_packet::frame::{Offload, SegmentKind};
 static CRC32C: LazyLock<Crc<u32, Table<16>>> =
     LazyLock::new(|| Crc::<u32, Table<16>>::new(&CRC_32_ISCSI));
 
-/// State of a checksum.
+/// Whether a checksum is correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The checksum is present and correct.

@@ -26,7 +26,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// Interval at which lvsd checks, at its exit, whether all overrides are stored.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The overrides of operators.
+/// All overrides, with their file.
 #[derive(Debug, Default)]
 pub struct Admin {
     entries: BTreeMap<Target, StoredOverride>,

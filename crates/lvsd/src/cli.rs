@@ -54,7 +54,7 @@ const EXIT_CONFIG: u8 = 3;
 /// Exit code for any other error.
 const EXIT_FAILURE: u8 = 1;
 
-/// Path of the configuration.
+/// Default path of the configuration file.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
 /// The file that `lvsd init` writes.

@@ -18,7 +18,7 @@ pub fn unix_time() -> u64 {
 /// One moment on the wall clock and on the boot-time clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Seconds since 1970.
+    /// Wall clock in seconds since 1970.
     pub unix: u64,
     /// Seconds since boot, including time in suspension.
     pub boot: u64,

@@ -21,7 +21,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Counts a duration.
+    /// Adds a duration to the histogram.
     pub(crate) fn count(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         let class = BOUNDS.iter().position(|bound| seconds <= *bound);
@@ -44,7 +44,7 @@ pub struct CheckCounts {
     pub not_made: u64,
 }
 
-/// All counts.
+/// All counters of the daemon since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of loaded files.
@@ -82,7 +82,7 @@ pub enum CheckOutcome {
     NotMade,
 }
 
-/// Counters with several writers.
+/// The counters, which several threads increase.
 #[derive(Debug, Default)]
 pub struct Counters(Mutex<Counts>);
 

@@ -11,7 +11,7 @@ use tokio::sync::broadcast;
 /// Maximum number of events that may wait for one subscriber.
 const BEHIND_MAX: usize = 4096;
 
-/// The receivers of events.
+/// A stream of events for any number of subscribers.
 #[derive(Clone, Debug)]
 pub struct Events {
     sender: broadcast::Sender<Arc<Event>>,

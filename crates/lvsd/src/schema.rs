@@ -150,7 +150,7 @@ pub fn json() -> Value {
     })
 }
 
-/// The page `lvsd.toml(5)`.
+/// Returns the manual page `lvsd.toml(5)`.
 pub fn page() -> String {
     let plain = |text: &str| {
         text.replace('\\', "\\e")

@@ -38,7 +38,7 @@ impl Role {
     }
 }
 
-/// `[[api.token]]`.
+/// A token of `[[api.token]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// The name of the client.

@@ -22,9 +22,9 @@ pub enum ServiceState {
     /// No server is usable, the quorum is not reached, or the service is not in use as configured:
     /// see [`trouble`].
     Broken,
-    /// Servers are down.
+    /// Some servers are down, but the service works.
     Degraded,
-    /// Servers are suspicious.
+    /// Some servers are suspicious, and none is down.
     Suspicious,
     /// All servers are up.
     Ok,
@@ -171,11 +171,11 @@ impl Level {
 /// The verdict about a director.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Severity.
+    /// Severity of the verdict.
     pub level: Level,
     /// The reasons, in one line.
     pub words: String,
-    /// Performance data for monitoring.
+    /// Performance data for monitoring plugins.
     pub numbers: Vec<(&'static str, usize)>,
 }
 

@@ -25,7 +25,6 @@ struct Bed {
     attacker: Host,
 }
 
-/// Runs an attack.
 pub(super) fn run(
     attack: &'static Attack,
     time: Duration,

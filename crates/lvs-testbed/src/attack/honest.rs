@@ -45,13 +45,13 @@ pub struct HonestOptions {
 pub struct Honest {
     /// Connections that were opened and answered with the correct bytes.
     pub served: u64,
-    /// Requests that failed.
+    /// Number of requests that failed.
     pub failed: u64,
     /// Complete and correct downloads of 1 MiB.
     pub downloads: u64,
     /// Downloads that failed or had wrong content.
     pub broken: u64,
-    /// Milliseconds from SYN to the last byte: the median.
+    /// Median time from SYN to the last byte of an answer in milliseconds.
     pub p50_ms: f64,
     /// The 99th percentile of the same times.
     pub p99_ms: f64,
@@ -59,7 +59,7 @@ pub struct Honest {
     pub silence_ms: f64,
     /// Number of answers and downloads that contained a wrong byte.
     pub wrong: u64,
-    /// The first error.
+    /// Text of the first error.
     pub error: Option<String>,
 }
 

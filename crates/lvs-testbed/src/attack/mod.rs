@@ -272,7 +272,7 @@ pub struct Outcome {
     pub delays: Option<Compared>,
 }
 
-/// Delays of single packets.
+/// Delays of single packets, with and without the attack.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
     /// Delays without other local users.

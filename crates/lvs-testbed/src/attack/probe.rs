@@ -43,13 +43,13 @@ pub struct Delays {
     pub sent: u64,
     /// Number of datagrams without an answer.
     pub lost: u64,
-    /// The median delay.
+    /// Median delay in milliseconds.
     pub p50_ms: f64,
-    /// The 99th percentile.
+    /// 99th percentile of the delays in milliseconds.
     pub p99_ms: f64,
-    /// The 99.9th percentile.
+    /// 99.9th percentile of the delays in milliseconds.
     pub p999_ms: f64,
-    /// The longest delay.
+    /// Longest delay in milliseconds.
     pub longest_ms: f64,
     /// Number of datagrams that took longer than 5 ms.
     pub over_5_ms: u64,

@@ -182,7 +182,7 @@ pub struct Outcome {
     /// Faults that `lvsadm` or `lvsd` reported during the scenario.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reported: Vec<String>,
-    /// The first errors.
+    /// The first errors of the downloads.
     pub errors: Vec<String>,
 }
 
@@ -310,7 +310,6 @@ fn put_key(host: &Host) -> Result<()> {
     host.sh("chmod 600 /etc/lvs/sync.key").map(drop)
 }
 
-/// Counters before a scenario.
 #[derive(Debug)]
 struct Counters {
     sent_again: u64,

@@ -350,7 +350,6 @@ impl Bed {
         Ok(())
     }
 
-    /// Deletes a real server.
     pub(super) fn delete_server(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let (addr, now) = (place(step)?, self.now);
         self.control().delete_server(key, addr, now)?;

@@ -289,7 +289,6 @@ fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -
     done
 }
 
-/// Forwards an IPv6 packet.
 fn forward6(frame: &Frame, history: Option<&History>, mtu: usize, done: &mut Done) {
     let whole = history.map_or(mtu, |history| mtu.min(history.longest));
     if frame.len() <= whole {

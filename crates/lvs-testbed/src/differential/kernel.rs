@@ -307,7 +307,6 @@ impl Kernel {
         Ok(emitted)
     }
 
-    /// Returns all counters.
     pub(super) fn counters() -> anyhow::Result<Value> {
         let text = fs::read_to_string("/proc/thread-self/net/ip_vs_stats_percpu")?;
         let mut sums = [0_u64; 5];

@@ -293,7 +293,6 @@ fn is_own_sctp(frame: &[u8]) -> bool {
     }
 }
 
-/// The kernel's version.
 pub(super) fn release() -> String {
     std::fs::read_to_string("/proc/sys/kernel/osrelease")
         .map(|text| text.trim().to_owned())

@@ -20,7 +20,7 @@ use naive::{Op, Pair};
 /// Name of a fuzz target, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All fuzz targets.
 pub const TARGETS: [Target; 6] = [
     ("pipeline", pipeline),
     ("operations", operations),

@@ -28,7 +28,7 @@ pub enum Act {
     Send(Vec<Shot>),
     /// The fragments of one valid datagram arrive in random order.
     Train {
-        /// The fragments.
+        /// The fragments, in random order.
         shots: Vec<Shot>,
         /// The datagram before fragmentation.
         whole: Vec<u8>,
@@ -103,7 +103,7 @@ impl<'a> Generator<'a> {
         self.entropy.is_empty()
     }
 
-    /// Chooses the next act.
+    /// Chooses the next step.
     pub fn next_act(&mut self) -> Act {
         match self.entropy.below(256) {
             0..=222 => Act::Send(vec![self.frame()]),

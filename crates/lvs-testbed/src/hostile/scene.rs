@@ -26,7 +26,7 @@ const FULL: TunnelChecksum = TunnelChecksum::Full;
 const NONE: TunnelChecksum = TunnelChecksum::None;
 
 impl Method {
-    /// All methods.
+    /// All combinations of forwarding method and IP versions.
     pub const ALL: [Self; 20] = {
         use Family::{V4, V6};
         use Forwarding::{FullNat, Nat, Route};

@@ -39,7 +39,7 @@ pub enum Forward {
     Nat,
     /// Direct routing: the director changes the MAC address only.
     Dr,
-    /// IPIP tunnelling.
+    /// IPIP tunnel.
     Tun,
     /// Full NAT: servers receive packets from the director's local address.
     FullNat,
@@ -166,7 +166,7 @@ impl SiteOptions {
     }
 }
 
-/// A running installation.
+/// A running LVS installation.
 #[derive(Debug)]
 pub struct Site {
     /// The dataplane, after its start.
@@ -185,7 +185,7 @@ pub struct Site {
     pub others: Vec<Host>,
     /// The real servers.
     pub servers: Vec<Host>,
-    /// The virtual address.
+    /// The virtual IPv4 address.
     pub vip: Ipv4Addr,
     /// The virtual IPv6 address.
     pub vip6: Ipv6Addr,

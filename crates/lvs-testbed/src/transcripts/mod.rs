@@ -64,7 +64,7 @@ struct Session {
 /// The program that plays a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
-    /// `lvsadm` as `ipvsadm`.
+    /// `lvsadm` under the name `ipvsadm`.
     #[default]
     Lvsadm,
     /// The `ipvsadm` of this machine, under `lvs-run`.

@@ -56,7 +56,7 @@ impl Ftp {
         })
     }
 
-    /// Records the present listing.
+    /// Records the connections that are listed now.
     fn list(&self) -> Result<()> {
         let listing = self.site.lvsadm("-L -n -c")?;
         let ends = listing.lines().filter_map(|line| {

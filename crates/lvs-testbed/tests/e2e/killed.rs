@@ -20,7 +20,7 @@ use nix::sys::signal::Signal;
 const RATE: u64 = 60_000;
 /// Number of simultaneous downloads of a test; measurements use more.
 const FEW: u64 = 60;
-/// Time without a dataplane.
+/// Time between a kill and the start of the next dataplane.
 const DEAD: Duration = Duration::from_secs(5);
 /// Time between two kills of a dataplane.
 const ALIVE: Duration = Duration::from_secs(5);
@@ -60,7 +60,7 @@ impl By {
 /// The event during the downloads.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
-    /// The dataplane continues.
+    /// The dataplane is not killed.
     None,
     /// The dataplane is killed, and replaced by one of the same version.
     Killed,

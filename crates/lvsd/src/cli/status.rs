@@ -30,7 +30,6 @@ const DROPS_MAX: usize = 3;
 /// Interval of updates of `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// The services to show.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
     /// Shows only services with this name or address.
@@ -117,7 +116,6 @@ fn window() -> Option<(usize, usize)> {
     (size.ws_row > 0 && size.ws_col > 0).then(|| (size.ws_row.into(), size.ws_col.into()))
 }
 
-/// Prints the status.
 pub(super) fn status(dataplane: &Address, selection: &Selection, json: bool) -> Result<(), String> {
     let mut status = connect(dataplane)?.status()?;
     if json {

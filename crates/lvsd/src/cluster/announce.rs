@@ -56,13 +56,13 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
 /// The start time of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
-    /// Seconds after boot.
+    /// Time in seconds since boot.
     At(u64),
     /// Before this boot, or at an unknown time.
     Earlier,
 }
 
-/// The desired announcements.
+/// Announcements that the dataplane should make.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WantedAnnouncements {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,

@@ -12,7 +12,6 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Time without an answer after which the dataplane is assumed not to forward packets.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Readiness of the dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Readiness {
     pub(super) ready: bool,

@@ -49,7 +49,7 @@ use crate::sources::{Cluster, Lookups, Source, kubernetes};
 use crate::token::Named;
 use lvs_proxy as proxy;
 
-/// A checked file.
+/// The checked configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// Path of the main file.
@@ -101,7 +101,7 @@ pub struct Discovery {
     pub check: Option<Check>,
 }
 
-/// `[lvsd]`.
+/// Settings in `[lvsd]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Daemon {
     /// Whether lvsd also manages services that other programs added.
@@ -123,7 +123,7 @@ pub struct Daemon {
     pub notify_timeout: Option<Duration>,
 }
 
-/// `[api]`.
+/// Settings in `[api]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Api {
     /// Addresses and ports for HTTP.
@@ -171,18 +171,18 @@ impl Daemon {
     }
 }
 
-/// `[dataplane]`.
+/// Settings in `[dataplane]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dataplane {
     /// Command-line options of the dataplane, without `--socket` and those in [`Self::peers`].
     pub options: Vec<String>,
     /// Whether the backend is `tun`, so that the host routes packets to the dataplane.
     pub is_routed: bool,
-    /// Control socket.
+    /// Path or abstract name of the dataplane's control socket.
     pub socket: Option<String>,
-    /// Group whose members have write access.
+    /// Group whose members have write access to the control sockets.
     pub group: Option<String>,
-    /// Group whose members have read access.
+    /// Group whose members have read access to the control sockets.
     pub readers: Option<String>,
     /// The time without an answer after which the dataplane is killed and replaced.
     pub hang_limit: Option<Duration>,
@@ -256,7 +256,7 @@ impl Default for Announce {
 /// An address of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAddress {
-    /// The address.
+    /// The address, without its network.
     pub ip: IpAddr,
     /// Prefix length.
     pub len: u8,
@@ -332,7 +332,7 @@ pub enum OnCheckFailure {
     Remove,
 }
 
-/// `[[service]]`.
+/// A service of `[[service]]`, etcd or Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Number of the line in the file, from 1.
@@ -429,12 +429,12 @@ impl Service {
     }
 }
 
-/// `[[service.server]]`.
+/// A real server of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
     /// Number of the line in the file, from 1.
     pub line: usize,
-    /// Address and port.
+    /// Address and port of the server.
     pub address: SocketAddr,
     /// Settings of the server in the dataplane while it is up.
     pub config: ServerConfig,

@@ -11,7 +11,7 @@ use super::dump::{self, TheirService};
 use super::service::servers_of_quorum;
 use crate::config::{self, Config};
 
-/// Result of a comparison.
+/// Result of comparing a converted file with keepalived's output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compared {
     /// Number of compared services.

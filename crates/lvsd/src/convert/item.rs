@@ -105,7 +105,7 @@ pub(super) fn is_on(item: &Item) -> bool {
 
 /// Truncates a text to the length that messages permit.
 pub(super) fn shown(text: &str) -> String {
-    /// Maximum length in bytes.
+    /// Maximum length of the shown text in bytes.
     const MOST: usize = 160;
     let first = text.lines().next().unwrap_or_default();
     let text_shown = start(first, MOST);

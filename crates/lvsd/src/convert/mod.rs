@@ -29,10 +29,10 @@ pub(crate) use self::service::printable;
 use self::service::{Service, quote};
 use crate::config::Config;
 
-/// A converted file.
+/// Result of a conversion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Converted {
-    /// The file for `lvsd`.
+    /// TOML for `lvsd`.
     pub toml: String,
     /// Statements without an equivalent, each with its line and the reason; `toml` contains them,
     /// too.
@@ -46,11 +46,11 @@ pub struct Converted {
 /// Format of the source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceFormat {
-    /// `keepalived.conf`.
+    /// keepalived's `keepalived.conf`.
     Keepalived,
-    /// `ldirectord.cf`.
+    /// ldirectord's `ldirectord.cf`.
     Ldirectord,
-    /// `lvs.conf`.
+    /// `lvs.conf` of the LVS HOWTO's configure script.
     LvsConf,
 }
 

@@ -43,7 +43,6 @@ struct Reader<'a> {
     lines: bool,
 }
 
-/// Member of a class.
 enum Member {
     Byte(u8),
     /// A set such as `\d` or `[:alpha:]`, in the crate's syntax.

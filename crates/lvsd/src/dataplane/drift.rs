@@ -85,7 +85,6 @@ impl Base {
     }
 }
 
-/// A manual change.
 #[derive(Clone, Debug, PartialEq)]
 enum ManualChange {
     Service(ServiceConfig),

@@ -20,7 +20,7 @@ use lvs_proxy::{self as proxy, Proxy};
 pub struct Proxied {
     /// The desired services of the proxy.
     pub desired: Desired,
-    /// Options of each service.
+    /// Proxy options of each service.
     pub options: HashMap<ServiceId, proxy::Options>,
     /// Number of file descriptors reserved for health checks.
     pub checks: usize,
@@ -77,7 +77,7 @@ impl Links {
         }
     }
 
-    /// The host's addresses now.
+    /// Reads the host's present addresses.
     pub fn addresses(&self) -> Addresses {
         self.dataplane.addresses()
     }

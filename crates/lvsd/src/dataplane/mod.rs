@@ -75,7 +75,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(5);
 /// The reason why no connection could be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No process listens.
+    /// No process listens on the control socket.
     #[error("{0}")]
     Absent(String),
     /// A process listens, but refuses this client, for lack of permission or because of another
@@ -85,7 +85,7 @@ pub enum ConnectError {
     /// A process listens, but does not answer.
     #[error("{why}")]
     Silent {
-        /// The reason as text.
+        /// The reason why there is no answer.
         why: String,
         /// The process id of the dataplane, if known.
         pid: Option<u32>,
@@ -133,7 +133,7 @@ pub trait Host: Send + 'static {
     /// Settings in the dataplane that an earlier daemon has stored.
     fn recall(&self) -> Given;
 
-    /// The host's addresses.
+    /// Reads the host's present addresses.
     fn addresses(&self) -> Addresses;
 
     /// Whether this is the proxy of this process, which is never started, lost or shared.
@@ -173,7 +173,7 @@ impl Goal {
     }
 }
 
-/// Result of a step.
+/// Result of a step of a link.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// The dataplane is in sync, apart from refused changes.
@@ -289,7 +289,7 @@ pub struct Link {
 #[derive(Default)]
 struct Memory {
     drift: Drift,
-    /// Manual changes to report.
+    /// Manual changes that have not been reported yet, as text.
     deeds: Vec<String>,
     /// Removed servers with connections, and the ends of their drain times.
     leaving: HashMap<(ServiceId, SocketAddr), Instant>,
@@ -350,7 +350,7 @@ impl Link {
         }
     }
 
-    /// The host's addresses now.
+    /// Reads the host's present addresses.
     pub fn addresses(&self) -> Addresses {
         self.host.addresses()
     }

@@ -18,7 +18,7 @@ pub struct Planned {
     pub changes: Vec<String>,
     /// Notes about services and servers that are not changed, or not yet.
     pub left: Vec<String>,
-    /// Numbers of changes.
+    /// Text with the numbers of changes.
     pub summary: String,
     /// Services that are not compared.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -42,7 +42,7 @@ pub struct Desired {
     pub services: Vec<DesiredService>,
     /// VIPs that the dataplane owns.
     pub vips: BTreeSet<IpAddr>,
-    /// Sysctls.
+    /// Names and values of sysctls.
     pub sysctls: Vec<(String, String)>,
     /// Synchronisation daemons; `None` leaves the dataplane's daemons unchanged.
     pub sync: Option<Vec<SyncDaemon>>,
@@ -76,7 +76,7 @@ pub struct Unnamed {
 /// The desired state of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredService {
-    /// The service.
+    /// Identity of the service in the dataplane.
     pub id: ServiceId,
     /// The service's name in the log.
     pub name: String,
@@ -157,7 +157,7 @@ impl DesiredServer {
     }
 }
 
-/// State of the dataplane.
+/// The state in which the dataplane is.
 #[derive(Clone, Debug, Default)]
 pub struct Actual {
     /// All services of all owners.
@@ -166,7 +166,7 @@ pub struct Actual {
     pub vips: BTreeSet<IpAddr>,
     /// The dataplane's values of the desired sysctls that it supports.
     pub sysctls: Vec<(String, String)>,
-    /// The dataplane's synchronisation daemons.
+    /// Running synchronisation daemons of the dataplane.
     pub daemons: Vec<SyncDaemon>,
     /// The dataplane's rules for marks.
     pub marks: Vec<String>,
@@ -179,7 +179,7 @@ pub struct Actual {
     pub overdue: HashSet<(ServiceId, SocketAddr)>,
 }
 
-/// Result of [`diff`].
+/// The changes of [`diff`], and services and servers that stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The changes, in order.

@@ -158,7 +158,6 @@ impl Reopened {
         answer.map_err(|error| in_words(&error))
     }
 
-    /// Closes the connection.
     pub(super) fn close(&mut self) {
         self.0 = None;
     }
@@ -225,7 +224,7 @@ where
     Ok(Connection { sender, driver })
 }
 
-/// Reads a complete body.
+/// Reads a complete body, up to [`ANSWER_MAX`] bytes.
 pub(super) async fn collect(body: Incoming) -> Result<Vec<u8>, Error> {
     let mut body = pin!(body);
     let mut all = Vec::new();

@@ -45,7 +45,7 @@ pub use dns::fuzz as fuzz_dns;
 /// Maximum pause between two attempts after failures.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// `[dns]`.
+/// Settings in `[dns]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lookups {
     /// Name servers; empty for those of `/etc/resolv.conf`.
@@ -381,12 +381,12 @@ pub(crate) struct Sources {
     kubernetes: Option<(kubernetes::Settings, JoinHandle<()>)>,
 }
 
-/// The sources to use.
+/// The sources that the configuration uses.
 pub(crate) struct Wanted<'a> {
     pub(crate) lookups: &'a Lookups,
     pub(crate) cluster: Option<&'a Cluster>,
     pub(crate) kubernetes: Option<&'a kubernetes::Settings>,
-    /// DNS names.
+    /// DNS names to resolve.
     pub(crate) names: &'a BTreeSet<&'a String>,
 }
 
@@ -580,7 +580,6 @@ impl Sources {
         self.shared.news.notified().await;
     }
 
-    /// The present answers.
     pub(crate) fn gathered(&self) -> Gathered {
         self.shared.lock().gathered.clone()
     }

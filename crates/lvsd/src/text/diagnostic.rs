@@ -33,7 +33,7 @@ pub(crate) fn bounded(mut lines: Vec<String>) -> Vec<String> {
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// The file is refused.
+    /// The file is refused because of the finding.
     Error,
     /// The file is accepted; the operator should check it.
     Warning,
@@ -50,7 +50,7 @@ pub struct Diagnostic {
     pub primary: (Range<usize>, String),
     /// Related positions, each with a note.
     pub context: Vec<(Range<usize>, String)>,
-    /// The fix.
+    /// Fix for the finding.
     pub help: Option<String>,
 }
 

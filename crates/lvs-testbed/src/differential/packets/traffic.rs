@@ -50,7 +50,6 @@ pub(super) struct Traffic {
     entropy: Entropy<'static>,
     /// Identification of the next packet.
     id: u16,
-    /// Servers that were removed.
     removed: Vec<SocketAddr>,
 }
 

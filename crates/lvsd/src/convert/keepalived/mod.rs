@@ -132,7 +132,6 @@ fn begins(first: &str, word: &Word) -> bool {
 }
 
 fn items(source: &mut Source) -> Result<Vec<Item>, String> {
-    /// An open block.
     #[derive(Default)]
     struct Open {
         items: Vec<Item>,

@@ -57,7 +57,6 @@ pub(super) enum Token {
     Word(Word),
     Open,
     Close,
-    /// End of a line.
     End,
 }
 

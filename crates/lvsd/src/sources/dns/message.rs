@@ -32,7 +32,6 @@ impl RecordKind {
     }
 }
 
-/// Data of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Data {
     Address(IpAddr),
@@ -49,7 +48,6 @@ pub(super) enum Data {
 /// Relevant content of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// The records.
     pub(super) records: Vec<Data>,
     /// Minimum TTL in seconds of the records and of the CNAME records before them.
     pub(super) ttl: u32,

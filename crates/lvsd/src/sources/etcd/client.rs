@@ -277,7 +277,6 @@ impl Client {
     }
 }
 
-/// An open watch.
 pub(super) struct Watching(Lines);
 
 impl Watching {

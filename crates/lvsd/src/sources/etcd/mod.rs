@@ -52,7 +52,7 @@ const WELL: Duration = Duration::from_secs(10);
 /// Interval of attempts after etcd has refused a request for lack of permission.
 const FORBIDDEN: Duration = Duration::from_secs(60);
 
-/// `[cluster]`.
+/// Settings in `[cluster]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
     /// Members of etcd, and credentials.

@@ -378,7 +378,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// Pools for the Service.
+    /// Pools from which the Service may get an address.
     fn pools(&self, settings: &'a Settings) -> impl Iterator<Item = &'a Pool> {
         settings.pools.iter().filter(|pool| match self.pool {
             Some(own) => own.name == pool.name,

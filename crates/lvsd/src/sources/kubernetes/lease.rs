@@ -152,12 +152,12 @@ fn date_time(unix: Duration) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
 }
 
-/// Kubernetes' `MicroTime`.
+/// Formats a time since 1970 as Kubernetes' `MicroTime`.
 fn micro_time(unix: Duration) -> String {
     format!("{}.{:06}Z", date_time(unix), unix.subsec_micros())
 }
 
-/// Kubernetes' `Time`.
+/// Formats a time since 1970 as Kubernetes' `Time`.
 pub(super) fn time(unix: Duration) -> String {
     format!("{}Z", date_time(unix))
 }

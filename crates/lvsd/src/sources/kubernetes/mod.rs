@@ -70,14 +70,14 @@ const WRITES: usize = 32;
 /// Maximum length of an Event's message in characters; Kubernetes permits 1,024.
 const MESSAGE_MAX: usize = 900;
 
-/// `[kubernetes]`.
+/// Settings in `[kubernetes]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The API server.
+    /// Address of the API server.
     pub server: Endpoint,
     /// CA of the API server, and lvsd's own certificate.
     pub(crate) tls: Option<Tls>,
-    /// Token of this client.
+    /// Token that lvsd sends to the API server.
     pub token: Option<Token>,
     /// The namespace of the Services; `None` for all.
     pub namespace: Option<String>,
@@ -123,7 +123,7 @@ impl Settings {
     }
 }
 
-/// Services in Kubernetes.
+/// The services from Kubernetes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kubernetes {
@@ -178,7 +178,6 @@ pub(super) fn follow(settings: Settings, shared: Arc<Shared>) -> JoinHandle<()> 
     })
 }
 
-/// The time since 1970.
 fn unix() -> Duration {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap_or_default()
@@ -215,7 +214,7 @@ struct Session<'a> {
     writers: Writers,
     model: Model,
     claim: Claim,
-    /// Addresses of all Services.
+    /// Addresses of all Services, as of the last change.
     assigned: Assigned,
     /// Reasons why Services are refused, as of the last Events.
     reported: BTreeMap<String, String>,

@@ -152,7 +152,7 @@ pub(super) enum Use {
     Gone,
     /// It accepts no new connections.
     Drain,
-    /// It accepts new connections.
+    /// The endpoint accepts new connections.
     Ready,
 }
 
@@ -217,7 +217,6 @@ pub(super) struct NodeAddress {
     pub(super) address: String,
 }
 
-/// A Lease of `coordination.k8s.io`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Lease {
