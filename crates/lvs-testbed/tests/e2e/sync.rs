@@ -405,7 +405,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     let site = common::site(SiteOptions::with_servers("nobody", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     site.lvsadm("--start-daemon backup --mcast-interface eth0 --syncid 5")?;
-    // 224.0.0.81
+    // 224.0.0.81, as /proc/net/igmp prints it.
     wait_until("the backup to join the multicast group", PATIENCE, || {
         let groups = site.director.sh("cat /proc/net/igmp");
         groups.is_ok_and(|groups| groups.contains("510000E0"))
