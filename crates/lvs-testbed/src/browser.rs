@@ -1,4 +1,4 @@
-//! A headless browser. Tests of the dashboard control it by WebDriver, as an operator would use it.
+//! A headless browser that tests of the dashboard control by WebDriver.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,14 +16,14 @@ const PORT: u16 = 9515;
 pub struct Browser {
     host: Host,
     session: String,
-    /// The file with the body of the present request to WebDriver: a script may be too long for an
+    /// File with the body of a WebDriver request: a script may be too long for a command-line
     /// argument.
     body: PathBuf,
     _driver: Proc,
 }
 
 impl Browser {
-    /// Starts a browser on `host`, which writes its files below `directory`.
+    /// Starts a browser on `host`, with its files below `directory`.
     ///
     /// # Errors
     /// The browser does not start.
@@ -57,7 +57,9 @@ impl Browser {
             _driver: driver,
         };
         let session = browser.ask("POST", "/session", Some(&wanted))?;
-        let id = session["sessionId"].as_str().context("a session")?;
+        let id = session["sessionId"]
+            .as_str()
+            .context("chromedriver started no session")?;
         browser.session = format!("/session/{id}");
         Ok(browser)
     }
@@ -90,8 +92,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Runs a piece of JavaScript, and returns its result. If the result is a promise, returns the
-    /// value of the promise.
+    /// Runs JavaScript, and returns its result; of a promise, its value.
     ///
     /// # Errors
     /// The error of the browser.
@@ -100,8 +101,8 @@ impl Browser {
         self.ask("POST", "/execute/sync", Some(&body))
     }
 
-    /// Returns the visible text of the first element that a CSS selector finds; empty if there is
-    /// none.
+    /// Returns the visible text of the first element that matches a CSS selector; empty without an
+    /// element.
     ///
     /// # Errors
     /// The error of the browser.
@@ -117,7 +118,9 @@ impl Browser {
         let body = json!({ "using": "css selector", "value": selector });
         let found = self.ask("POST", "/element", Some(&body))?;
         let id = found.as_object().and_then(|o| o.values().next());
-        let id = id.and_then(Value::as_str).context("an element")?;
+        let id = id
+            .and_then(Value::as_str)
+            .context("WebDriver returned no element")?;
         Ok(id.to_owned())
     }
 
@@ -142,7 +145,8 @@ impl Browser {
         Ok(())
     }
 
-    /// Presses a key in the focused element; WebDriver has characters for keys without one.
+    /// Presses a key in the focused element. For keys like Enter, `key` is a private-use character
+    /// of WebDriver.
     ///
     /// # Errors
     /// The error of the browser.
@@ -197,7 +201,7 @@ impl Browser {
     /// The screenshot cannot be made.
     pub fn picture(&self, file: &Path) -> Result<()> {
         let picture = self.ask("GET", "/screenshot", None)?;
-        let text = picture.as_str().context("a picture")?;
+        let text = picture.as_str().context("WebDriver returned no picture")?;
         let coded = file.with_extension("base64");
         std::fs::write(&coded, text)?;
         let script = format!("base64 -d {} >{}", coded.display(), file.display());

@@ -1,14 +1,14 @@
 //! The bytes that servers send and clients expect.
 //!
-//! All files are beginnings of one endless stream without repetition. So a client that knows only
-//! the length finds every lost, doubled or swapped segment.
+//! All files are beginnings of one endless stream without repetition. A client that knows only the
+//! length therefore finds every lost, doubled or swapped segment.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// The sizes of the requests of a load run: 1 byte to 10 MiB, evenly on a logarithmic scale,
-/// including sizes next to important ones (a segment on Ethernet, one in a tunnel, 64 KiB).
+/// Sizes of the requests of a load run: 1 byte to 10 MiB, evenly spaced on a logarithmic scale,
+/// with sizes around important ones (a segment on Ethernet or in a tunnel, 64 KiB).
 pub const SIZES: &[u64] = &[
     1, 2, 3, 7, 20, 63, 64, 100, 256, 511, 700, 1000, 1427, 1428, 1429, 1447, 1448, 1449, 1460,
     1461, 1999, 2896, 2897, 4096, 5000, 8191, 10_000, 14_480, 20_011, 32_768, 50_000, 65_160,
@@ -22,7 +22,7 @@ pub const BULK: u64 = 24 << 20;
 /// The size in bytes of the bulk file in `make test-rest`: 512 MiB.
 pub const FULL_BULK: u64 = 512 << 20;
 
-/// Fills the buffer with the stream's bytes from `offset` on.
+/// Fills the buffer with bytes of the stream, starting at `offset`.
 pub fn fill(offset: u64, buffer: &mut [u8]) {
     let mut index = offset / 8;
     let skip = usize::try_from(offset % 8).expect("below 8");

@@ -1,12 +1,11 @@
-//! The receiving end of the tunnels, for kernels that have no `ipip`, `sit`, `gre` or `fou` module.
+//! The receiving end of tunnels, for kernels without the modules `ipip`, `sit`, `gre` and `fou`.
 //!
-//! Raw sockets receive every tunnelled packet, reassembled if it was fragmented: IPIP (protocol 4),
-//! IPv6 in IP (41), GRE (47), each over IPv4 and IPv6. UDP sockets receive GUE, so that the host
-//! checks its checksum. A raw socket receives GUE over IPv6 without a checksum, which UDP sockets
-//! refuse. The relay sends the inner packet in an Ethernet frame into one end of a veth pair. The
-//! host receives it at the other end as if it had arrived from a network. Unlike a TUN device, this
-//! needs no `/dev/net/tun`, so it works in every user namespace. `rp_filter` has to be 0 there,
-//! because the clients' addresses are not routed through the pair.
+//! Raw sockets receive tunnel packets, reassembled: IPIP (protocol 4), IPv6 in IP (41), GRE (47),
+//! over IPv4 and IPv6. UDP sockets receive GUE, so that the kernel checks its checksum; a raw
+//! socket receives GUE over IPv6 without a checksum, which UDP sockets refuse. The relay writes the
+//! inner packet as an Ethernet frame to one end of a veth pair, and the host receives it at the
+//! other end. Unlike a TUN device, a veth pair works in every user namespace. `rp_filter` must be 0
+//! on the pair, because the clients' addresses are not routed through it.
 
 use std::io::Read;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,12 +18,12 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::netns::Host;
 
-/// The end of the pair to which the packets are written; the host receives them on [`RECEIVER`].
+/// The end of the veth pair to which the relay writes; the host receives on [`RECEIVER`].
 const SENDER: &str = "ipip0-in";
-/// The end of the pair that replaces the kernel's `tunl0`.
+/// The end of the veth pair that replaces the kernel's `tunl0`.
 pub const RECEIVER: &str = "ipip0";
 
-/// The commands that make the veth pair on a real server.
+/// The commands that create the veth pair on a real server.
 #[must_use]
 pub fn setup_script() -> String {
     format!(
@@ -38,11 +37,11 @@ pub fn setup_script() -> String {
     )
 }
 
-/// Sets the pair up on the host and starts the relay there.
+/// Creates the veth pair on the host, and starts the relay there.
 ///
 /// # Errors
 ///
-/// When the pair cannot be made or the program cannot be found.
+/// The pair cannot be created, or the program is missing.
 pub fn start(host: &Host) -> Result<crate::Proc> {
     host.sh(&setup_script())?;
     let relay = host.spawn(crate::programs::own()?, &["decap"])?;
@@ -55,11 +54,11 @@ pub fn start(host: &Host) -> Result<crate::Proc> {
     Ok(relay)
 }
 
-/// Relays until killed; the subcommand `decap`.
+/// Runs `lvs-testbed decap`: relays until the process is killed.
 ///
 /// # Errors
 ///
-/// Without the right to open the sockets, or without the veth pair.
+/// The veth pair does not exist, or the kernel does not permit the sockets.
 pub fn run() -> Result<()> {
     let mut sources = Vec::new();
     for domain in [Domain::IPV4, Domain::IPV6] {
@@ -120,17 +119,16 @@ pub fn run() -> Result<()> {
     })
 }
 
-/// IP protocol numbers.
 const IPV4: i32 = 4;
 const UDP: i32 = 17;
 const IPV6: i32 = 41;
 const GRE: i32 = 47;
-/// Marks GUE in place of a protocol number, because a UDP socket receives it.
+/// Stands for GUE in place of a protocol number, because a UDP socket receives it.
 const GUE: i32 = 0;
 /// The port on which GUE is accepted.
 pub const GUE_PORT: u16 = 6080;
 
-/// The source of packets, and the headers before the inner packets.
+/// Kind of the received packets, and the headers that precede their inner packets.
 #[derive(Clone, Copy, Debug)]
 struct Source {
     domain: Domain,
@@ -154,14 +152,13 @@ fn gue(domain: Domain) -> Result<Socket> {
     };
     socket
         .bind(&any.into())
-        .with_context(|| format!("port {GUE_PORT} for GUE"))?;
+        .with_context(|| format!("cannot bind port {GUE_PORT} for GUE"))?;
     grow(&socket)?;
     Ok(socket)
 }
 
-/// Enlarges the receive buffer of a socket: bursts of a whole window arrive faster than they are
-/// relayed. The forced size needs privileges in the initial user namespace; without them the usual
-/// limit applies.
+/// Enlarges the receive buffer of a socket for bursts. Beyond the usual limit, this needs
+/// privileges in the initial user namespace.
 fn grow(socket: &Socket) -> Result<()> {
     if setsockopt(socket, RcvBufForce, &(16 << 20)).is_err() {
         socket.set_recv_buffer_size(4 << 20)?;
@@ -190,12 +187,10 @@ fn relay(
     }
 }
 
-/// Length of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// Converts `[14 bytes][headers][inner packet]` into `[Ethernet header][inner packet]`, in place:
-/// the new header overwrites the end of the others. `None` if the inner packet does not match these
-/// headers.
+/// Replaces the headers before the inner packet by an Ethernet header, in place. The packet begins
+/// at byte 14 of `buffer`. `None` if the inner packet does not match these headers.
 fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
     let received = buffer.get(ETHERNET..)?;
     // An IPv4 raw socket also returns the IP header.
@@ -214,7 +209,7 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
         IPV6 => (6, 0),
         GRE => gre_header(payload)?,
         GUE => gue_header(payload)?,
-        // Packets with a checksum arrive at the other socket, and are skipped here.
+        // Another socket receives packets with a checksum.
         _ if payload.get(2..4)? == GUE_PORT.to_be_bytes() && payload.get(6..8)? == [0, 0] => {
             let (version, len) = gue_header(payload.get(8..)?)?;
             (version, 8 + len)
@@ -317,20 +312,24 @@ mod tests {
         assert_eq!(
             unwrapped(source(V4, IPV4), &[0x44; 16], 0x45),
             None,
-            "16 bytes"
+            "an IPv4 header of 16 bytes is accepted"
         );
-        assert_eq!(unwrapped(source(V6, IPV4), &[], 0x60), None, "IPv6 inside");
+        assert_eq!(
+            unwrapped(source(V6, IPV4), &[], 0x60),
+            None,
+            "IPv6 inside IPIP is accepted"
+        );
         let wrong = [0x80, 0, 8, 0, 0, 1, 0, 0];
         assert_eq!(
             unwrapped(source(V6, GRE), &wrong, 0x45),
             None,
-            "a wrong sum"
+            "a wrong checksum is accepted"
         );
         let port = [1, 1, 0x17, 0xc1, 0, 20, 0, 0, 0, 4, 0, 0];
         assert_eq!(
             unwrapped(source(V6, UDP), &port, 0x45),
             None,
-            "another port"
+            "a datagram to another port is accepted"
         );
     }
 }

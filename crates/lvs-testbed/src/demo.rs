@@ -38,7 +38,7 @@ fn parse_method(word: &str) -> Result<Forward> {
 /// Runs the demo.
 ///
 /// # Errors
-/// If one of the methods did not work; the output has shown the reason.
+/// A forwarding method did not work; the output shows the reason.
 pub fn main(options: &DemoOptions) -> Result<()> {
     let style = Style::detect();
     for program in ["lvs-dataplane", "lvsadm"] {
@@ -54,8 +54,7 @@ pub fn main(options: &DemoOptions) -> Result<()> {
         match show(*method, options, &style) {
             Ok((site, verdict)) => {
                 verdicts.push((*method, Ok(verdict)));
-                // Without `--hold`, the demo stops the site's programs here, before the next site
-                // starts.
+                // Without `--hold`, the programs of the site stop here.
                 if options.hold {
                     sites.push(site);
                 }
@@ -169,12 +168,17 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
         "curl --fail --silent --show-error --max-time 120 -o /dev/null -w '%{{size_download}} %{{speed_download}}' http://{}/bulk",
         site.vip
     ))?;
-    let (length, speed) = printed.split_once(' ').context("curl prints two numbers")?;
-    ensure!(length.parse() == Ok(size), "{length} bytes arrived");
+    let (length, speed) = printed
+        .split_once(' ')
+        .context("curl did not print two numbers")?;
+    ensure!(
+        length.parse() == Ok(size),
+        "the download has {length} bytes instead of {size}"
+    );
     let gbits = speed.trim().parse::<f64>()? * 8.0 / 1e9;
     println!("{gbits:.1} Gbit/s");
 
-    // The listing shows the kernel's two-second snapshot, as ipvsadm's does.
+    // Listings show counters that are up to two seconds old.
     std::thread::sleep(Duration::from_millis(2500));
     println!("\n  director# lvsadm -Ln --stats");
     let table = site.lvsadm("-Ln --stats")?;
@@ -188,7 +192,7 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
     Ok((site, verdict))
 }
 
-/// Shows a command and runs it.
+/// Shows a command for the director, and runs it.
 fn director(site: &Site, arguments: &str) -> Result<()> {
     println!("  director# lvsadm {arguments}");
     site.lvsadm(arguments).map(drop)

@@ -1,5 +1,4 @@
-//! The programs of the kernel fast path before a packet path in memory, for comparison with a
-//! packet path without these programs.
+//! The kernel fast path in front of a packet path in memory, for comparison with one without it.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -17,8 +16,7 @@ use lvs_packet::wire::Mac;
 
 use crate::packet;
 
-/// Maximum length of a frame for a test run of a program in the kernel: the frame must fit into a
-/// page.
+/// Maximum length of a frame for `BPF_PROG_TEST_RUN`, which must fit into a page.
 const LONGEST: usize = 3000;
 /// Interface index of the loopback interface, whose link-layer address is all zeros.
 const LOOPBACK: u32 = 1;
@@ -27,7 +25,7 @@ const EINVAL: i32 = 22;
 const REDIRECTED: i32 = 7;
 const XDP_REDIRECTED: i32 = 4;
 
-/// Packets that the programs have forwarded.
+/// Counts of packets that the BPF programs have forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
     /// Number of all forwarded packets.
@@ -43,7 +41,7 @@ impl AddAssign for Forwarded {
     }
 }
 
-/// Whether a frame is longer than its IP header's length.
+/// Whether a frame is longer than the length in its IP header.
 fn is_padded(frame: &[u8]) -> bool {
     let word = |at: usize| match frame.get(at..at + 2) {
         Some(&[high, low]) => usize::from(high) << 8 | usize::from(low),
@@ -59,10 +57,10 @@ fn is_padded(frame: &[u8]) -> bool {
 /// The BPF programs of the kernel fast path, and their maps.
 pub(crate) struct Programs {
     kernel: FastPath,
-    /// The ports' own addresses, by number.
+    /// MAC addresses of the two ports.
     macs: [Mac; 2],
-    /// The generation number of the director's configuration, and the version of the learned tunnel
-    /// paths, at the last check.
+    /// The director's generation number and the version of learned tunnel path MTUs, as of the last
+    /// check.
     known: (u32, u64),
     turns: u64,
     pub(crate) forwarded: Forwarded,
@@ -75,10 +73,10 @@ impl fmt::Debug for Programs {
 }
 
 impl Programs {
-    /// Programs before two ports with these link-layer addresses.
+    /// Loads the programs for two ports with these MAC addresses.
     ///
     /// # Errors
-    /// If the kernel refuses the programs.
+    /// The kernel refuses the programs.
     pub(crate) fn new(layout: Layout, macs: [Mac; 2]) -> Result<Self, FastPathError> {
         let kernel = FastPath::open_in_virtual_time(layout)?;
         let tried = kernel.try_interface(LOOPBACK, Mac([0; 6]));
@@ -101,14 +99,14 @@ impl Programs {
         self
     }
 
-    /// Returns the memory for the director's table. Slots are reused at once, so that the table is
-    /// as full as that of a director without the programs.
+    /// Memory of the director's connection table. Slots are reused at once, so that the table fills
+    /// up as without the programs.
     pub(crate) fn memory(&self) -> Memory {
         let memory = self.kernel.memory(0).expect("as long as the layout");
         memory.quarantined(std::time::Duration::ZERO)
     }
 
-    /// Invalidates all offloads, because services, servers or routes have changed.
+    /// Invalidates all offloads after a change of services, servers or routes.
     pub(crate) fn changed(&self) {
         self.kernel.changed();
     }
@@ -117,8 +115,8 @@ impl Programs {
         self.kernel.fold(|| control);
     }
 
-    /// Runs the programs on a frame. Returns the forwarded frame and its port; `None` if the
-    /// programs do not forward the frame.
+    /// Runs the programs on a frame. Returns the forwarded frame and its port; `None` if they do
+    /// not forward it.
     pub(crate) fn pass(
         &mut self,
         port: PortId,
@@ -142,8 +140,8 @@ impl Programs {
             bytes[..6].fill(0);
         }
         self.kernel.set_virtual_time(now);
-        // Sometimes the frame has a checksum from the network card, if the kernel supports it. With
-        // padding, the kernel removes this checksum as well, and would then report a wrong one.
+        // Some frames have a checksum from the network card, if the kernel supports that in test
+        // runs. With padding, the kernel would report a wrong checksum.
         self.turns += 1;
         // The starting point of look-ups does not affect the result.
         self.kernel
@@ -164,10 +162,13 @@ impl Programs {
             Ok(run) => run,
             // The kernel requires a complete IP header if the EtherType is IP.
             Err(_) if bytes.len() < 14 + 40 => return None,
-            Err(error) => panic!("the kernel tries programs out: {error}"),
+            Err(error) => panic!("the test run of the program failed: {error}"),
         };
         if verdict != REDIRECTED {
-            assert_eq!(out, bytes, "a frame that is not forwarded is unchanged");
+            assert_eq!(
+                out, bytes,
+                "the program changed a frame that it did not forward"
+            );
             return None;
         }
         Some(self.sent(&out))
@@ -182,7 +183,10 @@ impl Programs {
         let run = program.test_run(LOOPBACK, bytes, 0, false);
         let (verdict, out) = run.expect("the kernel tries programs out");
         if verdict != XDP_REDIRECTED {
-            assert_eq!(out, bytes, "a frame that is not forwarded is unchanged");
+            assert_eq!(
+                out, bytes,
+                "the program changed a frame that it did not forward"
+            );
             return None;
         }
         self.forwarded.early += 1;
@@ -199,7 +203,7 @@ impl Programs {
         )
     }
 
-    /// Offloads a connection, if that is possible.
+    /// Offloads a connection if it is offloadable.
     pub(crate) fn publish(
         &mut self,
         conn: ConnId,
@@ -283,8 +287,7 @@ impl Decide for Noting<'_> {
     }
 }
 
-/// The listing of a director: connections in order, and the counters of the director, of services
-/// and servers.
+/// Lists the sorted connections, and the counters of director, services and servers.
 pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
     let all = director.shard.connections_from(0, now);
     let mut output: Vec<String> = all.map(|connection| format!("{connection:?}")).collect();
@@ -301,7 +304,7 @@ pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
     output
 }
 
-/// A frame without its IP identification: each of the two packet paths counts separately.
+/// Clears the IP identification of a frame, which each packet path counts separately.
 pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     // A packet without "don't fragment", or a fragment with this flag.

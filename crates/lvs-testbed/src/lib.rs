@@ -1,9 +1,9 @@
 //! Hosts in network namespaces for the tests, the benches and the demo.
 //!
-//! A [`Testbed`] is a few *hosts* (network and mount namespaces, each kept open by one sleeping
-//! process), joined by veth pairs and bridges. A [`Site`] is a complete LVS installation on a
-//! testbed: client, router, director and real servers in one of three [`Topology`]s, with a real
-//! nginx on every real server.
+//! A [`Testbed`] contains *hosts*, which veth pairs and bridges connect. A host is a network
+//! namespace and a mount namespace, which a sleeping process keeps open. A [`Site`] is a complete
+//! LVS installation on a testbed: client, router, director and real servers with nginx, in one of
+//! three [`Topology`]s.
 //!
 //! ```text
 //!  two-arm   client ── front LAN ── director ── back LAN ── servers
@@ -12,10 +12,9 @@
 //!                              └─ back LAN (servers)
 //! ```
 //!
-//! The testbed is removed when its process ends, even by a panic, Ctrl-C or `kill -9`: a small
-//! *janitor* process has the other end of a pipe, and cleans up when the pipe closes. The testbed
-//! works as root, or otherwise in a user namespace. The crate is for development and is not
-//! published.
+//! A testbed is removed when its process ends, even by a panic, Ctrl-C or `kill -9`: a *janitor*
+//! process cleans up when its pipe from that process closes. Without root, testbeds use a user
+//! namespace. The crate is for development and is not published.
 
 #![forbid(unsafe_code)]
 

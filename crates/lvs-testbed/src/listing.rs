@@ -1,4 +1,4 @@
-//! Parses the three forms of the output of `lvsadm -L -n`.
+//! Parses `lvsadm -L -n`, with and without counters or rates, and `lvsadm -L -n -c`.
 
 use anyhow::{Context, Result};
 
@@ -66,7 +66,7 @@ pub struct Connection {
     pub protocol: String,
     /// Remaining time in seconds.
     pub expires: u64,
-    /// The state's name.
+    /// Name of the connection's state.
     pub state: String,
     /// Address and port of the client.
     pub source: String,
@@ -99,7 +99,9 @@ pub fn connections(text: &str) -> Result<Vec<Connection>> {
             else {
                 anyhow::bail!("not a connection: {line:?}");
             };
-            let (minutes, seconds) = expires.split_once(':').context("minutes and seconds")?;
+            let (minutes, seconds) = expires
+                .split_once(':')
+                .context("the time is not minutes:seconds")?;
             Ok(Connection {
                 protocol: protocol.to_owned(),
                 expires: minutes.parse::<u64>()? * 60 + seconds.parse::<u64>()?,

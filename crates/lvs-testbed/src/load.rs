@@ -1,5 +1,4 @@
-//! An HTTP client that checks every byte; the subcommand `load`, run on a client host by
-//! [`Host::load`].
+//! `lvs-testbed load`: an HTTP client that compares every byte. [`Host::load`] runs it on a host.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +15,7 @@ use socket2::{Domain, Socket, Type};
 use crate::content;
 use crate::netns::{Host, Proc, wait_until};
 
-/// Options of the load.
+/// Options of the HTTP client.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoadOptions {
     /// The server's address and port
@@ -59,7 +58,7 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// A thousand requests of all sizes, eight at a time, each over a new connection.
+    /// Options of a thousand requests of all sizes, eight at a time, each over a new connection.
     #[must_use]
     pub fn new(target: SocketAddr) -> Self {
         Self {
@@ -107,35 +106,34 @@ impl LoadOptions {
 /// Results of a load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Requests that were answered completely with the correct bytes.
+    /// Number of complete answers with correct bytes.
     pub ok: u64,
-    /// Requests that were not answered completely, or with wrong bytes.
+    /// Number of requests without a complete or correct answer.
     pub failed: u64,
-    /// Body bytes of successful requests.
+    /// Bytes in the bodies of successful answers.
     pub bytes: u64,
-    /// Duration, in seconds.
+    /// Duration of the load in seconds.
     pub seconds: f64,
-    /// Longest pause, in milliseconds, within the body of a successful request.
+    /// Longest pause within the body of a successful answer in milliseconds.
     #[serde(default)]
     pub stall_ms: u64,
-    /// 99th percentile of the longest pause of each successful request, in milliseconds.
+    /// 99th percentile of the longest pauses of each successful answer in milliseconds.
     #[serde(default)]
     pub stall_p99_ms: u64,
-    /// The longest of these pauses that ended in each second since the start, in milliseconds.
+    /// For each second since the start, the longest pause that ended in it, in milliseconds.
     #[serde(default)]
     pub stalls_by_second: Vec<u64>,
-    /// Successful requests by the server that answered.
+    /// Number of successful requests by server.
     pub servers: BTreeMap<String, u64>,
     /// Up to twenty errors, each with its time in seconds.
     pub errors: Vec<String>,
-    /// The longest pause in each successful request, in milliseconds: the number of requests by
-    /// length.
+    /// Longest pauses of each successful answer: number of answers by milliseconds.
     #[serde(skip)]
     stalls: BTreeMap<u64, u64>,
 }
 
 impl LoadReport {
-    /// Body bytes per second, in Mbit/s.
+    /// Rate of body bytes in Mbit/s.
     #[must_use]
     pub fn mbits(&self) -> f64 {
         #[expect(
@@ -163,13 +161,12 @@ impl LoadReport {
 }
 
 impl Host {
-    /// Runs the requests from this host and reports. If the number of requests is known, each has a
-    /// separate local port: the kernel soon reuses a port, while the director still has the old
-    /// connection.
+    /// Runs the requests from this host. If their number is known, each uses another local port:
+    /// the kernel would soon reuse a port for which the director still has a connection.
     ///
     /// # Errors
     ///
-    /// When the client program cannot run; failed requests are in the report.
+    /// The client program cannot run. Failed requests are in the report.
     pub fn load(&self, options: &LoadOptions) -> Result<LoadReport> {
         let mut options = options.clone();
         if options.first_port == 0 && options.requests != 0 {
@@ -181,12 +178,11 @@ impl Host {
         serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
     }
 
-    /// Starts requests that continue until [`SteadyLoad::finish`]; [`SteadyLoad::so_far`] counts
-    /// them.
+    /// Starts requests that continue until [`SteadyLoad::finish`].
     ///
     /// # Errors
     ///
-    /// When the client program cannot be started.
+    /// The client program cannot be started.
     pub fn steady_load(&self, options: &LoadOptions) -> Result<SteadyLoad> {
         let options = LoadOptions {
             until_eof: true,
@@ -203,18 +199,18 @@ impl Host {
     }
 }
 
-/// Interval in milliseconds at which steady requests are counted, unless the test sets another.
+/// Default interval of progress reports of steady requests in milliseconds.
 const PROGRESS_MS: u64 = 100;
 
-/// Time limit for a number of answers. On a busy machine, the test waits four times as long.
+/// Time limit for further answers; four times as long on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Requests in progress.
+/// Requests that continue until [`finish`](Self::finish).
 #[derive(Debug)]
 pub struct SteadyLoad(Proc);
 
 impl SteadyLoad {
-    /// The present numbers of correct and of wrong answers.
+    /// Numbers of correct and of failed requests so far.
     #[must_use]
     pub fn so_far(&self) -> (u64, u64) {
         let log = self.0.log();
@@ -225,11 +221,11 @@ impl SteadyLoad {
         last.unwrap_or_default()
     }
 
-    /// Waits until this many more requests are answered.
+    /// Waits until `answers` more requests are answered.
     ///
     /// # Errors
     ///
-    /// When this takes too long.
+    /// The time limit has passed.
     pub fn wait_for_more(&self, answers: u64) -> Result<()> {
         let wanted = self.so_far().0 + answers;
         wait_until(
@@ -248,7 +244,10 @@ impl SteadyLoad {
     pub fn finish(mut self) -> Result<LoadReport> {
         let status = self.0.wait(PATIENCE)?;
         let printed = self.0.log();
-        ensure!(status.success(), "the load client: {status}: {printed}");
+        ensure!(
+            status.success(),
+            "the load client failed: {status}: {printed}"
+        );
         serde_json::from_str(printed.lines().last().unwrap_or_default())
             .with_context(|| format!("not a report: {printed}"))
     }
@@ -265,11 +264,11 @@ impl SteadyLoad {
     }
 }
 
-/// The subcommand: runs the requests and prints the report as one line of JSON.
+/// Runs `lvs-testbed load`, and prints the report as one line of JSON.
 ///
 /// # Errors
 ///
-/// When the report cannot be printed.
+/// The report cannot be printed.
 pub fn main(options: LoadOptions) -> Result<()> {
     let report = run(options);
     println!("{}", serde_json::to_string(&report)?);
@@ -435,7 +434,6 @@ fn client(
     }
 }
 
-/// Progress of the requests.
 #[derive(Debug, Default)]
 struct Progress {
     begun: AtomicU64,
@@ -458,7 +456,7 @@ impl Progress {
     }
 }
 
-/// An answer has a wrong byte at this offset.
+/// Offset of the first wrong byte of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrongByte(usize);
 
@@ -470,7 +468,8 @@ impl fmt::Display for WrongByte {
 
 impl std::error::Error for WrongByte {}
 
-/// Requests one file over a new connection, and checks every byte.
+/// Requests one file over a new connection, and compares every byte. Returns the name of the
+/// server.
 pub(crate) fn fetch(options: &LoadOptions, expected: &[u8]) -> Result<String> {
     let mut buffer = vec![0; 64 << 10];
     let buffer = (&mut buffer[..], &Progress::default());
@@ -499,8 +498,8 @@ fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStr
     Ok(stream)
 }
 
-/// The longest pause between two reads of an answer, for each second of the run in which such a
-/// pause ended: its start and its end.
+/// The longest pause between two reads of an answer, for each second of the run in which a pause
+/// ended: start and end.
 type Pauses = Vec<(Instant, Instant)>;
 
 fn request(
@@ -515,7 +514,7 @@ fn request(
     let mut stream = match connection.take() {
         Some(stream) => stream,
         None => {
-            let stream = connect(options, port, timeout).context("connect")?;
+            let stream = connect(options, port, timeout).context("cannot connect")?;
             BufReader::with_capacity(64 << 10, stream)
         }
     };
@@ -532,7 +531,7 @@ fn request(
     stream
         .get_mut()
         .write_all(head.as_bytes())
-        .context("send")?;
+        .context("cannot send the request")?;
 
     let mut server = String::from("?");
     let mut length = None;
@@ -549,7 +548,10 @@ fn request(
         );
         let text = line.trim_end();
         if first {
-            ensure!(text.starts_with("HTTP/1.1 200"), "answered {text:?}");
+            ensure!(
+                text.starts_with("HTTP/1.1 200"),
+                "the server answered {text:?}"
+            );
             first = false;
         } else if text.is_empty() {
             break;
@@ -561,7 +563,10 @@ fn request(
             }
         }
     }
-    ensure!(length == Some(expected.len()), "content length {length:?}");
+    ensure!(
+        length == Some(expected.len()),
+        "the answer has the content length {length:?}"
+    );
     let mut done = 0;
     let mut since = Instant::now();
     let mut pauses = Pauses::new();
@@ -583,8 +588,8 @@ fn request(
         Progress::count(&progress.bytes, read as u64);
         let now = Instant::now();
         match pauses.last_mut() {
-            // The report shows whole seconds: a longer pause in another second must not hide this
-            // one.
+            // The report has one pause for each second, so that pauses that end in different
+            // seconds are stored separately.
             Some((from, to)) if (*to - start).as_secs() == (now - start).as_secs() => {
                 if now - since > *to - *from {
                     (*from, *to) = (since, now);
@@ -597,12 +602,12 @@ fn request(
     if options.keepalive {
         *connection = Some(stream);
     } else {
-        // The server closes first, as servers do; the client reads its FIN, so that the connection
+        // The server closes the connection first. The client reads its FIN, so that the connection
         // ends without a reset.
         let extra = stream
             .read(buffer)
             .context("cannot read the end of the connection")?;
-        ensure!(extra == 0, "{extra} bytes after the end");
+        ensure!(extra == 0, "the server sent {extra} bytes after the end");
     }
     Ok((server, pauses))
 }

@@ -1,14 +1,14 @@
-//! A strict reader of OpenMetrics 1.0.0, for tests of exported pages.
+//! A strict parser of OpenMetrics 1.0.0, for tests of exported pages.
 //!
-//! It refuses input that `prometheus_client`'s parser refuses and Prometheus accepts: duplicate
-//! samples, families that are split or repeated, samples without a family, a wrong suffix, a page
-//! without an end.
+//! It refuses input that `prometheus_client` refuses although Prometheus accepts it: duplicate
+//! samples, split or repeated families, samples without a family, wrong suffixes, a missing `#
+//! EOF`.
 
 use std::collections::{BTreeMap, HashSet};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Returns the samples of a page, by name and labels as they are written.
+/// Returns the samples of a page by their name and labels.
 ///
 /// # Errors
 /// The page breaks a rule; the message contains the line.
@@ -28,7 +28,7 @@ pub fn read(page: &str) -> Result<BTreeMap<String, f64>> {
 
 #[derive(Default)]
 struct Reader {
-    /// The family that is being read, and its type.
+    /// Name and type of the present family.
     family: (String, String),
     described: HashSet<(String, String)>,
     families: HashSet<String>,
@@ -40,7 +40,7 @@ impl Reader {
         if let Some(about) = line.strip_prefix("# ") {
             let mut words = about.splitn(3, ' ');
             let (kind, name) = (words.next(), words.next());
-            let (kind, name) = kind.zip(name).context("a comment that describes nothing")?;
+            let (kind, name) = kind.zip(name).context("the comment describes no family")?;
             ensure!(is_name(name), "{name} is not a name");
             let value = words.next().unwrap_or_default();
             ensure!(
@@ -66,12 +66,12 @@ impl Reader {
         let (name, rest) = line.split_at(end);
         let (labels, rest) = labels(rest)?;
         let suffix = name.strip_prefix(self.family.0.as_str());
-        let suffix = suffix.context("a sample outside of its family")?;
+        let suffix = suffix.context("the sample is outside of its family")?;
         let fits = match self.family.1.as_str() {
             "counter" => ["_total", "_created"].contains(&suffix),
             "histogram" => ["_bucket", "_sum", "_count", "_created"].contains(&suffix),
             "info" => suffix == "_info",
-            "" => bail!("a sample before its type"),
+            "" => bail!("the sample precedes the type of its family"),
             _ => suffix.is_empty(),
         };
         ensure!(fits, "{suffix:?} does not belong to a {}", self.family.1);
@@ -96,7 +96,7 @@ fn is_name(name: &str) -> bool {
     name.starts_with(first) && name.chars().all(|c| first(c) || c.is_ascii_digit())
 }
 
-/// The labels at the beginning of a text, sorted, and the rest of the text.
+/// The sorted labels at the beginning of a text, and the rest of the text.
 fn labels(text: &str) -> Result<(Vec<String>, &str)> {
     let Some(mut rest) = text.strip_prefix('{') else {
         return Ok((Vec::new(), text));
@@ -116,7 +116,7 @@ fn labels(text: &str) -> Result<(Vec<String>, &str)> {
             escaped = c == '\\' && !escaped;
             end
         });
-        let (value, after) = after.split_at(end.context("a label without an end")?);
+        let (value, after) = after.split_at(end.context("the label has no closing quote")?);
         let escapes = value
             .replace(r"\\", "")
             .replace(r#"\""#, "")

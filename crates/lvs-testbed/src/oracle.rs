@@ -1,4 +1,4 @@
-//! Compares checksums with values that other crates than the packet path's compute from scratch.
+//! Independent checksums: other crates than the packet path's compute them from scratch.
 
 use std::net::IpAddr;
 use std::sync::LazyLock;
@@ -11,7 +11,7 @@ use lvs_packet::frame::{Offload, SegmentKind};
 static CRC32C: LazyLock<Crc<u32, Table<16>>> =
     LazyLock::new(|| Crc::<u32, Table<16>>::new(&CRC_32_ISCSI));
 
-/// State of a checksum.
+/// Whether a checksum is correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The checksum is present and correct.
@@ -24,7 +24,8 @@ pub enum Health {
     Unknown,
 }
 
-/// The Internet checksum of `bytes` (RFC 1071): 0 if `bytes` contain their own checksum.
+/// Returns the Internet checksum of `bytes` (RFC 1071); 0 if `bytes` include their correct
+/// checksum.
 pub fn internet(bytes: &[u8]) -> u16 {
     Sum16BitWords::new()
         .add_slice(bytes)
@@ -32,7 +33,7 @@ pub fn internet(bytes: &[u8]) -> u16 {
         .to_be()
 }
 
-/// Computes the Internet checksum of `bytes` behind the pseudo-header of their addresses.
+/// Returns the Internet checksum of `bytes` with the pseudo-header.
 pub fn transport(src: IpAddr, dst: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
     pseudo(src, dst, protocol, bytes.len())
         .add_slice(bytes)
@@ -40,7 +41,8 @@ pub fn transport(src: IpAddr, dst: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
         .to_be()
 }
 
-/// The sum of a pseudo-header alone, as it is in the checksum field of an unfinished packet.
+/// Returns the sum of a pseudo-header, which is the checksum field of a packet with a partial
+/// checksum.
 pub fn unfinished(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> u16 {
     !pseudo(src, dst, protocol, len).ones_complement().to_be()
 }
@@ -83,8 +85,8 @@ pub struct Parts {
     pub fragment: bool,
 }
 
-/// Reads the IP header at the beginning of `ip`. `None` if there is no IP header, if its checksum
-/// is wrong, or if its lengths contradict the data.
+/// Parses the IP header at the start of `ip`. `None` if there is none, if its checksum is wrong, or
+/// if its lengths contradict the data.
 pub fn parts(ip: &[u8]) -> Option<Parts> {
     if ip.first()? >> 4 == 6 {
         return parts6(ip);
@@ -108,7 +110,7 @@ pub fn parts(ip: &[u8]) -> Option<Parts> {
     })
 }
 
-/// Whether the checksum of an IPv4 header is correct, independent of the length field; true for
+/// Whether the checksum of an IPv4 header is correct, regardless of the length field; true for
 /// IPv6.
 pub fn header_is_right(ip: &[u8]) -> bool {
     let len = usize::from(ip.first().map_or(0, |byte| byte & 15)) * 4;
@@ -116,7 +118,7 @@ pub fn header_is_right(ip: &[u8]) -> bool {
         || ip.get(..len).is_some_and(|header| internet(header) == 0)
 }
 
-/// As [`parts`]: after any number of extension headers (RFC 8200 section 4).
+/// [`parts`] for IPv6, with any number of extension headers (RFC 8200 section 4).
 fn parts6(ip: &[u8]) -> Option<Parts> {
     let len = 40 + usize::from(word(ip, 4)?);
     let ip = ip.get(..len)?;
@@ -157,7 +159,7 @@ pub(super) fn word(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// The state of the checksum in `l4`, the whole payload of an IP packet.
+/// Returns the state of the checksum in `l4`, the complete payload of an IP packet.
 pub fn judge(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Health {
     let right = |right: bool| {
         if right { Health::Right } else { Health::Wrong }
@@ -184,7 +186,7 @@ pub fn judge(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Health {
     }
 }
 
-/// Checks the transport checksum in the packet `ip`, whose header [`parts`] has read.
+/// Returns the state of the transport checksum in `ip`, whose header is `parts`.
 pub fn health(ip: &[u8], parts: &Parts) -> Health {
     if parts.fragment {
         return Health::Unknown;
@@ -197,8 +199,8 @@ pub fn health(ip: &[u8], parts: &Parts) -> Health {
     )
 }
 
-/// Finishes a frame as a device does: computes its checksum, over the whole super-packet if it is
-/// one. Checks the offload request.
+/// Completes a partial checksum as a device does, also of a super-packet, and checks the offload
+/// request.
 ///
 /// # Errors
 /// The invalid part of the offload request.

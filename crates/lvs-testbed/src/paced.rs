@@ -1,9 +1,9 @@
-//! A web server that sends evenly: the subcommand `paced`, for real servers when a client's longest
-//! pause is to measure the directors and not the server.
+//! A web server with an even rate (`lvs-testbed paced`), for tests that measure the pauses that
+//! directors cause.
 //!
-//! nginx's `limit_rate` keeps its rate in bursts with pauses of up to a second. This server sends
-//! the due bytes every [`SLICE`], for each download at a different moment within that time. It has
-//! the contents and the names of [`crate::servers::nginx`]: `/s/SIZE` and `/id`, and `X-Server`.
+//! nginx's `limit_rate` sends bursts with pauses of up to a second. This server sends the due bytes
+//! every [`SLICE`], at a different moment for each download. Like [`crate::servers::nginx`], it
+//! serves `/s/SIZE` and `/id`, and sets `X-Server`.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -17,11 +17,11 @@ use crate::content;
 
 /// Interval at which the next bytes of a download are sent.
 pub const SLICE: Duration = Duration::from_millis(20);
-/// Number of different moments in a slice.
+/// Number of moments in a slice at which downloads send.
 const MOMENTS: usize = 10;
-/// The longest download, in bytes.
+/// Maximum size of a download in bytes.
 const LARGEST: usize = 10 << 20;
-/// Time limit for a request to arrive, and for a download without progress to end.
+/// Time limit for a request to arrive, and for a download without progress.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Settings of the paced server.
@@ -51,7 +51,7 @@ impl PacedOptions {
 /// Serves requests until the process is killed.
 ///
 /// # Errors
-/// If the port is in use.
+/// The port is in use.
 pub fn main(options: &PacedOptions) -> Result<()> {
     let (sender, receiver) = channel();
     let listeners = [
@@ -89,7 +89,6 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// A download in progress.
 struct Download {
     stream: TcpStream,
     size: usize,
@@ -99,7 +98,7 @@ struct Download {
     took: Instant,
 }
 
-/// Reads a request. Answers it, or passes the download to the sending thread.
+/// Reads a request. Answers it, or passes a download to the sending thread.
 fn asked(stream: TcpStream, name: &str, downloads: &Sender<Download>) -> Option<()> {
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     stream.set_nodelay(true).ok()?;
@@ -133,7 +132,7 @@ fn asked(stream: TcpStream, name: &str, downloads: &Sender<Download>) -> Option<
     Some(())
 }
 
-/// Sends the due bytes to all downloads, in a loop without end.
+/// Sends the due bytes to all downloads in an endless loop.
 fn send(rate: u64, downloads: &Receiver<Download>) {
     let mut bytes = vec![0; LARGEST];
     content::fill(0, &mut bytes);
@@ -164,7 +163,7 @@ fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
                 download.took = Instant::now();
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // The send buffer is full.
+            // The send buffer of the socket is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(_) => return false,
         }
@@ -172,8 +171,8 @@ fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     download.sent < download.size && download.took.elapsed() < PATIENCE
 }
 
-/// Bytes of a download of `size` that should have been sent `elapsed` after its start, at `rate`
-/// bytes per second.
+/// Number of bytes of a download that are due `elapsed` after its start; `rate` is in bytes a
+/// second.
 fn due(elapsed: Duration, rate: u64, size: usize) -> usize {
     let due = (elapsed + SLICE).as_micros() * u128::from(rate) / 1_000_000;
     usize::try_from(due).unwrap_or(usize::MAX).min(size)

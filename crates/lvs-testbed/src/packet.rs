@@ -1,5 +1,4 @@
-//! Valid packets of every kind, with correct checksums (by the [`oracle`]); other modules damage
-//! them.
+//! Valid packets of every kind, with checksums from the [`oracle`]. Other modules damage them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +13,8 @@ fn be(value: usize) -> [u8; 2] {
     u16::try_from(value).unwrap_or(u16::MAX).to_be_bytes()
 }
 
-/// Creates an IP packet without options; an IPv6 packet if the addresses have two versions.
+/// Creates an IP packet without options. If the addresses have different versions, it is an IPv6
+/// packet.
 pub fn ip(src: IpAddr, dst: IpAddr, protocol: u8, ttl: u8, payload: &[u8]) -> Vec<u8> {
     let mut packet = Vec::with_capacity(40 + payload.len());
     match (src, dst) {
@@ -52,7 +52,7 @@ pub fn repair(ip: &mut [u8]) {
     }
 }
 
-/// Sets the length in an IP header to the packet's length.
+/// Sets the length fields of an IP header to the packet's length.
 pub fn relength(ip: &mut [u8]) {
     let len = ip.len();
     if len < 20 {
@@ -66,7 +66,7 @@ pub fn relength(ip: &mut [u8]) {
     }
 }
 
-/// Inserts `options`, up to 40 bytes, a multiple of 4, into an IPv4 packet without options. A
+/// Inserts `options` into an IPv4 packet without options: a multiple of 4, at most 40 bytes. A
 /// truncated packet is unchanged.
 pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
     if ip.len() < 20 {
@@ -77,8 +77,8 @@ pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
     relength(ip);
 }
 
-/// Inserts an extension header of `kind` with `body` after the IPv6 header, and sets its length. A
-/// truncated packet is unchanged.
+/// Inserts an extension header of type `kind` with `body` after the IPv6 header. A truncated packet
+/// is unchanged.
 pub fn with_extension(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     const AUTHENTICATION: u8 = 51;
     if ip.len() < 40 {
@@ -110,18 +110,18 @@ fn finish(src: SocketAddr, dst: SocketAddr, protocol: Protocol, at: usize, l4: &
     l4[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The fields of a TCP header that the caller chooses.
+/// Fields of a TCP header.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpHeader<'a> {
-    /// The flags, from FIN in the lowest bit.
+    /// The flags; FIN is the lowest bit.
     pub flags: u8,
-    /// The sequence number of the segment's first byte.
+    /// Sequence number of the first byte.
     pub sequence: u32,
     /// The acknowledgement number.
     pub acknowledgement: u32,
-    /// The announced window.
+    /// Window size, without scaling.
     pub window: u16,
-    /// Options, in a multiple of 4 bytes.
+    /// Options, a multiple of 4 bytes.
     pub options: &'a [u8],
 }
 
@@ -137,7 +137,7 @@ pub fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8, sequence: u32, payload: 
     segment(src, dst, &header, payload)
 }
 
-/// A packet with a TCP segment with this header.
+/// Creates an IP packet with a TCP segment.
 pub fn segment(
     src: SocketAddr,
     dst: SocketAddr,
@@ -177,7 +177,8 @@ pub fn sctp(src: SocketAddr, dst: SocketAddr, chunks: &[u8]) -> Vec<u8> {
     ip(src.ip(), dst.ip(), Protocol::SCTP.0, TTL, &l4)
 }
 
-/// Creates an IP packet with an ICMP or ICMPv6 message: type, code, second word, the rest.
+/// Creates an IP packet with an ICMP or ICMPv6 message: type, code, second 32-bit word, and the
+/// rest.
 pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, code: u8, second: [u8; 4], rest: &[u8]) -> Vec<u8> {
     let mut message = vec![kind, code, 0, 0];
     message.extend(second);
@@ -192,8 +193,8 @@ pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, code: u8, second: [u8; 4], rest:
     ip(src, dst, protocol.0, TTL, &message)
 }
 
-/// Cuts a packet into fragments whose payloads have these sizes, all multiples of 8; the last
-/// fragment contains the remaining bytes.
+/// Splits a packet into fragments with payloads of these sizes, which are multiples of 8. The last
+/// fragment contains the rest.
 pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
     let six = packet[0] >> 4 == 6;
     let header = if six { 40 } else { 20 };
@@ -228,11 +229,10 @@ pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
     out
 }
 
-/// Joins the fragments of one datagram, which must be complete, without overlap, and have equal
-/// headers.
+/// Joins all fragments of a datagram, which must not overlap, and must have equal headers.
 ///
 /// # Errors
-/// The error in the fragments.
+/// The fault in the fragments.
 pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
     let mut pieces = Vec::new();
     for ip in fragments {
@@ -276,21 +276,21 @@ pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
     Ok(whole)
 }
 
-/// An Ethernet frame.
+/// Creates an Ethernet frame with the EtherType `kind`.
 pub fn ethernet(dst: [u8; 6], src: [u8; 6], kind: u16, payload: &[u8]) -> Vec<u8> {
     [&dst[..], &src, &kind.to_be_bytes(), payload].concat()
 }
 
-/// The Ethernet frame of an IP packet.
+/// Creates the Ethernet frame of an IP packet.
 pub fn ethernet_ip(dst: [u8; 6], src: [u8; 6], packet: &[u8]) -> Vec<u8> {
     let six = packet.first().is_some_and(|byte| byte >> 4 == 6);
     ethernet(dst, src, if six { 0x86dd } else { 0x0800 }, packet)
 }
 
-/// Parses a link-layer address.
+/// Parses a MAC address.
 ///
 /// # Errors
-/// The text is not a link-layer address.
+/// The text is not a MAC address.
 pub fn mac(text: &str) -> Result<[u8; 6], String> {
     let bytes = text
         .trim()

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Time for the reply. A busy machine may take seconds.
+/// Time limit for the reply, for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Options of `lvs-testbed ping`.
@@ -20,11 +20,11 @@ pub struct PingOptions {
     size: u16,
 }
 
-/// Sends one request; the reply must arrive within `PATIENCE` and contain the same bytes.
+/// Sends one request, and waits for a reply with the same bytes.
 ///
 /// # Errors
 ///
-/// Without a reply, or without the right to open a raw socket.
+/// No such reply arrives within 30 s, or the kernel does not permit a raw socket.
 pub fn run(options: &PingOptions) -> Result<()> {
     const HEADER: usize = 8;
     let (domain, protocol, request, reply) = match options.addr {

@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Finds a program of this project: in `LVS_BIN_DIR` if that is set, else in the target directory
-/// that the running executable is in. So `cargo test` uses the debug build, and `cargo test
-/// --release` the release build.
+/// Finds a program of this project: in `LVS_BIN_DIR` if it is set, otherwise in the target
+/// directory of the running executable (so `cargo test` uses the debug build).
 ///
 /// # Errors
 ///
-/// When it is missing; the message contains the command that builds it.
+/// The program is missing; the message contains the command that builds it.
 pub fn find(name: &str) -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("LVS_BIN_DIR") {
         let path = Path::new(&dir).join(name);
@@ -44,21 +43,21 @@ pub fn find(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The path of the program `lvs-testbed`, whose subcommands run on the hosts.
+/// Returns the path of `lvs-testbed`, whose subcommands run on the hosts.
 ///
 /// # Errors
 ///
-/// When it is not built.
+/// The program is not built.
 pub fn own() -> Result<PathBuf> {
     find("lvs-testbed")
 }
 
-/// Returns [`own`] and its arguments, as a command. With `real_time`, the command runs with
-/// real-time priority on the first processor, so that the programs under test can use the others.
+/// Returns [`own`] with arguments. With `real_time`, the command has a real-time priority on the
+/// first processor, so that the programs under test can use the others.
 ///
 /// # Errors
 ///
-/// When it is not built.
+/// The program is not built.
 pub fn own_with(arguments: Vec<String>, real_time: bool) -> Result<(PathBuf, Vec<String>)> {
     let own = own()?;
     if !real_time {

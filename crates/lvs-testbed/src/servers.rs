@@ -14,12 +14,12 @@ use crate::paced::PacedOptions;
 /// Settings of an nginx.
 #[derive(Clone, Debug)]
 pub struct NginxOptions {
-    /// The ports to listen on, on every address of the host.
+    /// Ports to listen on, at every address of the host.
     pub ports: Vec<u16>,
-    /// Whether connections stay open for further requests.
+    /// Whether connections stay open after a response.
     pub keepalive: bool,
-    /// Maximum number of bytes per second for one response; 0 for no limit. A request may set
-    /// another limit: `/file?rate=100k`.
+    /// Maximum number of bytes a second for a response; 0 means no limit. A request can set another
+    /// limit: `/file?rate=100k`.
     pub rate: u64,
 }
 
@@ -33,16 +33,15 @@ impl Default for NginxOptions {
     }
 }
 
-/// Starts an nginx that serves the directory `www` of the testbed. It returns its name in the
-/// header `X-Server` and under `/id`, returns the client's address under `/addr`, and accepts
-/// uploads with PUT under `/up/`, into the directory `NAME-up/up`.
+/// Starts an nginx that serves the testbed's directory `www`. Its name is in the header `X-Server`
+/// and under `/id`, the client's address under `/addr`. PUT under `/up/` writes to the directory
+/// `NAME-up/up`.
 ///
-/// It runs as one process (`master_process off`): a `kill -9` then ends the server, and no process
-/// changes its user.
+/// nginx runs as one process (`master_process off`), so that `kill -9` ends the server.
 ///
 /// # Errors
 ///
-/// When nginx is missing or does not listen within ten seconds; the error contains its log.
+/// nginx is missing, or does not listen within ten seconds; the error contains its log.
 pub fn nginx(host: &Host, options: &NginxOptions) -> Result<Proc> {
     let name = host.name();
     let dir = host.dir();
@@ -120,12 +119,12 @@ http {{
     ports.try_fold(server, |server, &port| listening(host, server, "tcp", port))
 }
 
-/// Starts a [web server that sends evenly](crate::paced) on port 80, with `rate` bytes per
-/// second for each download; with `real_time`, no other program delays its sending.
+/// Starts a [web server with an even rate](crate::paced) on port 80, with `rate` bytes a second for
+/// each download. With `real_time`, it has a real-time priority.
 ///
 /// # Errors
 ///
-/// If it is not built, or does not listen.
+/// The program is not built, or does not listen.
 pub fn paced(host: &Host, rate: u64, real_time: bool) -> Result<Proc> {
     let options = PacedOptions {
         name: host.name().to_owned(),
@@ -137,13 +136,12 @@ pub fn paced(host: &Host, rate: u64, real_time: bool) -> Result<Proc> {
     listening(host, server, "tcp", options.port)
 }
 
-/// Starts an iperf3 server on port 5201 of one address. With direct routing or a tunnel, this
-/// address must be the VIP: an iperf3 that listens on all addresses answers UDP from the address
-/// that the route suggests.
+/// Starts an iperf3 server on port 5201 of one address. With direct routing or a tunnel, this must
+/// be the VIP: an iperf3 on all addresses would answer UDP from the address that the route selects.
 ///
 /// # Errors
 ///
-/// When it is missing or does not listen.
+/// iperf3 is missing, or does not listen.
 pub fn iperf3(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     let address = address.to_string();
     let server = host.spawn(
@@ -153,12 +151,12 @@ pub fn iperf3(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     listening(host, server, "tcp", 5201)
 }
 
-/// Starts a dnsmasq on port 53 with a text record `id.test`, the host's name, and the address
-/// 192.0.2.80 for `www.test`.
+/// Starts a dnsmasq on port 53, with the host's name in the TXT record of `id.test`, and the
+/// address 192.0.2.80 for `www.test`.
 ///
 /// # Errors
 ///
-/// When it is missing or does not listen.
+/// dnsmasq is missing, or does not listen.
 pub fn dnsmasq(host: &Host) -> Result<Proc> {
     let server = host.spawn(
         "dnsmasq",
@@ -178,15 +176,14 @@ pub fn dnsmasq(host: &Host) -> Result<Proc> {
     listening(host, server, "udp", 53)
 }
 
-/// Starts a vsftpd on port 21 of every address of the host, IPv4 and IPv6, for anonymous users. It
-/// serves the directory `www` of the testbed for reading as `www`, and accepts uploads into `up`,
-/// which is `NAME-ftp/up` of the testbed. Passive data connections are to the ports from 30000 to
-/// 30099 of the address that the client has connected to, or of `passive_address`; active ones come
-/// from port 20.
+/// Starts a vsftpd on port 21 of every IPv4 and IPv6 address, for anonymous users. They download
+/// from `www` of the testbed, and upload to `up` (`NAME-ftp/up` of the testbed). Passive data
+/// connections use the ports 30000 to 30099 of `passive_address`, or else of the address that the
+/// client has connected to. Active ones come from port 20.
 ///
 /// # Errors
 ///
-/// When it is missing or does not listen.
+/// vsftpd is missing, or does not listen.
 pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
     let home = host.dir().join(format!("{}-ftp", host.name()));
     let empty = home.join("empty");
@@ -238,12 +235,12 @@ pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
     listening(host, server, "tcp", 21)
 }
 
-/// Starts a dnsmasq that serves the directory `www` of the testbed by TFTP, every transfer from
-/// port 69.
+/// Starts a dnsmasq that serves the testbed's directory `www` by TFTP. With `single_port`, all
+/// transfers use port 69.
 ///
 /// # Errors
 ///
-/// When it is missing or does not listen.
+/// dnsmasq is missing, or does not listen.
 pub fn tftp(host: &Host, single_port: bool) -> Result<Proc> {
     let root = format!("--tftp-root={}", host.dir().join("www").display());
     let mut arguments = vec![
@@ -263,12 +260,12 @@ pub fn tftp(host: &Host, single_port: bool) -> Result<Proc> {
     listening(host, server, "udp", 69)
 }
 
-/// Starts a sipp on UDP port 5060 of an address, which answers calls and records every message in
+/// Starts a sipp on UDP port 5060 of an address. It answers calls, and records every message in
 /// `NAME-sip` of the testbed.
 ///
 /// # Errors
 ///
-/// When it is missing or does not listen.
+/// sipp is missing, or does not listen.
 pub fn sipp(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     let messages = host.dir().join(format!("{}-sip", host.name()));
     let mut command = host.command("sipp");
@@ -283,7 +280,7 @@ pub fn sipp(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     listening(host, server, "udp", 5060)
 }
 
-/// Waits until a server listens on its port, or ends.
+/// Waits until a server listens on its port, or exits.
 fn listening(host: &Host, mut server: Proc, protocol: &str, port: u16) -> Result<Proc> {
     let mut ended = false;
     let what = format!("{protocol} port {port} on host {}", host.name());
@@ -294,7 +291,7 @@ fn listening(host: &Host, mut server: Proc, protocol: &str, port: u16) -> Result
     .with_context(|| server.log())?;
     ensure!(
         !ended,
-        "on host {} a server ended at once; it printed:\n{}",
+        "host {}: a server exited at once; it printed:\n{}",
         host.name(),
         server.log()
     );

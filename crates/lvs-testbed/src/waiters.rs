@@ -1,5 +1,4 @@
-//! Clients that wait for an answer that does not arrive; the subcommand `wait`, run on a client
-//! host.
+//! `lvs-testbed wait`: clients that wait for an answer that does not arrive.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 
-/// Options of the waiting client.
+/// Options of the waiting clients.
 #[derive(Clone, Debug, clap::Args)]
 pub struct WaitOptions {
     /// The server's address and port
@@ -21,13 +20,12 @@ pub struct WaitOptions {
     pub for_ms: u64,
 }
 
-/// The subcommand: opens connections, sends half a request over each, and prints `waiting`. For
-/// each connection that ends, it prints the time (microseconds since 1970) and `reset`, `closed` or
-/// `late`.
+/// Opens connections, sends half a request over each, and prints `waiting`. When a connection ends,
+/// prints the time (microseconds since 1970) and `reset`, `closed` or `late`.
 ///
 /// # Errors
 ///
-/// When a connection cannot be opened.
+/// A connection cannot be opened.
 pub fn main(options: &WaitOptions) -> Result<()> {
     let all = Arc::new(Barrier::new(options.connections + 1));
     let limit = Duration::from_millis(options.for_ms);
@@ -51,7 +49,7 @@ pub fn main(options: &WaitOptions) -> Result<()> {
     println!("waiting");
     all.wait();
     for thread in threads {
-        // A panic was printed by its thread.
+        // If a thread panicked, it has printed the reason.
         let _ = thread.join();
     }
     Ok(())

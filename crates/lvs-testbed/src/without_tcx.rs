@@ -1,5 +1,5 @@
-//! Simulates a kernel without tcx, as before Linux 6.6, for one program and its children: listing
-//! the programs of an interface fails.
+//! Simulates a kernel without tcx (before Linux 6.6) for one program and its children: listing the
+//! tcx programs of an interface fails.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -13,7 +13,7 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// `BPF_PROG_QUERY` (linux/bpf.h): for tcx, a kernel without tcx answers it with `EINVAL`.
+/// `BPF_PROG_QUERY` (linux/bpf.h). For tcx, a kernel without tcx returns `EINVAL`.
 const PROG_QUERY: u64 = 16;
 
 /// Options of `lvs-testbed without-tcx`.
@@ -29,7 +29,7 @@ pub struct WithoutTcxOptions {
 /// Runs `lvs-testbed without-tcx`: replaces this process by the program.
 ///
 /// # Errors
-/// The kernel has no system call filters, or cannot start the program.
+/// The kernel does not support seccomp filters, or the program cannot be started.
 pub fn run(options: &WithoutTcxOptions) -> Result<Infallible> {
     let query = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, PROG_QUERY)?;
     let filter = SeccompFilter::new(

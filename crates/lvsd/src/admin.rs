@@ -1,6 +1,6 @@
-//! Overrides of operators: the administrative states of servers, which take precedence over the
-//! configuration file and the checks. The state directory keeps them across a reload, a restart and
-//! a reboot.
+//! Overrides: the administrative states of servers that operators set. They take precedence over
+//! the configuration file and the checks, and the state directory keeps them across reloads,
+//! restarts and reboots.
 
 mod keeper;
 
@@ -19,19 +19,18 @@ pub use self::keeper::Kept;
 use self::keeper::{Keeper, put_aside};
 use crate::clock::{Moment, Now};
 
-/// The maximum number of overrides.
 const ENTRIES_MAX: usize = 65_536;
 
-/// Longest time that lvsd waits for the disk when it exits.
+/// Maximum time that lvsd waits at its exit until the overrides are stored.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Interval of the checks whether all overrides are stored, when the daemon exits.
+/// Interval at which lvsd checks, at its exit, whether all overrides are stored.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The overrides of operators.
+/// All overrides, with their file.
 #[derive(Debug, Default)]
 pub struct Admin {
     entries: BTreeMap<Target, StoredOverride>,
-    /// The targets of each host, for finding them by address.
+    /// The overridden targets of each host, for look-ups by server address.
     by_host: HashMap<IpAddr, Vec<Target>>,
     /// Writes the overrides to disk; `None` in tests.
     keeper: Option<Arc<Keeper>>,
@@ -42,11 +41,10 @@ pub struct Admin {
 struct StoredOverride {
     #[serde(flatten)]
     entry: AdminEntry,
-    /// The deadline of the override on the boot-time clock, which is not adjusted when the wall
-    /// clock is set.
+    /// Deadline of the override on the boot-time clock, which steps of the wall clock do not move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
-    /// The start of the override on the boot-time clock.
+    /// Start of the override on the boot-time clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     began: Option<Moment>,
 }
@@ -65,9 +63,8 @@ impl StoredOverride {
         Self { entry, ends, began }
     }
 
-    /// Restores an override from the file. After a reboot, the remaining time is known only from
-    /// the wall clock. That clock may be wrong at boot, so the remaining time is limited to the
-    /// original duration of the override.
+    /// Restores an override from the file. After a reboot, only the wall clock gives the remaining
+    /// time. It may be wrong at boot, so the remaining time is limited to the original duration.
     fn recalled(mut self, now: Now) -> Self {
         self.ends = self.entry.spec.until.map(|until| {
             let known = self.ends.as_ref().and_then(Moment::of_this_boot);
@@ -82,13 +79,12 @@ impl StoredOverride {
 
     /// Remaining seconds; `None` if the override has no deadline.
     fn left(&self, now: Now) -> Option<u64> {
-        // An override in memory was made since the last boot.
+        // The override exists only in memory, so it was set during this boot.
         Some(self.ends.as_ref()?.seconds().saturating_sub(now.boot))
     }
 }
 
-/// The path of the file with overrides in a state directory. Each configuration file has a separate
-/// file of overrides.
+/// Returns the path of the overrides of the configuration file `config` in a state directory.
 pub fn path(directory: &Path, config: &Path) -> PathBuf {
     let config = whole(config).unwrap_or_else(|_| config.to_owned());
     let name = config.to_string_lossy();
@@ -96,8 +92,7 @@ pub fn path(directory: &Path, config: &Path) -> PathBuf {
     directory.join(format!("{name}.admin.json"))
 }
 
-/// Returns the canonical path of a file; if the file does not exist, the canonical path of its
-/// directory with the name of the file.
+/// Returns the canonical path of a file, which need not exist; its directory must.
 fn whole(path: &Path) -> io::Result<PathBuf> {
     std::fs::canonicalize(path).or_else(|error| {
         let name = path.file_name().ok_or(error)?;
@@ -127,13 +122,13 @@ pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
 }
 
 impl Admin {
-    /// The overrides in the file at `path`. An invalid file is renamed, with a log line. An
-    /// unreadable file stays until the next write.
+    /// Reads the overrides at `path`. Renames an invalid file, and logs this. An unreadable file
+    /// stays until the next write.
     pub fn recall(path: Option<PathBuf>) -> Self {
         Self::read(path, true, Now::read())
     }
 
-    /// Reads the file like [`recall`](Self::recall), for a program that never writes it.
+    /// Reads the file like [`recall`](Self::recall), but never changes it.
     pub fn look(path: PathBuf) -> Self {
         Self::read(Some(path), false, Now::read())
     }
@@ -148,7 +143,7 @@ impl Admin {
         admin
     }
 
-    /// Reads the overrides of a file; returns whether the file was not read completely, so that it
+    /// Reads the overrides of a file. Returns whether a part could not be read, so that the file
     /// must be renamed before the next write.
     fn read_from(&mut self, path: &Path, owner: bool, now: Now) -> bool {
         let text = match std::fs::read(path) {
@@ -216,7 +211,7 @@ impl Admin {
         Some(stored.entry)
     }
 
-    /// The strongest of the overrides that apply to a server.
+    /// Returns the strongest override that applies to a server.
     pub fn of(&self, service: ServiceId, server: SocketAddr) -> Option<&AdminEntry> {
         let targets = self.by_host.get(&server.ip())?.iter();
         targets
@@ -236,7 +231,7 @@ impl Admin {
         self.entries.values().map(|stored| &stored.entry)
     }
 
-    /// All overrides. Their start times and deadlines follow the present wall clock.
+    /// All overrides, with start times and deadlines converted to the present wall clock.
     pub fn shown(&self, now: Now) -> Vec<AdminEntry> {
         let shown = self.entries.values().map(|stored| {
             let mut entry = stored.entry.clone();
@@ -249,8 +244,8 @@ impl Admin {
         shown.collect()
     }
 
-    /// Sets an override. The state `ready` removes all overrides that concern only servers of its
-    /// target.
+    /// Sets an override. The state `ready` removes the overrides of the target, and those that
+    /// concern only a part of it.
     ///
     /// # Errors
     /// The override is invalid; the text is the reason. Nothing has changed.
@@ -300,9 +295,8 @@ impl Admin {
             .collect()
     }
 
-    /// Starts to write the current overrides, completely or not at all, on a thread of the calling
-    /// runtime. If a write is in progress, this one waits; a later call replaces a write that
-    /// waits.
+    /// Starts an atomic write of the present overrides, on a thread of the current runtime. A write
+    /// that waits for an earlier one is replaced.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
             Some(keeper) => keeper.keep(self.entries.values().cloned().collect()),
@@ -394,12 +388,12 @@ mod tests {
         assert_eq!(
             admin.entries().count(),
             0,
-            "ending the override of all services ends those of each"
+            "the override of one service is left"
         );
 
         std::fs::write(&path, "{").unwrap();
         assert_eq!(Admin::look(path.clone()).entries().count(), 0);
-        assert!(path.exists(), "a reader renames no file");
+        assert!(path.exists(), "a reader has renamed the file");
         assert_eq!(Admin::recall(Some(path.clone())).entries().count(), 0);
         assert!(!path.exists() && path.with_extension("json.broken").exists());
     }
@@ -409,12 +403,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let broken = |n: &str| path.with_extension(format!("json.broken{n}"));
-        // Root may read every file, but no user can read a directory as a file.
+        // Root can read every file, but nobody can read a directory as a file.
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("inside"), "").unwrap();
         std::fs::write(broken(""), "earlier").unwrap();
         let mut admin = Admin::recall(Some(path.clone()));
-        assert!(path.is_dir(), "the damaged file stays until the next write");
+        assert!(
+            path.is_dir(),
+            "the damaged file was renamed before the next write"
+        );
         admin
             .set(spec(None, None, AdminState::Drain), Now::at(6))
             .unwrap();
@@ -441,7 +438,7 @@ mod tests {
             directory.path().join("link/lvsd.toml"),
         ];
         let wanted = state(&paths[0]);
-        // Also while the file does not exist.
+        // The path does not depend on whether the file exists.
         assert!(paths.iter().all(|path| state(path) == wanted));
         std::fs::write(&paths[0], "").unwrap();
         assert!(paths.iter().all(|path| state(path) == wanted));
@@ -463,7 +460,7 @@ mod tests {
             admin.set(stored(n), Now::at(1)).unwrap();
         }
         let refused = admin.set(stored(ENTRIES_MAX), Now::at(1)).unwrap_err();
-        assert!(refused.contains("65536"), "{refused}");
+        assert!(refused.contains("65536"), "no `65536` in {refused}");
         assert_eq!(admin.entries().count(), ENTRIES_MAX);
         admin
             .set(stored(7), Now::at(2))
@@ -584,7 +581,8 @@ mod tests {
         let at = |unix| Now { unix, boot: 5 };
         assert_eq!(stored(at(1_000_400)), Some(200));
         assert_eq!(stored(at(1_000_600)), Some(0));
-        // A host without a battery-backed clock: the override lasts no longer than requested.
+        // On a host without a battery-backed clock, the override lasts at most as long as
+        // requested.
         assert_eq!(stored(at(0)), Some(600));
     }
 

@@ -1,7 +1,7 @@
 //! Tables of test cases as text.
 
-/// The cases of a table: a line for each, with columns that `|` separates. In a column, ` ; ` is a
-/// line break. Lines that begin with `//` are comments.
+/// Parses a table of test cases: one case a line, with columns separated by `|`. In a column, ` ; `
+/// is a line break. Lines that begin with `//` are comments.
 pub(crate) fn cases<const N: usize>(table: &str) -> Vec<[&'static str; N]> {
     let lines = table.lines().map(str::trim);
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));

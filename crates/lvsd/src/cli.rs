@@ -54,19 +54,19 @@ const EXIT_CONFIG: u8 = 3;
 /// Exit code for any other error.
 const EXIT_FAILURE: u8 = 1;
 
-/// Path of the configuration.
+/// Default path of the configuration file.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
 /// The file that `lvsd init` writes.
 const STARTER: &str = include_str!("cli/starter.toml");
 
-/// Directory of the state that must survive a reboot.
+/// State directory, whose content survives a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
-/// Interval at which each event loop of the daemon proves that it is running.
+/// Interval of the heartbeats of event loops, for the watchdog.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// Longest wait of `lvsd stop` for the running daemon.
+/// Maximum time that `lvsd stop` waits for the running daemon.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML
@@ -302,8 +302,8 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Runs the command of the command line. The signals in `ignored` end every command except the
-/// daemon.
+/// Runs the command of the command line. Signals that are ignored at the start (`ignored`) end
+/// every command except the daemon.
 pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     // A signal may arrive while a long file is being read.
     let early = match arguments.command {
@@ -430,7 +430,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    // The log thread prints them: a slow reader must not delay the start of the daemon.
+    // A slow reader of the log must not delay the start, so the log thread prints the warnings.
     warnings.print();
     match early
         .map_or_else(Early::new, Ok)
@@ -458,8 +458,8 @@ fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode 
     ))
 }
 
-/// The dataplane's address from the command line or the file. A file that is invalid or slow to
-/// read does not prevent or delay requests.
+/// Address of the dataplane, from the command line or the file. An invalid or slow file does not
+/// delay a request.
 fn steered(arguments: &Arguments) -> Address {
     let named = arguments
         .socket
@@ -485,7 +485,7 @@ fn write(text: &[u8]) -> Result<(), String> {
     written(output.write_all(text).and_then(|()| output.flush()))
 }
 
-/// Ignores the error of a closed output pipe. Other errors, such as a full disk, are returned.
+/// Ignores a closed output pipe. Returns other errors, such as a full disk.
 fn written(result: std::io::Result<()>) -> Result<(), String> {
     match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("write error: {error}")),
@@ -498,8 +498,8 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// Loads the configuration. If it is invalid, and the dataplane of an earlier daemon runs or has
-/// crashed, the last valid configuration is used.
+/// Loads the configuration. If it is invalid and the dataplane of an earlier daemon runs or has
+/// crashed, loads the last valid configuration.
 fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
     let error = match Config::load(arguments.config()) {
         Ok((config, report)) => return Ok((config, report, daemon::loaded_at_start())),
@@ -509,7 +509,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     let address = address(arguments, &Config::default());
     let (kept, why) = match arguments.command {
         None => (last_good::recall(&address), "the dataplane is running"),
-        // The previous dataplane was not stopped: it has crashed.
+        // The stored configuration exists: so the previous dataplane was not stopped, but crashed.
         Some(Command::Dataplane) => (last_good::kept(&address), "the last dataplane has crashed"),
         Some(_) => return Err(code),
     };
@@ -529,7 +529,8 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     Ok((config, report, loaded))
 }
 
-/// The file of a running daemon. Its name may be relative to the daemon's directory.
+/// Absolute path of a running daemon's file, which may be relative to the daemon's working
+/// directory.
 fn file_of(daemon: &Status) -> PathBuf {
     let file = PathBuf::from(&daemon.config);
     if file.is_absolute() {
@@ -539,8 +540,7 @@ fn file_of(daemon: &Status) -> PathBuf {
     directory.map_or_else(|_| file.clone(), |directory| directory.join(&file))
 }
 
-/// The dataplane's control socket: from the command line or environment, from the file, or the
-/// default.
+/// Address of the dataplane: from the command line or environment, from the file, or the default.
 fn address(arguments: &Arguments, config: &Config) -> Address {
     let named = arguments.socket.clone().filter(|name| !name.is_empty());
     named
@@ -548,12 +548,11 @@ fn address(arguments: &Arguments, config: &Config) -> Address {
         .map_or_else(Address::default, Address::new)
 }
 
-/// The stored answers of DNS, etcd and Kubernetes.
 fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }
 
-/// The message about an lvsd that may be running and has no known process id.
+/// Message about an lvsd that may be running, but whose process id is unknown.
 fn unknown_process(error: &LockError) -> String {
     match error {
         LockError::Held(_) => {
@@ -583,7 +582,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
         }
     };
     if all && result.is_ok() {
-        // Weights that were set by hand are kept for the next dataplane.
+        // The next dataplane must know which weights were set manually.
         tidy(&address, GIVEN);
         sweep();
     }
@@ -603,13 +602,13 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
             }
             return print(format!("{}\n", done.message).as_bytes());
         }
-        // A daemon without a socket, or no daemon.
+        // No daemon runs, or the running one has no control socket.
         Ok(None) => {
             if let Some(Err(error)) = arguments.config.as_deref().map(Config::load) {
                 return refuse(&error);
             }
         }
-        // The log of the daemon contains the errors of its file.
+        // The daemon logs the errors of its file.
         Err(why) => {
             let daemon = ask::running(address);
             let file = daemon.map(|daemon| Config::load(&file_of(&daemon)));
@@ -625,7 +624,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     }
     let signal = if force { Kill::USR1 } else { Kill::HUP };
     let result = match steer(address) {
-        // The daemon reads its file, and logs the errors of the file.
+        // After the signal, the daemon reads its file, and logs the errors.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
         Err(error) => Err(unknown_process(&error)),
         Ok(_only) => Err("no lvsd is running; start it with `systemctl start lvsd`".to_owned()),
@@ -685,7 +684,7 @@ fn stop_dataplane(address: &Address, format: log::Format) -> Result<(), String> 
     result
 }
 
-/// Writes the starter configuration to a file that must not exist.
+/// Writes the starter configuration. The file must not exist.
 fn init(file: &Path) -> Result<(), String> {
     let created = File::create_new(file);
     let mut output = created.map_err(|error| match error.kind() {
@@ -709,7 +708,7 @@ fn check(file: &Path, gathered: &Gathered) -> ExitCode {
         Ok((config, warnings)) => {
             warnings.print();
             let expanded = expand(&config, gathered);
-            // The exit code reports the result even if the output is not read.
+            // The exit code is correct even if the output is not read.
             let _ = writeln!(
                 std::io::stdout(),
                 "{}: valid, {} with {}",
@@ -740,7 +739,7 @@ fn refuse(error: &LoadError) -> ExitCode {
     ExitCode::from(EXIT_CONFIG)
 }
 
-/// Logs to standard error. `LVSD_LOG` overrides the file.
+/// Starts logging to standard error. `LVSD_LOG` overrides the level of the file.
 fn start_log(from_file: Option<&str>, format: log::Format) -> Result<log::Guard, String> {
     let from_env = std::env::var("LVSD_LOG")
         .ok()
@@ -765,8 +764,8 @@ struct Early {
 }
 
 impl Early {
-    /// Until the daemon runs, stores signals that request a reload, and ignores signals that have
-    /// no effect.
+    /// Creates the event loop. Until the daemon runs, reload signals are stored, and signals
+    /// without an effect are ignored.
     fn new() -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -784,15 +783,15 @@ impl Early {
         ])?;
         let entered = this.runtime.enter();
         for number in harmless() {
-            // A handler stays installed when its stream is dropped. Unlike a signal that is
-            // ignored, it is not inherited by the programs that lvsd starts.
+            // The handler remains when the stream is dropped. Unlike an ignored signal, it is not
+            // inherited by programs that lvsd starts.
             let _ = signal(SignalKind::from_raw(number));
         }
         drop(entered);
         Ok(this)
     }
 
-    /// Sends the daemon a message for each of these signals that arrives.
+    /// Sends a message to the daemon for each of these signals that arrives.
     fn listen(&self, kinds: &[(SignalKind, Signal)]) -> Result<(), String> {
         let _runtime = self.runtime.enter();
         for &(kind, message) in kinds {
@@ -818,8 +817,8 @@ fn run(
     loaded: LoadStatus,
     early: Early,
 ) -> Result<(), String> {
-    // Install the handlers before the lock file contains this process id: `lvsd stop` sends a
-    // signal to the owner of the lock, which would kill a process without a handler.
+    // Handlers must exist before the lock file contains this process id: `lvsd stop` sends a signal
+    // to that process.
     early.listen(&[
         (SignalKind::terminate(), Signal::Stop),
         (SignalKind::interrupt(), Signal::StopAll),
@@ -894,12 +893,12 @@ fn run(
         served.end();
         result
     });
-    // A call to a dataplane that hangs must not prevent the exit of the daemon.
+    // A hung dataplane must not prevent the daemon's exit.
     runtime.shutdown_background();
     result
 }
 
-/// Starts a thread for the health checks, so that computations of the daemon do not delay them.
+/// Starts a thread for health checks, which the daemon's computations must not delay.
 fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,8 +1,7 @@
-//! The clocks of deadlines and ages.
+//! Clocks for deadlines and ages.
 //!
-//! The wall clock steps when NTP or an operator sets it, so a deadline is kept by the time since
-//! boot. That time starts again with the next boot, so a deadline on disk contains the identity of
-//! its boot.
+//! NTP or an operator may set the wall clock, so deadlines use the time since boot. A deadline on
+//! disk also contains the boot id, because that time begins again with each boot.
 
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
@@ -10,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Seconds since 1970.
+/// Returns the present time in seconds since 1970.
 pub fn unix_time() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
@@ -19,15 +18,15 @@ pub fn unix_time() -> u64 {
 /// One moment on the wall clock and on the boot-time clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Seconds since 1970.
+    /// Wall clock in seconds since 1970.
     pub unix: u64,
     /// Seconds since boot, including time in suspension.
     pub boot: u64,
 }
 
 impl Now {
-    /// Reads both clocks. `unix` is computed from `boot` and the whole seconds between both clocks,
-    /// so that both advance together. So `unix` may be up to a second too low.
+    /// Reads both clocks. `unix` is `boot` plus a constant whole number of seconds, so that both
+    /// advance together; it may be up to a second too low.
     pub fn read() -> Self {
         let boot = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -38,14 +37,14 @@ impl Now {
         }
     }
 
-    /// The moment `boot` seconds after boot, in seconds since 1970 by the present wall clock. So
-    /// the age of that moment stays correct when the wall clock is set.
+    /// Converts a time in seconds since boot to seconds since 1970 by the present wall clock. The
+    /// age of an event thus remains correct after the wall clock was set.
     pub const fn unix_of(self, boot: u64) -> u64 {
         self.unix.saturating_sub(self.boot.saturating_sub(boot))
     }
 }
 
-/// A time since boot, stored in a file that survives reboots.
+/// A time since boot together with the boot id, for files that survive reboots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
     boot: String,
@@ -61,7 +60,7 @@ impl Moment {
         }
     }
 
-    /// Seconds since the boot to which the moment belongs.
+    /// Seconds since boot; the boot may be an earlier one.
     pub const fn seconds(&self) -> u64 {
         self.seconds
     }
@@ -86,7 +85,7 @@ mod tests {
     use super::*;
 
     impl Now {
-        /// A moment at this many seconds on both clocks.
+        /// Both clocks at this number of seconds.
         pub(crate) const fn at(seconds: u64) -> Self {
             Self {
                 unix: seconds,

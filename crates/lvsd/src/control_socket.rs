@@ -1,7 +1,7 @@
-//! The daemon's own control socket: HTTP as over TCP, with the rights of the connected user.
+//! The daemon's control socket: HTTP as over TCP, with the rights of the connected user.
 //!
-//! A separate task serves each connection, and the main loop answers the requests. A client that
-//! does not read delays neither the main loop nor other clients.
+//! A task serves each connection, so that a client that does not read delays neither the daemon's
+//! loop nor other clients.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -19,7 +19,7 @@ use crate::api::http;
 use crate::api::{Api, FULL, Peer};
 use crate::config::{Dataplane, Facts};
 
-/// The groups whose members have access.
+/// The groups that may use the socket.
 #[derive(Clone, Debug, Default)]
 struct Rights {
     /// The id of the group whose members have write access.
@@ -58,7 +58,7 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
         Address::Usual(path) | Address::Path(path) => {
             remove_stale(path)?;
             let listener = std::os::unix::net::UnixListener::bind(path)?;
-            // The credentials of a client determine its rights; the mode of the socket does not.
+            // Every user may connect; the rights depend on the client's credentials.
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
             listener
         }
@@ -67,8 +67,8 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
     tokio::net::UnixListener::from_std(listener)
 }
 
-/// Removes the socket file of a daemon that has exited. The caller has the lock, so no other daemon
-/// uses it.
+/// Removes the socket file of an exited daemon. The caller holds the daemon's lock, so no other
+/// daemon uses the file.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),
@@ -81,7 +81,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // No descriptors are free; wait until other connections close.
+            // No file descriptor is free: waits until other connections are closed.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -89,7 +89,7 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
             Ok((peer, place)) => {
                 let api = Arc::clone(&api);
                 tokio::spawn(async move {
-                    // The only error is that the client has closed its connection.
+                    // An error only means that the client has closed its connection.
                     let _ = http::serve(stream, api, peer).await;
                     drop(place);
                 });
@@ -101,7 +101,7 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
     }
 }
 
-/// Returns the user of the remote process and a slot for the connection, or the reason for a
+/// Returns the user of the connected process and a slot for the connection, or the reason for a
 /// refusal.
 fn admit(
     stream: &UnixStream,
@@ -150,8 +150,8 @@ mod tests {
     use crate::requests::{ChangeRequest, Request, answer, channel};
     use crate::snapshot::Snapshot;
 
-    /// Opens the control socket next to the socket of `dataplane`. A task answers the requests in
-    /// place of the daemon: it accepts each change, but refuses a reload without `force`.
+    /// Opens a control socket. A task replaces the daemon: it accepts every change, but refuses a
+    /// reload without `force`.
     fn opened(dataplane: &Address, settings: &Dataplane, events: &Events) {
         let (sender, mut requests) = channel();
         let api = Arc::new(Api::new(sender, events, Arc::default()));
@@ -179,10 +179,9 @@ mod tests {
         });
     }
 
-    /// A client that sends an invalid request gets an error.
     #[tokio::test]
     async fn control_socket_answers_invalid_request_with_error() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let dataplane = Address::new(directory.path().join("e.sock"));
         opened(&dataplane, &Dataplane::default(), &Events::default());
         let path = directory.path().join("e.sock.lvsd");
@@ -197,21 +196,23 @@ mod tests {
             ("POST /v1/stop HTTP/1.0\r\n\r\n", "accepts only GET"),
             (long.as_str(), " 431 "),
         ] {
-            let mut stream = UnixStream::connect(&path).await.expect("it listens");
-            // The rest of a request that is too long is not read.
+            let mut stream = UnixStream::connect(&path)
+                .await
+                .expect("the control socket accepts the connection");
+            // lvsd does not read the rest of a long request, so that the write may fail.
             let _ = stream.write_all(text.as_bytes()).await;
             let mut printed = Vec::new();
             let _ = stream.read_to_end(&mut printed).await;
             let printed = String::from_utf8_lossy(&printed);
             assert!(printed.contains(words), "{words}: {printed}");
         }
-        // The socket is bound again while its file exists.
+        // The socket can be bound again although its file exists.
         opened(&dataplane, &Dataplane::default(), &Events::default());
     }
 
     #[tokio::test]
     async fn control_socket_client_gets_answers_and_events() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let dataplane = Address::new(directory.path().join("e.sock"));
         let mut events = Events::default();
         opened(&dataplane, &Dataplane::default(), &events);
@@ -219,11 +220,13 @@ mod tests {
             let client = || {
                 let client =
                     Client::connect(&dataplane).expect("the dataplane accepts the connection");
-                client.expect("it listens")
+                client.expect("the control socket accepts the connection")
             };
             let mut one = client();
-            assert_eq!(one.status().expect("a status").pid, 7);
-            let refused = one.reload(false).expect_err("the file is refused");
+            assert_eq!(one.status().expect("the status is returned").pid, 7);
+            let refused = one
+                .reload(false)
+                .expect_err("a reload without force is accepted");
             assert_eq!(refused, "the file is wrong");
             one.reload(true).expect("the reload succeeds");
             let spec = |host: [u8; 4], why: &str| AdminSpec {
@@ -241,8 +244,11 @@ mod tests {
             let done = one.admin(&spec([10, 0, 0, 1], "disk"));
             assert_eq!(done, Ok(AdminDone::default()));
             let refused = one.admin(&spec([10, 0, 0, 1], "a\u{1b}b"));
-            let refused = refused.expect_err("a control character");
-            assert!(refused.contains("control characters"), "{refused}");
+            let refused = refused.expect_err("a control character is accepted");
+            assert!(
+                refused.contains("control characters"),
+                "no `control characters` in {refused}"
+            );
             let mut reported = Vec::new();
             let each = |event: Event| {
                 reported.push(event.message);
@@ -258,13 +264,13 @@ mod tests {
             events.send("drift", About::default(), lines);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        let reported = asking.await.expect("no panic");
+        let reported = asking.await.expect("the thread does not panic");
         assert!(reported.iter().all(|text| text.starts_with("first\nx")));
     }
 
     #[tokio::test]
     async fn closed_event_stream_frees_its_slot() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let dataplane = Address::new(directory.path().join("e.sock"));
         let (sender, _requests) = channel();
         let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
@@ -273,7 +279,9 @@ mod tests {
         let request = "GET /v1/events HTTP/1.1\r\naccept: text/event-stream\r\n\r\n";
         let mut held = Vec::new();
         loop {
-            let mut stream = UnixStream::connect(&path).await.expect("it listens");
+            let mut stream = UnixStream::connect(&path)
+                .await
+                .expect("the control socket accepts the connection");
             let _ = stream.write_all(request.as_bytes()).await;
             let mut code = [0; 12];
             stream
@@ -292,15 +300,16 @@ mod tests {
         }
     }
 
-    /// Not a test: the test below starts this program as another user. It requests a reload and
-    /// prints the answer.
+    /// Run as another user by the test below: requests a reload, and prints the answer.
     #[test]
     #[ignore = "by hand: another test starts it"]
     fn helper_process_sends_reload_request() {
         use std::os::linux::net::SocketAddrExt;
-        let name = std::env::var("DOOR").expect("where to");
-        let name = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
-        let mut stream = std::os::unix::net::UnixStream::connect_addr(&name).expect("it listens");
+        let name = std::env::var("DOOR").expect("DOOR is set");
+        let name = std::os::unix::net::SocketAddr::from_abstract_name(name)
+            .expect("the socket name is valid");
+        let mut stream = std::os::unix::net::UnixStream::connect_addr(&name)
+            .expect("the control socket accepts the connection");
         let request = b"POST /v1/reload HTTP/1.0\r\ncontent-length: 14\r\n\r\n{\"force\":true}";
         stream.write_all(request).expect("the request is written");
         let mut printed = String::new();
@@ -325,7 +334,7 @@ mod tests {
         for (groups, expected) in [("4242", " 200 OK"), ("4243", "only root")] {
             let output = tokio::process::Command::new("setpriv")
                 .args(["--reuid=65534", "--regid=65534", "--groups", groups])
-                .arg(std::env::current_exe().expect("this program"))
+                .arg(std::env::current_exe().expect("the path of this program is known"))
                 .args([
                     "--exact",
                     "control_socket::tests::helper_process_sends_reload_request",

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lvs_sys::lock;
 
-/// Upper bounds of the histogram's buckets in seconds; the last bucket has none.
+/// Upper bounds of the histogram's buckets in seconds; a further bucket has no bound.
 pub const BOUNDS: [f64; 13] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -14,14 +14,14 @@ pub const BOUNDS: [f64; 13] = [
 /// Histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// The number of durations in each bucket of [`BOUNDS`], and above the last bound.
+    /// Number of durations in each bucket of [`BOUNDS`], and above the last bound.
     pub classes: [u64; BOUNDS.len() + 1],
     /// The sum of all durations, in microseconds.
     pub sum_us: u64,
 }
 
 impl Times {
-    /// Counts a duration.
+    /// Adds a duration to the histogram.
     pub(crate) fn count(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         let class = BOUNDS.iter().position(|bound| seconds <= *bound);
@@ -44,7 +44,7 @@ pub struct CheckCounts {
     pub not_made: u64,
 }
 
-/// All counts.
+/// All counters of the daemon since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of loaded files.
@@ -57,13 +57,13 @@ pub struct Counts {
     pub downs: u64,
     /// Number of manual changes in the dataplane.
     pub drift: u64,
-    /// Number of times that lvsd found another dataplane in place of the previous one.
+    /// Number of times that another dataplane replaced the previous one.
     pub dataplane_restarts: u64,
     /// Numbers of checks, by kind.
     pub checks: BTreeMap<String, CheckCounts>,
-    /// Delays from the due time of checks to their start.
+    /// Delays of checks after the time at which they were due.
     pub lag: Times,
-    /// Number of checks that were made at once because clients got no answer (`passive`).
+    /// Number of checks that lvsd made at once because clients received no answer (`passive`).
     pub prompted: u64,
     /// Numbers of HTTP responses by their status code.
     pub http: BTreeMap<u16, u64>,
@@ -82,7 +82,7 @@ pub enum CheckOutcome {
     NotMade,
 }
 
-/// Counters with several writers.
+/// The counters, which several threads increase.
 #[derive(Debug, Default)]
 pub struct Counters(Mutex<Counts>);
 
@@ -112,12 +112,12 @@ impl Counters {
         self.counts().lag.count(time);
     }
 
-    /// Counts a check that was made at once because clients got no answer.
+    /// Counts a check that lvsd made at once because clients received no answer.
     pub fn prompted(&self) {
         self.counts().prompted += 1;
     }
 
-    /// Counts a loaded or refused file.
+    /// Counts a loaded file, or a refused one.
     pub fn reload(&self, taken: bool) {
         let mut counts = self.counts();
         match taken {
@@ -145,12 +145,12 @@ impl Counters {
         self.counts().dataplane_restarts += 1;
     }
 
-    /// Counts an answer over HTTP.
+    /// Counts an HTTP response.
     pub fn http(&self, code: u16) {
         *self.counts().http.entry(code).or_default() += 1;
     }
 
-    /// Counts a connection that was refused because no slot was free.
+    /// Counts an HTTP connection that was refused because of the limit.
     pub fn no_place(&self) {
         self.counts().http_no_place += 1;
     }

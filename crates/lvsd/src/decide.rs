@@ -1,10 +1,10 @@
-//! Decisions about services with missing servers: quorum, panic mode and sorry server, as pure
-//! functions.
+//! Decisions about services with missing servers: quorum, panic mode and sorry server (pure
+//! functions).
 
 use crate::config::{BelowQuorum, Service};
 use crate::reconcile::Health;
 
-/// A server of a service, as the decisions count it.
+/// A server, for decisions about its service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerView {
     /// The server's health according to its checks.
@@ -13,7 +13,7 @@ pub struct ServerView {
     pub wanted: bool,
 }
 
-/// A decision about a service. It depends on the previous one (hysteresis).
+/// A decision about a service, which depends on the previous one (hysteresis).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Whether the service has its quorum.
@@ -27,7 +27,7 @@ pub struct Decision {
 }
 
 impl Default for Decision {
-    /// The initial decision: the service has its quorum.
+    /// The initial decision: the quorum is reached.
     fn default() -> Self {
         Self {
             quorum: true,
@@ -39,20 +39,20 @@ impl Default for Decision {
 }
 
 impl ServerView {
-    /// Whether the server accepts new connections.
+    /// Whether the server should receive new connections.
     pub fn is_usable(&self) -> bool {
         self.wanted && self.health == Health::Up
     }
 }
 
-/// The number of servers that accept new connections.
+/// Number of servers that should receive new connections.
 pub fn usable(servers: &[ServerView]) -> usize {
     servers.iter().filter(|server| server.is_usable()).count()
 }
 
-/// Decides about a service; `None` if there is no decision yet. Until the first checks of all its
-/// servers are complete (`settled`), the service can gain its quorum, but otherwise the previous
-/// decision stays: an unchecked server may complete the quorum.
+/// Decides about a service; returns `None` while no decision is possible. Until all servers have
+/// been checked (`settled`), a service can reach its quorum, but not lose it, because an unchecked
+/// server may complete it.
 pub fn decide(
     service: &Service,
     servers: &[ServerView],
@@ -78,7 +78,7 @@ pub fn decide(
     }
     let sorry = service.sorry.is_some() && !quorum;
     let wanted = servers.iter().filter(|server| server.wanted).count();
-    // The sorry server replaces all other servers, however few of them are up.
+    // A sorry server replaces the other servers instead of panic mode.
     let few = usable * 100 < wanted * usize::from(service.min_share);
     let panic = few && wanted > 0 && !sorry;
     Some(Decision {
@@ -114,8 +114,7 @@ mod tests {
         (0..4).map(view).collect()
     }
 
-    /// The decisions about a service with one server for each step; each step sets the number of
-    /// servers that are up.
+    /// Decisions about a service, one for each step; a step is the number of servers that are up.
     fn walk(service: &Service, steps: &[usize]) -> Vec<Decision> {
         let mut now = Decision::default();
         steps
@@ -192,7 +191,7 @@ mod tests {
             .map(|d| d.panic)
             .collect();
         assert_eq!(panic, [false, false, true, true, false]);
-        // Except with a sorry server, which serves if no server is up.
+        // A sorry server serves instead of panic mode if no server is up.
         let with = service("panic_below = 50\nsorry = \"10.0.0.99\"");
         let both: Vec<(bool, bool)> = walk(&with, &[1, 0])
             .iter()
@@ -212,9 +211,8 @@ mod tests {
     }
 
     proptest! {
-        /// After any sequence of check results, the sorry server serves only without a quorum, the
-        /// VIP is removed only without a quorum, and a server does not flap between the limits
-        /// `down` and `up`.
+        /// Sorry server and withdrawn VIP occur only without a quorum, and a number of servers
+        /// between `down` and `up` changes no decision.
         #[test]
         fn decisions_for_any_health_are_consistent(
             up_at in 1u32..4,
@@ -234,7 +232,7 @@ mod tests {
                 prop_assert_eq!(now.sorry, sorry && !now.quorum);
                 prop_assert!(!(now.sorry && now.panic));
                 prop_assert!(!now.withdrawn || !now.quorum);
-                let n = u32::try_from(number).expect("few");
+                let n = u32::try_from(number).expect("the number of servers fits into 32 bits");
                 if n >= up_at { prop_assert!(now.quorum); }
                 if n < down { prop_assert!(!now.quorum); }
                 if (down..up_at).contains(&n) { prop_assert_eq!(now.quorum, before.quorum); }

@@ -14,22 +14,22 @@ use crate::expand::Expanded;
 use crate::health::{Advice, Key};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health, Unnamed};
 
-/// The decisions of operators and of the daemon that take precedence over file and health.
+/// Decisions of operators and of the daemon, which take precedence over file and health.
 #[derive(Clone, Copy, Debug)]
 pub struct Overrides<'a> {
     /// The administrative states of servers.
     pub admin: &'a Admin,
-    /// Quorum, panic mode and sorry server of each service; none before the first decision.
+    /// Decision about each service; none before the first one.
     pub decisions: &'a HashMap<ServiceId, Decision>,
-    /// The VIPs that the dataplane owns unless a decision withdraws them. `None`: this director may
+    /// VIPs that the dataplane owns, unless a decision withdraws them. `None` if this director may
     /// own no VIPs.
     pub vips: Option<&'a BTreeSet<IpAddr>>,
-    /// The number of configurations that the daemon has loaded.
+    /// Number of configurations that the daemon has loaded so far.
     pub generation: u64,
 }
 
-/// The desired state: the services of `config` and `discovered`, with servers whose health and
-/// weight `health` returns.
+/// Computes the desired state of the services in `config` and `discovered`; `health` returns health
+/// and weight of a server.
 pub fn desired(
     config: &Config,
     discovered: &Expanded,
@@ -51,7 +51,7 @@ pub fn desired(
         vips: vips.unwrap_or_default(),
         sysctls: config.sysctls.clone(),
         sync: config.sync.clone(),
-        // A file without rules for marks leaves the rules of other programs unchanged.
+        // Without mark rules in the file, rules of other programs stay.
         marks: (!config.marks.is_empty()).then(|| config.marks.clone()),
         port_marks: discovered.port_marks.clone(),
         filter: config.filter.clone(),
@@ -122,8 +122,8 @@ fn desired_server(
     };
     let check = server.check.as_ref();
     let stays = check.is_some_and(|check| check.via.is_some());
-    // The sorry server replaces the others: they get no new connections. If weight 0 does not
-    // achieve that, they are removed as if they were no longer in the file.
+    // With the sorry server, the others get no new connections. If weight 0 does not achieve that,
+    // they are removed.
     let replaced = decision.sorry && config.weight != 0;
     if replaced {
         config.weight = 0;
@@ -135,7 +135,7 @@ fn desired_server(
         stays,
         health: match health {
             Health::Down if decision.panic => Health::Up,
-            // `start_down`: unchecked servers of the first configuration count as down.
+            // With `start_down`, unchecked servers of the first configuration are down.
             Health::Unknown if service.alpha && overrides.generation == 1 => Health::Down,
             health => health,
         },
@@ -156,7 +156,7 @@ mod tests {
     use crate::health::Weight;
     use crate::sources::Gathered;
 
-    /// The inputs of the function, with two servers that are up.
+    /// Inputs of [`desired`], with two servers that are up.
     struct Case {
         config: Config,
         discovered: Expanded,
@@ -218,7 +218,7 @@ mod tests {
         }
 
         fn desired(&self) -> Desired {
-            let vips = ["192.0.2.1".parse().expect("an address")].into();
+            let vips = ["192.0.2.1".parse().expect("the address is valid")].into();
             let health = |key: &Key| {
                 let known = self.health.get(&key.1).copied();
                 known.unwrap_or((Health::Up, Advice::NONE))
@@ -280,7 +280,7 @@ mod tests {
         let zero = (0, Health::Up, false);
         let case = Case::new(SORRY).decided(BELOW);
         assert_eq!(case.servers(), [zero, zero, (1, Health::Up, false)]);
-        // Weight 0 does not keep clients away from servers that a hash chooses.
+        // With a hash scheduler, weight 0 does not keep clients away.
         let hashed = Case::new(&format!("{SORRY}\nscheduler = \"sh\"")).decided(BELOW);
         let leaves = (0, Health::Up, true);
         assert_eq!(hashed.servers(), [leaves, leaves, (1, Health::Up, false)]);

@@ -1,4 +1,4 @@
-//! The stream of events to subscribers. It stores no past events.
+//! Publishes events to subscribers, and stores none.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use lvs_api::daemon::Event;
 use lvs_core::api::ServiceId;
 use tokio::sync::broadcast;
 
-/// Maximum number of events that may wait for a receiver.
+/// Maximum number of events that may wait for one subscriber.
 const BEHIND_MAX: usize = 4096;
 
-/// The receivers of events.
+/// A stream of events for any number of subscribers.
 #[derive(Clone, Debug)]
 pub struct Events {
     sender: broadcast::Sender<Arc<Event>>,
@@ -23,9 +23,9 @@ pub struct Events {
 pub struct About<'a> {
     /// The name and the address of a service.
     pub service: Option<(&'a str, ServiceId)>,
-    /// One of the service's servers.
+    /// A server of the service.
     pub server: Option<SocketAddr>,
-    /// The code of the fault; empty without a fault, or if the kind of the event names it.
+    /// Code of the fault; empty without a fault, or if the event's name is the code.
     pub code: &'a str,
 }
 
@@ -46,7 +46,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Events from now on.
+    /// Subscribes to events.
     pub fn listen(&self) -> broadcast::Receiver<Arc<Event>> {
         self.sender.subscribe()
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use lvs_core::Prefix;
 
-/// The host's addresses and the IPv4 networks that are local to it (`ip route add local`).
+/// The host's addresses, and its local IPv4 networks (`ip route add local`).
 #[derive(Clone, Debug, Default)]
 pub struct Addresses {
     own: HashSet<Prefix>,
@@ -20,7 +20,7 @@ impl Addresses {
         Self::parse(&text("/proc/net/fib_trie"), &text("/proc/net/if_inet6"))
     }
 
-    /// A host with only this address.
+    /// Addresses of a host with only `ip`.
     #[cfg(test)]
     pub(crate) fn with(ip: IpAddr) -> Self {
         let len = if ip.is_ipv4() { 32 } else { 128 };
@@ -30,7 +30,7 @@ impl Addresses {
         }
     }
 
-    /// A host with only this broadcast address.
+    /// Addresses of a host with only this broadcast address.
     #[cfg(test)]
     pub(crate) fn with_broadcast(ip: IpAddr) -> Self {
         Self {

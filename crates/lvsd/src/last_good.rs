@@ -1,8 +1,8 @@
-//! The last valid configuration, next to the dataplane's socket. If the file is invalid when lvsd
-//! restarts after a crash, lvsd continues with this configuration.
+//! The last valid configuration, stored next to the dataplane's socket. lvsd uses it if the file is
+//! invalid when lvsd restarts.
 //!
-//! It is used only while the same dataplane runs, or has crashed. After a reboot, or after the
-//! dataplane was stopped, an invalid file is refused.
+//! This requires that the same dataplane runs, or has crashed. After a reboot or an orderly stop of
+//! the dataplane, lvsd refuses an invalid file.
 
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,7 @@ use lvs_api::{Address, Client};
 use crate::config::{Config, Report};
 use crate::replace::replace;
 
-/// The path of the stored configuration for the dataplane at `address`; `None` for an address
-/// without a path.
+/// Path of the stored configuration for a dataplane; `None` if its address has no path.
 pub fn path(address: &Address) -> Option<PathBuf> {
     address.state_file(".lvsd.toml")
 }
@@ -27,19 +26,18 @@ pub fn keep(path: &Path, text: &str) {
     }
 }
 
-/// The configuration that was stored for the dataplane that runs at `address`.
+/// The configuration stored for the dataplane that runs at `address`.
 pub fn recall(address: &Address) -> Option<(Config, Report)> {
     Client::connect(address).ok()?;
     kept(address)
 }
 
-/// The configuration that was stored for a dataplane at `address` that runs or has crashed, and was
-/// not stopped.
+/// The configuration stored for a dataplane that runs or has crashed at `address`.
 pub fn kept(address: &Address) -> Option<(Config, Report)> {
     Config::load(&path(address)?).ok()
 }
 
-/// Removes the stored configuration, because the dataplane at `address` is stopped.
+/// Removes the configuration stored for the dataplane at `address`, which is being stopped.
 pub fn forget(address: &Address) {
     if let Some(path) = path(address) {
         remove(&path);
@@ -65,12 +63,18 @@ mod tests {
             keep(&kept, text);
             assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
         }
-        assert!(recall(&address).is_none(), "no dataplane runs");
-        assert!(super::kept(&address).is_some(), "a dataplane that crashed");
+        assert!(
+            recall(&address).is_none(),
+            "the configuration is used although no dataplane runs"
+        );
+        assert!(
+            super::kept(&address).is_some(),
+            "the configuration is not used after a crash"
+        );
         forget(&address);
         assert!(
             super::kept(&address).is_none(),
-            "a dataplane that was stopped"
+            "the configuration is used after an orderly stop"
         );
         assert_eq!(path(&Address::new("@name")), None);
     }

@@ -1,6 +1,6 @@
-//! The notification program, which lvsd runs once for each event, one process at a time, with the
-//! event as JSON on its standard input. lvsd kills a process that takes too long. No other part of
-//! lvsd waits for it.
+//! Runs the notification program once for each event, with the event as JSON on its standard input.
+//! One process runs at a time, and lvsd kills it at a time limit. No other part of lvsd waits for
+//! it.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::{broadcast, oneshot, watch};
 
-/// The settings of the notify command.
+/// Settings of the notification program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notice {
     /// The program and its arguments; empty if no program is configured.
     pub words: Vec<String>,
-    /// Longest time that the command may run.
+    /// Time limit of the program.
     pub limit: Duration,
-    /// The user and the group with which it runs, if this process is root.
+    /// User and group of the program, if lvsd runs as root.
     pub user: Option<(u32, u32)>,
 }
 
-/// The ids of a user and of its group, by name or number.
+/// Ids of a user and its group, by name or number.
 pub fn user(name: &str) -> Option<(u32, u32)> {
     let text = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let found = text.lines().find_map(|line| {
@@ -38,7 +38,7 @@ pub fn user(name: &str) -> Option<(u32, u32)> {
 }
 
 /// Runs the program of `notice` for each event until the daemon exits. After `ending` is sent or
-/// dropped, it runs the program for the queued events only.
+/// dropped, only the queued events are handled.
 pub async fn serve(
     mut events: broadcast::Receiver<Arc<Event>>,
     notice: watch::Receiver<Notice>,
@@ -91,7 +91,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
         .stderr(Stdio::null())
         .process_group(0)
         .kill_on_drop(true);
-    // The command needs no rights of lvsd.
+    // The program needs no privileges of lvsd.
     if let Some((uid, gid)) = notice.user
         && rustix::process::geteuid().is_root()
     {
@@ -111,7 +111,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
     let input = child.stdin.take();
     let work = async {
         if let Some(mut input) = input {
-            // A command does not have to read its input.
+            // The program need not read its input.
             let _ = input.write_all(&line).await;
         }
         child.wait().await
@@ -130,7 +130,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
     }
 }
 
-/// Kills a command and all processes that it has started.
+/// Kills the process group of a program.
 pub(crate) fn end_group(pid: Option<u32>) {
     let pid = pid.and_then(|pid| i32::try_from(pid).ok());
     if let Some(group) = pid.and_then(rustix::process::Pid::from_raw) {
@@ -160,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn notify_command_at_exit_receives_each_event() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let file = directory.path().join("events");
         let script = format!("cat >> {}", file.display());
         let (_keep, notice) = watch::channel(notice(&script, Duration::from_secs(300)));
@@ -186,7 +186,12 @@ mod tests {
         events.send("hang", About::default(), "words");
         let event = listener.recv().await.expect("the event was sent");
         let hanging = notice("sleep 1000", Duration::from_millis(20));
-        let why = run(&hanging, &event).await.expect_err("it hangs");
-        assert!(why.contains("took longer than 20ms"), "{why}");
+        let why = run(&hanging, &event)
+            .await
+            .expect_err("a command that hangs succeeds");
+        assert!(
+            why.contains("took longer than 20ms"),
+            "no `took longer than 20ms` in {why}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Files that are replaced atomically: a reader finds either the old or the new content.
+//! Replaces files atomically, so that a reader finds either the old or the new content.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -23,18 +23,17 @@ pub(crate) fn replace_for_good(path: &Path, contents: &[u8], mode: u32) -> io::R
     let (new, file) = write(path, contents, mode)?;
     file.sync_all()?;
     std::fs::rename(&new, path)?;
-    // Sync the directory too, which contains the new name.
+    // The directory contains the new name, and must also be synced.
     let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
     File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()
 }
 
-/// Writes the new file in the directory of the old one.
+/// Writes the new content to a temporary file in the same directory.
 fn write(path: &Path, contents: &[u8], mode: u32) -> io::Result<(PathBuf, File)> {
     let mut name = OsString::from(path);
     name.push(".new");
     let new = PathBuf::from(name);
-    // Remove a symbolic link of another user, or the file of a process that exited during the
-    // write.
+    // Removes another user's symbolic link, or the file of a process that exited during a write.
     let _ = std::fs::remove_file(&new);
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(mode);

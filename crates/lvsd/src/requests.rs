@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::snapshot::Snapshot;
 
-/// Maximum number of requests that wait for the main loop.
+/// Maximum number of requests that wait for the daemon's loop.
 const REQUESTS_MAX: usize = 16;
 
 /// A change that an operator requests.
@@ -29,16 +29,16 @@ pub enum ChangeRequest {
 /// A client's request to the daemon's loop.
 #[derive(Debug)]
 pub enum Request {
-    /// A change.
+    /// A change, which the daemon makes and answers.
     Change {
-        /// The change.
+        /// The requested change.
         change: ChangeRequest,
         /// The name of the client, for the log.
         who: String,
-        /// Receives the answer.
+        /// Receives the daemon's answer.
         reply: oneshot::Sender<Answer>,
     },
-    /// Returns the present state.
+    /// A request for the present state, which is sent to this channel.
     Snapshot(oneshot::Sender<Snapshot>),
 }
 
@@ -63,7 +63,7 @@ pub(crate) async fn request_change(
     result.await.unwrap_or_else(|_| Err(gone()))
 }
 
-/// A result as an answer.
+/// Serialises a result as JSON.
 pub fn answer(result: &impl Serialize) -> Answer {
     serde_json::value::to_raw_value(result)
         .map_err(|error| format!("internal error of lvsd: {error}"))

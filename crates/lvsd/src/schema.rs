@@ -1,6 +1,5 @@
-//! The keys of the file, for editors (JSON Schema) and for the manual page (`lvsd.toml(5)`). Both
-//! are generated from the text of `config/raw.rs`, in which each key is a field of its table with a
-//! doc comment.
+//! Generates the JSON Schema of the file and the manual page `lvsd.toml(5)` from the source of
+//! `config/raw.rs`, where each key is a field with a doc comment.
 
 use std::fmt::Write as _;
 
@@ -8,10 +7,10 @@ use serde_json::{Map, Value, json};
 
 use crate::config::DEFAULTS;
 
-/// The source text of the types into which the file is read.
+/// Source of the types into which the file is parsed.
 const SOURCE: &str = include_str!("config/raw.rs");
 
-/// A table: its type, its description, its keys.
+/// A table of the file: type, description and keys.
 struct Table {
     name: String,
     about: String,
@@ -38,7 +37,7 @@ fn tables() -> Vec<Table> {
         } else if let Some(rest) = line.strip_prefix("#[serde(rename = \"") {
             renamed = rest.split('"').next().map(ToOwned::to_owned);
         } else if line.starts_with("#[") {
-            // An attribute that the schema does not need.
+            // An attribute that is irrelevant for the schema.
         } else if let Some(name) = line
             .strip_prefix("pub(super) struct ")
             .and_then(|l| l.strip_suffix(" {"))
@@ -61,7 +60,7 @@ fn tables() -> Vec<Table> {
         ) {
             let about = std::mem::take(&mut about);
             let name = renamed.take().unwrap_or_else(|| name.to_owned());
-            // The type inside of a tuple has its own description.
+            // The type within a tuple has its own description.
             if !std::mem::take(&mut skipped) && !kind.contains('(') {
                 let mut kind = kind.to_owned();
                 for wrapper in ["Option<", "Spanned<"] {
@@ -151,7 +150,7 @@ pub fn json() -> Value {
     })
 }
 
-/// The page `lvsd.toml(5)`.
+/// Returns the manual page `lvsd.toml(5)`.
 pub fn page() -> String {
     let plain = |text: &str| {
         text.replace('\\', "\\e")
@@ -199,13 +198,13 @@ pub fn page() -> String {
 mod tests {
     use super::*;
 
-    /// The pages of the reference that describe the keys of the file.
+    /// Pages of the reference that document the keys.
     static PAGES: [&str; 2] = [
         include_str!("../../../docs/configuration.md"),
         include_str!("../../../docs/proxy.md"),
     ];
 
-    /// The cells of the rows of the reference whose first cell names `key`.
+    /// Rows of the reference whose first cell names `key`.
     fn rows(key: &str) -> Vec<Vec<&'static str>> {
         let lines = PAGES.iter().flat_map(|page| page.lines());
         let rows = lines.filter_map(|line| line.strip_prefix("| "));
@@ -214,7 +213,7 @@ mod tests {
         cells.filter(|cells| named(cells[0])).collect()
     }
 
-    /// The default in the description of a key, if the description has its value.
+    /// The default value in a key's description, if it states one.
     fn default(about: &str) -> Option<&str> {
         let (_, default) = about.split_once("Default: ")?;
         let word = default.split_whitespace().next()?;
@@ -226,7 +225,7 @@ mod tests {
     #[test]
     fn every_key_is_in_the_reference_with_its_default() {
         for table in tables() {
-            // Each type of check has keys of its own; its test compares these with the reference.
+            // Each type of check has its own keys, which other tests compare with the reference.
             let keys = table.keys.iter().filter(|key| {
                 table.name != "RawCheckTable" || !["kind", "own"].contains(&&*key.name)
             });
@@ -286,12 +285,12 @@ mod tests {
             ("RawApiToken", "[[api.token]]"),
             ("RawAnnounce", "[announce]"),
         ] {
-            // The parser of the configuration lists the keys that it accepts.
+            // The parser's error lists the accepted keys.
             let Err(report) = crate::config::Config::from_toml(
                 "x",
                 &format!("{path}\nqqqqqqqqqqqqqqqqqqq = 1\n"),
             ) else {
-                panic!("taken");
+                panic!("an unknown key is accepted");
             };
             let report = report.to_string();
             let known = report

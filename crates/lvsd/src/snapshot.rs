@@ -1,4 +1,4 @@
-//! The state of daemon and dataplane at one moment.
+//! The state of daemon and dataplane at one time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::counters::Times;
 use crate::dataplane::Found;
 use crate::health::Key;
 
-/// The state of daemon and dataplane at one moment.
+/// The state of daemon and dataplane at one time.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// The state as `lvsd status` shows it.
@@ -23,7 +23,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// All services of dataplane and proxy.
+    /// All services of the dataplane and of the proxy.
     pub fn services(&self) -> impl Iterator<Item = &ServiceInfo> {
         let found = &self.found;
         found.seen.services.iter().chain(&found.proxied.services)
@@ -37,7 +37,7 @@ impl Snapshot {
     /// Counters and rates, summed over all services.
     pub fn total(&self) -> Stats {
         let mut total = self.dataplane().map(|info| info.total).unwrap_or_default();
-        // The total of the dataplane already includes its own services.
+        // The dataplane's total includes its own services, but not those of the proxy.
         let proxied = match self.dataplane() {
             Some(_) => &self.found.proxied.services,
             None => &self.found.seen.services,

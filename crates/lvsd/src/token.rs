@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq;
 /// Permitted lengths of a token, in characters.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
 
-/// The rights of a client; each role includes the ones before it.
+/// Rights of a client. Each role includes the previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -25,20 +25,20 @@ pub enum Role {
 }
 
 impl Role {
-    /// The words of the file.
+    /// Names of the roles in the file.
     pub const WORDS: [(&str, Self); 3] = [
         ("read", Self::Read),
         ("drain", Self::Drain),
         ("admin", Self::Admin),
     ];
 
-    /// The word of the file.
+    /// Returns the name of the role in the file.
     pub fn word(self) -> &'static str {
         Self::WORDS[self as usize].0
     }
 }
 
-/// `[[api.token]]`.
+/// A token of `[[api.token]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// The name of the client.
@@ -49,8 +49,8 @@ pub struct Named {
     pub role: Role,
 }
 
-/// Reads all tokens, which must differ. A token whose file is unusable is the one of that name in
-/// `before`; the second value has the errors.
+/// Reads all tokens, which must differ. If the file of a token is unusable, the token of that name
+/// in `before` is used. The second value contains the errors.
 pub(crate) fn read_all(
     all: Vec<Named>,
     before: &[(Named, Token)],
@@ -81,8 +81,8 @@ pub(crate) fn read_all(
     (tokens, errors)
 }
 
-/// The owner of the token `words`. All tokens are compared, so that the time of the answer does not
-/// depend on which of them is given.
+/// Returns the owner of the token `words`. It compares all tokens, so that its duration does not
+/// reveal which one matches.
 pub(crate) fn owner<'a>(all: &'a [(Named, Token)], words: &[u8]) -> Option<&'a Named> {
     all.iter().fold(None, |found, (named, token)| {
         let is = token.is(words);
@@ -90,7 +90,7 @@ pub(crate) fn owner<'a>(all: &'a [(Named, Token)], words: &[u8]) -> Option<&'a N
     })
 }
 
-/// A token, which is never printed.
+/// A secret token, which is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -154,7 +154,7 @@ impl Token {
         own[..self.0.len()].copy_from_slice(self.0.as_bytes());
         let len = words.len().min(padded.len());
         padded[..len].copy_from_slice(&words[..len]);
-        // A text that is longer than any token fills the last byte, which is zero in each token.
+        // The last byte is zero in every token, so that a longer text cannot match.
         bool::from(own.ct_eq(&padded))
     }
 }
@@ -188,13 +188,13 @@ mod tests {
 
     #[test]
     fn short_or_exposed_token_is_refused() {
-        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        let mut file = tempfile::NamedTempFile::new().expect("a temporary file can be created");
         let read = |file: &tempfile::NamedTempFile| Token::read(file.path());
         assert!(read(&file).unwrap_err().contains("16 to 256"));
-        writeln!(file, "0123456789abcdef").expect("written");
+        writeln!(file, "0123456789abcdef").expect("the file can be written");
         assert!(read(&file).is_ok());
         let public = std::fs::Permissions::from_mode(0o640);
-        std::fs::set_permissions(file.path(), public).expect("permissions");
+        std::fs::set_permissions(file.path(), public).expect("the permissions can be set");
         assert!(read(&file).unwrap_err().contains("chmod 600"));
         let none = Path::new("/nonexistent/token");
         assert!(Token::read(none).unwrap_err().contains("umask 077"));

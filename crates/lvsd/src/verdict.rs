@@ -1,32 +1,30 @@
-//! The verdict about each service and about the whole director: a state and a line of text (pure:
-//! no I/O).
+//! Verdicts about each service and the whole director: a state and a line of text (pure functions).
 
 use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
 
 use crate::health::Code;
 use lvs_api::words::counted;
 
-/// Maximum number of services in the line.
+/// Maximum number of services that the line names.
 const NAMED_MAX: usize = 3;
 /// Number of times that a server must go down in 24 hours to be flapping.
 const FLAPS: u64 = 3;
-/// Seconds for which a server is flapping after it last went down.
+/// Time in seconds for which a server counts as flapping after it last went down.
 const FLAPPING: u64 = 600;
-/// Number of consecutive slow checks after which a server is slow.
+/// Number of consecutive slow checks after which a server counts as slow.
 const SLOW: u64 = 3;
-/// Milliseconds without an answer of the dataplane after which its state is old; lvsd reads the
-/// state every two seconds.
+/// Age in milliseconds from which the dataplane's state is old; lvsd reads it every two seconds.
 const OLD_MS: u64 = 5_000;
 
-/// The state of a service; the worst state is the smallest.
+/// State of a service; the worst state is the smallest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ServiceState {
-    /// The service has no usable server, is below its quorum, or is not in use as configured: see
-    /// [`trouble`].
+    /// No server is usable, the quorum is not reached, or the service is not in use as configured:
+    /// see [`trouble`].
     Broken,
-    /// Servers are down.
+    /// Some servers are down, but the service works.
     Degraded,
-    /// Servers are suspicious.
+    /// Some servers are suspicious, and none is down.
     Suspicious,
     /// All servers are up.
     Ok,
@@ -62,7 +60,7 @@ pub fn in_file(service: &ServiceStatus) -> impl Iterator<Item = &ServerStatus> {
     servers.filter(|server| server.configured.is_some())
 }
 
-/// Number of servers of the file with this health.
+/// Number of a service's servers from the file with this health.
 pub fn count(service: &ServiceStatus, health: &str) -> usize {
     in_file(service)
         .filter(|server| server.health == health)
@@ -82,7 +80,7 @@ pub fn is_slow(server: &ServerStatus) -> bool {
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
-/// The code of a server that is up: slow or flapping; `None` if it is neither.
+/// Code for a server that is up but slow or flapping.
 pub fn code(server: &ServerStatus) -> Option<Code> {
     match () {
         () if is_flapping(server) => Some(Code::Flapping),
@@ -91,28 +89,27 @@ pub fn code(server: &ServerStatus) -> Option<Code> {
     }
 }
 
-/// Returns the seconds since the last answer of a connected dataplane; `None` if the last answer is
-/// recent.
+/// Seconds since the last answer of a connected dataplane, if that is long.
 pub fn late_seconds(dataplane: &DataplaneStatus) -> Option<u64> {
     let late = dataplane.seen_ms.filter(|age| *age >= OLD_MS);
     let is_asked = dataplane.connected && !dataplane.idle;
     late.filter(|_| is_asked).map(|age| age / 1000)
 }
 
-/// Whether all servers of a service are up, and none is slow or flapping.
+/// Whether all servers of a service are up, and none of them is slow or flapping.
 pub fn is_well(service: &ServiceStatus) -> bool {
     ServiceState::of(service) == ServiceState::Ok
         && !in_file(service).any(|server| is_flapping(server) || is_slow(server))
 }
 
-/// The reason why a server is down or suspicious, without the server's address at the start.
+/// The reason why a server is down or suspicious, without its address.
 pub fn reason(server: &ServerStatus) -> &str {
     let address = format!("{}: ", server.server);
     let reason = server.reason.as_str();
     reason.strip_prefix(address.as_str()).unwrap_or(reason)
 }
 
-/// The reason that all servers of a service have in common, if they are down.
+/// The reason for which all servers of a service are down, if it is the same.
 fn common_reason(service: &ServiceStatus) -> Option<&str> {
     let mut reasons = in_file(service).map(reason);
     let first = reasons.next().filter(|reason| !reason.is_empty())?;
@@ -120,7 +117,7 @@ fn common_reason(service: &ServiceStatus) -> Option<&str> {
     (is_common && reasons.all(|reason| reason == first)).then_some(first)
 }
 
-/// The faults of a service, as text.
+/// Texts about the faults of a service.
 pub fn trouble(service: &ServiceStatus) -> Vec<String> {
     let mut trouble = Vec::new();
     for (is, words) in [
@@ -149,7 +146,7 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
     trouble
 }
 
-/// The level of a verdict in the scale of monitoring plugins.
+/// Severity in the scale of monitoring plugins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// All is well.
@@ -174,11 +171,11 @@ impl Level {
 /// The verdict about a director.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// The urgency.
+    /// Severity of the verdict.
     pub level: Level,
     /// The reasons, in one line.
     pub words: String,
-    /// Performance data for monitoring.
+    /// Performance data for monitoring plugins.
     pub numbers: Vec<(&'static str, usize)>,
 }
 
@@ -307,7 +304,7 @@ impl Verdict {
                 counted(servers, "server")
             ));
         }
-        // Slow servers do not require an operator: some servers are always slow.
+        // Slow servers alone need no operator.
         if slow > 0 {
             words.push(format!("{} slow", counted(slow, "server")));
         }
@@ -330,8 +327,7 @@ impl Verdict {
     }
 }
 
-/// Returns the number of peers that have been out of step for ten seconds; 0 if the dataplane does
-/// not answer.
+/// Number of peers that have been out of sync for ten seconds; 0 if the dataplane does not answer.
 fn peers_not_in_step(status: &Status) -> usize {
     if !status.dataplane.connected {
         return 0;
@@ -346,7 +342,7 @@ mod tests {
 
     use super::*;
 
-    /// A director with a service for each list of its servers' health.
+    /// A director with one service for each list of its servers' health.
     fn director(services: &[(&str, &[&str])]) -> Status {
         let services = services.iter().map(|(name, servers)| {
             let snapshot = crate::api::overview::tests::snapshot(name);
@@ -469,13 +465,13 @@ mod tests {
         let words = Verdict::of(&status).words;
         assert!(
             words.contains("mail (no server receives new connections: connection refused)"),
-            "{words}"
+            "no `mail (no server receives new connections: connection refused)` in {words}"
         );
         status.services[0].servers[0].reason = "timeout".to_owned();
         let words = Verdict::of(&status).words;
         assert!(
             words.contains("mail (no server receives new connections)"),
-            "{words}"
+            "no `mail (no server receives new connections)` in {words}"
         );
     }
 
@@ -484,6 +480,10 @@ mod tests {
         let services = [("web", &["down"][..]); 500];
         let verdict = Verdict::of(&director(&services));
         assert!(verdict.words.len() < 400, "{}", verdict.words);
-        assert!(verdict.words.contains("and 497 more"), "{}", verdict.words);
+        assert!(
+            verdict.words.contains("and 497 more"),
+            "no `and 497 more` in {}",
+            verdict.words
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The service manager's watchdog, which is reset as long as all parts of lvsd make progress.
+//! The service manager's watchdog. lvsd resets it as long as all of its loops make progress.
 //!
 //! ```text
 //! event loop ── beats ───────────┐
@@ -6,7 +6,7 @@
 //! checks ────── beats ───────────┘
 //! ```
 //!
-//! An iteration of the main loop includes the requests to the dataplane, and waits for its answers.
+//! An iteration of the main loop includes requests to the dataplane, for whose answers it waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,11 +16,11 @@ pub use lvs_process::notify::watchdog_interval as interval;
 
 use crate::notify::Notify;
 
-/// Time limit for an iteration of the main loop, which may contain a request to the dataplane with
-/// a long list of changes.
+/// Time limit for an iteration of the main loop, which may send a long list of changes to the
+/// dataplane.
 pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(120);
 
-/// A heartbeat of a loop or thread.
+/// Heartbeat of a loop.
 #[derive(Clone, Debug)]
 pub struct Pulse {
     start: Instant,
@@ -38,7 +38,7 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// Records that the loop continues.
+    /// Records that the loop makes progress.
     pub fn beat(&self) {
         let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(now, Relaxed);
@@ -50,7 +50,7 @@ impl Pulse {
         self.start.elapsed().saturating_sub(last)
     }
 
-    /// Renews the pulse as long as the current runtime runs tasks.
+    /// Beats at intervals of `pause` as long as the current runtime runs tasks.
     pub async fn keep(self, pause: Duration) {
         loop {
             self.beat();
@@ -59,7 +59,7 @@ impl Pulse {
     }
 }
 
-/// The pulses of all loops that must not hang.
+/// Heartbeats of all loops that must not hang.
 #[derive(Clone, Debug, Default)]
 pub struct Pulses {
     /// Renewed while the runtime of the event loop runs tasks.
@@ -71,15 +71,15 @@ pub struct Pulses {
 }
 
 impl Pulses {
-    /// The name of a thread that has stopped: one whose pulse was not renewed within `limit`.
+    /// Name of a loop without a heartbeat within `limit`; for the main loop, the limit is at least
+    /// two minutes.
     pub fn stopped(&self, limit: Duration) -> Option<&'static str> {
         let ages = [&self.event_loop, &self.checks, &self.turns].map(Pulse::age);
         first_stopped(ages, limit)
     }
 }
 
-/// The name of the first loop whose pulse is older than its limit. The arguments are the ages of
-/// the pulses.
+/// Name of the first loop whose heartbeat is older than its limit; the arguments are the ages.
 fn first_stopped(
     [event_loop, checks, turns]: [Duration; 3],
     limit: Duration,
@@ -93,7 +93,7 @@ fn first_stopped(
     stopped.next().map(|(name, ..)| *name)
 }
 
-/// Sends watchdog messages from a separate thread until the process exits.
+/// Starts a thread that resets the watchdog until the process exits.
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -101,8 +101,8 @@ pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Resu
     let work = move || {
         let mut reported = None;
         loop {
-            // Time in which the whole process does not run, such as a suspended machine, does not
-            // count: a running thread reports before the next check.
+            // Suspension of the process or machine does not count: after it, loops beat before this
+            // thread checks again.
             std::thread::sleep(interval / 4);
             let stopped = pulses.stopped(interval / 2);
             match stopped {

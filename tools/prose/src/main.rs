@@ -1,7 +1,8 @@
-//! `make prose`: counts hard-to-read prose, and fails if a page or a crate exceeds its ceiling.
+//! `make prose`: counts prose that is hard to read, and fails if a page or a crate exceeds its
+//! ceiling.
 //!
-//! Run it from the root of the project. It prints the rows above their ceilings; `-v` prints all
-//! rows in the format of `ceilings.txt`, and `-v NAME` every place of one page or crate.
+//! Run it from the root of the project. It prints the rows above their ceilings. `-v` prints all
+//! rows in the format of `ceilings.txt`; `-v NAME` prints every place of one page or crate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,9 +12,9 @@ mod text;
 
 use text::{Text, doc_comments, markdown, messages, test_names};
 
-/// The ceilings, one page or crate a row. A ceiling may only be lowered.
+/// Ceilings, one row for each page or crate. A ceiling may only be lowered.
 const CEILINGS: &str = include_str!("../ceilings.txt");
-/// The ceilings of a page or crate that has no row.
+/// Ceilings of a page or crate without a row.
 const DEFAULT: [usize; COLUMNS] = [4, 3, 2, 5, 0, 0, 0];
 const COLUMNS: usize = 7;
 const NAMES: [&str; COLUMNS] = [
@@ -36,7 +37,7 @@ const LONG_SENTENCE: usize = 35;
 const WIDE_CELL: usize = 15;
 
 const RELATIVES: &[&str] = &["what", "who", "whom", "whoever", "whomever"];
-/// A relative pronoun after one of these words stands in place of a noun.
+/// After one of these words, a relative pronoun replaces a noun.
 const LEADS: &str = " of to for by with from and or but than as on at in about into that is are was were say says said tell tells told \
     ask asks asked know knows known show shows shown see sees seen do does find finds learn decide decides depends matter matters \
     exactly just only all not if when unless ";
@@ -52,17 +53,16 @@ const ARCHAIC_PHRASES: &[&str] = &[
     "of chance",
     "to be had",
 ];
-/// A name of a test has none of these words, and begins with no article or pronoun: it names the
-/// unit, the condition and the result.
+/// Words that must not occur in test names, because they name neither unit, condition nor result.
 const RIDDLES: &str = " what who whom whoever whatever those nobody somebody anybody everybody told tells tell heard hears knows said says anew beside ";
 const FIRST: &str = " a an the it they ";
 
-/// The counts of one page or crate.
+/// Counts of one page or crate.
 #[derive(Default)]
 struct Counts {
     words: usize,
     sentences: usize,
-    /// The places of each column.
+    /// Places of the occurrences, by column.
     found: [Vec<String>; COLUMNS],
 }
 
@@ -115,7 +115,8 @@ impl Counts {
         }
     }
 
-    /// The row of `ceilings.txt`: occurrences in 1,000 words, long sentences in 100, then numbers.
+    /// The row in the format of `ceilings.txt`: occurrences in 1,000 words, long sentences in 100,
+    /// then numbers.
     fn row(&self) -> [usize; COLUMNS] {
         std::array::from_fn(|column| {
             let found = self.found[column].len();
@@ -128,7 +129,6 @@ impl Counts {
     }
 }
 
-/// A word in lower case, without punctuation.
 fn clean(word: &str) -> String {
     word.trim_matches(|c: char| !c.is_alphabetic())
         .to_lowercase()
@@ -142,7 +142,7 @@ fn near(words: &[&str], at: usize) -> String {
     words[at.saturating_sub(4)..words.len().min(at + 5)].join(" ")
 }
 
-/// Adds the files below `directory` with this extension to `found`, in order.
+/// Adds the files below `directory` with this extension to `found`, in sorted order.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(directory) else {
         return;

@@ -5,7 +5,7 @@
 pub(crate) struct Text {
     pub(crate) sentences: Vec<String>,
     pub(crate) cell: bool,
-    /// The first paragraph of a doc comment.
+    /// Whether the text is the first paragraph of a doc comment.
     pub(crate) doc: bool,
 }
 
@@ -46,8 +46,8 @@ fn plain(words: &str) -> String {
         .join(" ")
 }
 
-/// Splits text into sentences, which end at `.`, `?`, `!` or `:` before an upper-case letter, a
-/// quote or a parenthesis.
+/// Splits text into sentences, which end at `.`, `?`, `!` or `:` before an upper-case letter, quote
+/// or parenthesis.
 fn sentences(words: &str) -> Vec<String> {
     let mut sentences: Vec<String> = Vec::new();
     let mut current: Vec<&str> = Vec::new();
@@ -125,7 +125,8 @@ pub(crate) fn doc_comments(source: &str) -> Vec<Text> {
     texts
 }
 
-/// The strings of four words and more before the inline tests: messages, `--help` texts, reasons.
+/// String literals of at least four words before the inline tests: messages, `--help` texts,
+/// reasons.
 pub(crate) fn messages(source: &str) -> Vec<Text> {
     let code = source
         .split("#[cfg(test)]\nmod ")

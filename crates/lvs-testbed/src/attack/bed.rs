@@ -1,5 +1,4 @@
-//! The test bed of an attack: a site with an attacker next to the client, and measurements of the
-//! dataplane.
+//! The site of an attack, with an attacker next to the client, and measurements of the dataplane.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,7 +15,7 @@ use crate::netns::Host;
 use crate::programs;
 use crate::site::{Forward, Site, SiteOptions, Topology};
 
-/// The address that has a service for all ports.
+/// A VIP with a service for all ports.
 const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
 /// The port of the echo service.
 const ECHO: u16 = 7;
@@ -26,7 +25,6 @@ struct Bed {
     attacker: Host,
 }
 
-/// Runs an attack.
 pub(super) fn run(
     attack: &'static Attack,
     time: Duration,
@@ -67,7 +65,7 @@ pub(super) fn run(
     {
         let log = bed.site.dataplane.map(|dataplane| dataplane.log());
         bail!(
-            "{}: the dataplane is gone; it printed: {log:?}",
+            "{}: the dataplane has exited; it printed: {log:?}",
             attack.name
         );
     }
@@ -101,7 +99,7 @@ impl Bed {
         let mut site = Site::new(options)?;
         let [attacker] = site.testbed.hosts(["attacker"])?;
         site.testbed.plug(lan, &attacker, "eth0")?;
-        // The director routes packets for the spoofed sources to the attacker, which drops them.
+        // The director routes replies to spoofed sources to the attacker, which drops them.
         attacker.sh(
             "ip link set eth0 up\nip addr add 192.0.2.200/24 dev eth0\nip addr add fd00:192::200/64 dev eth0 nodad",
         )?;
@@ -127,7 +125,7 @@ impl Bed {
         }
         if matches!(attack.means, Means::Log) {
             let fifo = site.testbed.dir().join("log").display().to_string();
-            // A process keeps the pipe open for reading, and reads nothing.
+            // A process keeps the pipe open, but reads nothing.
             let script = format!(
                 "mkfifo {fifo}; exec 3<>{fifo}; dd if=/dev/zero of={fifo} bs=4096 count=64 oflag=nonblock 2>&-; exec \"$@\" 2>{fifo}"
             );
@@ -144,7 +142,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Adds 16 services of 1,000 servers each, so that listings are long.
+    /// Adds 16 services with 1,000 servers each, for long listings.
     fn many_servers(&self) -> Result<()> {
         let mut rules = String::new();
         for service in 0..16 {
@@ -157,8 +155,8 @@ impl Bed {
         self.site.lvsadm_restore(&rules).map(drop)
     }
 
-    /// Measures the round-trip times of single packets while `users` run; without other load if
-    /// `users` is `None`.
+    /// Measures the round-trip times of single packets while `users` run; if it is `None`, without
+    /// other load.
     fn probe_beside(
         &self,
         time: Duration,
@@ -210,7 +208,7 @@ impl Bed {
         }
     }
 
-    /// Runs the attack and the honest client at the same time.
+    /// Runs the attack and the honest clients at the same time.
     fn attack(
         &self,
         attack: &Attack,
@@ -237,8 +235,8 @@ impl Bed {
         })
     }
 
-    /// Makes the dataplane write log lines, and runs `lvsadm` listings whose output no process
-    /// reads; returns the number of listings.
+    /// Makes the dataplane log, and runs `lvsadm` listings, while no process reads the log or the
+    /// listings. Returns the number of listings.
     fn fill_the_log(&self, time: Duration) -> Result<u64> {
         let lvsadm = programs::find("lvsadm")?.display().to_string();
         let listing = format!("{lvsadm} -L -n | sleep {}", time.as_secs() + 1);
@@ -256,9 +254,8 @@ impl Bed {
         Ok(rounds)
     }
 
-    /// Sends the attack's frames again until the director has counted a drop for one of the
-    /// attack's reasons: on a busy machine, one run may send too few frames to reach the director's
-    /// limit.
+    /// Repeats the attack until a drop counter of the attack increases. On a busy machine, one run
+    /// may send too few frames to reach the director's limit.
     fn strike_until_counted(&self, attack: &Attack, time: Duration, rate: u64) -> Result<u64> {
         const STRIKES: usize = 30;
         let mut sent = 0;
@@ -297,7 +294,11 @@ impl Bed {
 
     /// Returns a field of the dataplane's `/proc/PID/status`, in kilobytes.
     fn memory(&self, field: &str) -> Result<u64> {
-        let dataplane = self.site.dataplane.as_ref().context("no dataplane")?;
+        let dataplane = self
+            .site
+            .dataplane
+            .as_ref()
+            .context("no dataplane was started")?;
         let status = fs::read_to_string(format!("/proc/{}/status", dataplane.pid()))?;
         let line = status.lines().find_map(|line| line.strip_prefix(field));
         let value = line.and_then(|line| line.split_ascii_whitespace().nth(1));
@@ -305,9 +306,13 @@ impl Bed {
         value.with_context(|| format!("no {field} in {status}"))
     }
 
-    /// Resets the kernel's record of the dataplane's peak memory.
+    /// Resets the dataplane's peak memory (`VmHWM`).
     fn forget_peak(&self) -> Result<()> {
-        let dataplane = self.site.dataplane.as_ref().context("no dataplane")?;
+        let dataplane = self
+            .site
+            .dataplane
+            .as_ref()
+            .context("no dataplane was started")?;
         fs::write(format!("/proc/{}/clear_refs", dataplane.pid()), "5")?;
         Ok(())
     }
@@ -328,7 +333,7 @@ impl Bed {
         Ok(drops)
     }
 
-    /// Number of datagrams that the real servers have received.
+    /// Number of datagrams to the echo service that the real servers have received.
     fn echoed(&self) -> Result<u64> {
         let mut all = 0;
         for server in &self.site.servers {

@@ -5,18 +5,17 @@ use lvs_packet::frame::Frame;
 use super::frames::{ACK, Kind, SYN, ethernet, packet};
 use super::{Target, Volley};
 
-/// The kind of a flood.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Flood {
-    /// SYNs from one source port to every port of an address.
+    /// SYNs from one source port to every port of a VIP.
     AllPorts,
     /// SYNs from sources that do not exist.
     Syn,
-    /// A SYN and the ACK that would follow an answer, from sources that do not exist.
+    /// SYN and ACK of complete handshakes, from sources that do not exist.
     Pairs,
     /// Datagrams from sources that do not exist.
     Udp,
-    /// Datagrams of one source to a port without a service, each of which causes an ICMP error.
+    /// Datagrams from one source to a port without a service. Each causes an ICMP error.
     Errors,
 }
 

@@ -9,10 +9,10 @@ use super::{Target, Volley};
 
 /// Number of fragments of a datagram.
 const PIECES: usize = 1024;
-/// Number of rounds after which the IP identifications repeat.
+/// Number of rounds after which IP identifications repeat.
 const ROUNDS: u16 = 1000;
 
-/// Datagrams whose last fragments are missing at first; then all last fragments at once, so that
+/// First sends datagrams without their last fragments, then all last fragments together, so that
 /// one batch completes all stored datagrams.
 pub(super) struct TinyFragments {
     ipv6: bool,
@@ -57,7 +57,7 @@ impl TinyFragments {
             pieces,
             last,
             at: 0,
-            // Each sender uses its own identifications, so that a second attack adds datagrams.
+            // A second attack must not repeat the identifications of the first one.
             round: u16::try_from(std::process::id() % u32::from(ROUNDS)).unwrap_or(0),
             target: *target,
         }

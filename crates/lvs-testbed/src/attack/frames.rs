@@ -1,5 +1,4 @@
-//! Frames of attacks, built with `etherparse` and with correct checksums; some are then turned into
-//! super-packets.
+//! Frames of attacks with correct checksums, built with `etherparse`; some become super-packets.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,10 +9,9 @@ use super::Target;
 
 const ETHERNET: usize = 14;
 
-/// The transport of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// A segment; the bits are the flags FIN, SYN, RST, PSH and ACK, from the lowest.
+    /// A TCP segment. The bits are the flags FIN (lowest), SYN, RST, PSH and ACK.
     Tcp(u8),
     Udp,
 }
@@ -21,7 +19,6 @@ pub(super) enum Kind {
 pub(super) const SYN: u8 = 2;
 pub(super) const ACK: u8 = 16;
 
-/// Creates an IP packet.
 pub(super) fn packet(src: SocketAddr, dst: SocketAddr, kind: Kind, data: &[u8]) -> Vec<u8> {
     let builder = match (src.ip(), dst.ip()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
@@ -46,7 +43,7 @@ pub(super) fn packet(src: SocketAddr, dst: SocketAddr, kind: Kind, data: &[u8]) 
     ip
 }
 
-/// The IP packet in an Ethernet frame to the director.
+/// Puts an IP packet into an Ethernet frame to the director.
 pub(super) fn ethernet(target: &Target, ip: &[u8]) -> Frame {
     let kind: [u8; 2] = if ip[0] >> 4 == 6 {
         [0x86, 0xdd]
@@ -58,7 +55,7 @@ pub(super) fn ethernet(target: &Target, ip: &[u8]) -> Frame {
     let mut frame = Frame::with_capacity((ETHERNET + ip.len()).min(MAX_FRAME));
     let fits = frame.extend(&target.mac) && frame.extend(&from);
     let fits = fits && frame.extend(&kind) && frame.extend(ip);
-    assert!(fits, "a packet of at most 64 KiB");
+    assert!(fits, "the packet is longer than 64 KiB");
     frame
 }
 

@@ -1,5 +1,5 @@
-//! The honest client during an attack: new connections at a steady rate, and downloads, every byte
-//! checked.
+//! Honest clients during an attack: new connections at a steady rate, and downloads whose bytes are
+//! compared.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -13,18 +13,18 @@ use crate::content;
 use crate::load::{LoadOptions, WrongByte, fetch};
 use crate::netns::Host;
 
-/// Size in bytes of the answer to a new connection, and of a download.
+/// Size of the answer to a new connection in bytes; then that of a download.
 pub(super) const SMALL: usize = 1024;
 pub(super) const LARGE: usize = 1 << 20;
-/// Number of threads that open connections: more than the number of simultaneous connections in
-/// normal operation.
+/// Number of threads that open connections, which limits simultaneous connections; normal operation
+/// needs fewer.
 const OPENERS: usize = 24;
 /// Number of simultaneous downloads.
 const DOWNLOADERS: usize = 4;
-/// Time in milliseconds after which a request has failed.
+/// Time limit of a request in milliseconds.
 const TIMEOUT_MS: u64 = 3000;
 
-/// Options of the honest client.
+/// Options of the honest clients.
 #[derive(Clone, Debug, clap::Args)]
 pub struct HonestOptions {
     /// Address of the service
@@ -45,13 +45,13 @@ pub struct HonestOptions {
 pub struct Honest {
     /// Connections that were opened and answered with the correct bytes.
     pub served: u64,
-    /// Requests that failed.
+    /// Number of requests that failed.
     pub failed: u64,
     /// Complete and correct downloads of 1 MiB.
     pub downloads: u64,
     /// Downloads that failed or had wrong content.
     pub broken: u64,
-    /// Milliseconds from SYN to the last byte: the median.
+    /// Median time from SYN to the last byte of an answer in milliseconds.
     pub p50_ms: f64,
     /// The 99th percentile of the same times.
     pub p99_ms: f64,
@@ -59,12 +59,12 @@ pub struct Honest {
     pub silence_ms: f64,
     /// Number of answers and downloads that contained a wrong byte.
     pub wrong: u64,
-    /// The first error.
+    /// Text of the first error.
     pub error: Option<String>,
 }
 
 impl Honest {
-    /// Percentage of new connections that were served.
+    /// Percentage of new connections that were answered correctly.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -74,11 +74,11 @@ impl Honest {
         100.0 * self.served as f64 / (self.served + self.failed).max(1) as f64
     }
 
-    /// Runs the honest client on a client host.
+    /// Runs the honest clients on a host.
     ///
     /// # Errors
     ///
-    /// When the program cannot run; errors of connections are in the report.
+    /// The program cannot run. Errors of connections are in the report.
     pub fn run_on(host: &Host, options: &HonestOptions) -> Result<Self> {
         let words = [
             "honest".to_owned(),
@@ -92,21 +92,20 @@ impl Honest {
     }
 }
 
-/// The subcommand: prints the report as one line of JSON.
+/// Runs `lvs-testbed honest`, and prints the report as one line of JSON.
 ///
 /// # Errors
 ///
-/// When the report cannot be printed.
+/// The report cannot be printed.
 pub fn honest(options: &HonestOptions) -> Result<()> {
     println!("{}", serde_json::to_string(&run(options))?);
     Ok(())
 }
 
-/// End time and duration of each request.
 #[derive(Default)]
 struct Log {
     report: Honest,
-    /// End times of the served requests.
+    /// End times of requests with a correct answer.
     ends: Vec<Duration>,
     took: Vec<Duration>,
 }

@@ -1,12 +1,12 @@
-//! Attack with packets whose answers would return to the director.
+//! The land attack: packets whose source is an address of the director.
 
 use lvs_packet::frame::Frame;
 
 use super::frames::{Kind, SYN, ethernet, packet};
 use super::{Target, Volley};
 
-/// Packets from the virtual address to itself, and from the director's own address, in turn: UDP to
-/// an echo service and TCP, of both IP versions.
+/// Packets from the VIP to itself, in turn with packets from the director's own address: UDP to the
+/// echo service, and TCP, of both IP versions.
 pub(super) struct Land {
     target: Target,
     n: usize,

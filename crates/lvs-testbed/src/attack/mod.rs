@@ -6,9 +6,9 @@
 //!  attacker ──┘                                    frames out of a packet socket, at a rate, for a time
 //! ```
 //!
-//! Each run has network namespaces of its own. The honest client runs alone first, then during the
-//! attack; the dataplane's memory and counters are read before and after. An attack is a line of
-//! `ATTACKS`.
+//! Each run creates its own network namespaces. The honest clients run alone first, then during the
+//! attack. The dataplane's memory and counters are read before and after. `ATTACKS` lists the
+//! attacks.
 
 mod aggregates;
 mod bed;
@@ -35,52 +35,49 @@ pub use self::strike::{StrikeOptions, Target, strike};
 pub use self::users::{UserOptions, user};
 use crate::site::{Forward, Site, Vip};
 
-/// An attack.
 struct Attack {
     name: &'static str,
     summary: &'static str,
     /// The forwarding method, and the owner of the virtual address.
     site: (Forward, Vip),
-    /// Options of the dataplane.
+    /// Command-line options of the dataplane.
     dataplane: &'static [&'static str],
-    /// Frames a second, by default.
+    /// Default number of frames a second.
     rate: u64,
     means: Means,
     /// The documented bound on the effect of the attack.
     bound: &'static str,
-    /// The drop reasons of the attack's packets; at least one of their counters must increase.
+    /// Drop reasons of the attack's packets. The counter of at least one must increase.
     counted: &'static [&'static str],
-    /// Maximum memory of the dataplane above its idle memory, in megabytes.
+    /// Maximum growth of the dataplane's memory in megabytes.
     memory_mb: u64,
 }
 
 impl Attack {
-    /// Whether the director has dropped packets for one of the attack's reasons, if the attack has
-    /// any.
+    /// Whether the counter of one of the attack's reasons is above 0, or the attack has no reasons.
     fn is_counted(&self, drops: &BTreeMap<String, u64>) -> bool {
         let counted = |reason: &&str| drops.get(*reason).is_some_and(|&count| count > 0);
         self.counted.is_empty() || self.counted.iter().any(counted)
     }
 }
 
-/// The frames or users that an attack consists of.
+/// The source of an attack.
 enum Means {
     /// Frames on the clients' link.
     Frames(fn(&Target) -> Box<dyn Volley>),
     /// Unprivileged users of the director's host.
     Users(fn(&Site, Duration) -> Result<u64>),
-    /// The dataplane's log and the output of `lvsadm` are full pipes without a reader, while the
-    /// dataplane logs much.
+    /// The dataplane logs much and `lvsadm` prints listings, but no process reads either pipe.
     Log,
 }
 
 const SMALL: &str = "dataplane at most 128 MB above idle; no silence above 50 ms";
 const SERVED: &str = "at least 99 % of honest connections served";
 const EVICT: &[&str] = &["--when-full", "evict"];
-/// Memory in MB of a full table of 2^20 connections.
+/// Memory of a full table with 2^20 connections in megabytes.
 const TABLE_MB: u64 = 320;
 
-/// The defaults of an attack: NAT, and a virtual address that the host has.
+/// Default values of an attack: NAT, with the VIP on the host.
 const NAT: Attack = Attack {
     name: "",
     summary: "",
@@ -93,7 +90,6 @@ const NAT: Attack = Attack {
     memory_mb: 128,
 };
 
-/// The attacks.
 const ATTACKS: &[Attack] = &[
     Attack {
         name: "fragments",
@@ -258,44 +254,44 @@ pub struct Outcome {
     pub name: &'static str,
     /// The documented bound on the effect of the attack.
     pub bound: &'static str,
-    /// Honest clients without an attack.
+    /// Results of honest clients without an attack.
     pub before: Honest,
-    /// Honest clients during the attack.
+    /// Results of honest clients during the attack.
     pub beside: Honest,
-    /// Frames that were sent, or requests of local users.
+    /// Number of sent frames, or of requests by local users.
     pub sent: u64,
     /// The dataplane's memory before the attack, in kilobytes.
     pub idle_kb: u64,
-    /// Maximum of the dataplane's memory, in kilobytes.
+    /// Peak of the dataplane's memory in kilobytes.
     pub peak_kb: u64,
     /// Number of packets that the dataplane has dropped, by reason.
     pub drops: BTreeMap<String, u64>,
-    /// Datagrams that the real servers have received on the port of the echo service.
+    /// Number of datagrams to the echo service that the real servers have received.
     pub echoed: u64,
     /// Delays of single packets, if the attack has a bound for single packets.
     pub delays: Option<Compared>,
 }
 
-/// Delays of single packets.
+/// Delays of single packets, with and without the attack.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
     /// Delays without other local users.
     pub before: Delays,
-    /// Delays while the same number of local users only compute.
+    /// Delays while as many local users only use processors.
     pub busy_users: Delays,
     /// Delays during the attack.
     pub beside: Delays,
 }
 
 impl Outcome {
-    /// The dataplane's memory above idle, in megabytes.
+    /// Growth of the dataplane's memory in megabytes.
     #[must_use]
     pub const fn memory_mb(&self) -> u64 {
         self.peak_kb.saturating_sub(self.idle_kb) / 1024
     }
 
-    /// Checks the bounds that do not depend on the speed of the machine: memory, counters, every
-    /// served byte.
+    /// Checks the bounds that do not depend on the speed of the machine: memory, counters, content
+    /// of answers.
     ///
     /// # Errors
     ///
@@ -305,7 +301,7 @@ impl Outcome {
         ensure!(self.sent > 0, "{}: no frame was sent", self.name);
         ensure!(
             self.memory_mb() <= attack.memory_mb,
-            "{}: the dataplane used {} MB, at most {} are allowed",
+            "{}: the dataplane's memory grew by {} MB, the maximum is {} MB",
             self.name,
             self.memory_mb(),
             attack.memory_mb
@@ -345,11 +341,11 @@ impl Outcome {
     }
 }
 
-/// Runs honest clients alone for `alone` seconds, and then one attack for `seconds` seconds.
+/// Runs honest clients alone for `alone` seconds, then the attack for `seconds` seconds.
 ///
 /// # Errors
 ///
-/// When the attack is unknown, or the testbed cannot be set up.
+/// The attack is unknown, or the testbed cannot be set up.
 pub fn run(name: &str, seconds: u64, alone: u64, rate: Option<u64>) -> Result<Outcome> {
     let attack = find(name)?;
     bed::run(
@@ -360,11 +356,11 @@ pub fn run(name: &str, seconds: u64, alone: u64, rate: Option<u64>) -> Result<Ou
     )
 }
 
-/// The subcommand.
+/// Runs `lvs-testbed attack`.
 ///
 /// # Errors
 ///
-/// Like [`run`], or when an outcome violates a bound that does not depend on the machine.
+/// As [`run`], or an outcome violates a bound that does not depend on the machine.
 pub fn main(options: &AttackOptions) -> Result<()> {
     if options.list {
         for attack in ATTACKS {
@@ -394,7 +390,6 @@ pub fn main(options: &AttackOptions) -> Result<()> {
     outcomes.iter().try_for_each(Outcome::check)
 }
 
-/// Formats the bounds and the measured values as a table.
 fn table(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for outcome in outcomes {

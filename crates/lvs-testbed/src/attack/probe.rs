@@ -1,8 +1,8 @@
 //! Round-trip times of single packets during an attack: datagrams to an echo service at a steady
 //! rate, over one connection.
 //!
-//! Both ends run with a real-time priority, so that the result is the delay of the director and the
-//! links, without the time that the ends wait for a processor.
+//! Client and server have a real-time priority, so that they do not wait for a processor: the
+//! result is the delay of the director and the links.
 
 use std::fs;
 use std::net::{SocketAddr, UdpSocket};
@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use crate::netns::Host;
 use crate::programs;
 
-/// The command that runs a program with real-time scheduling, so that its own delays do not count.
+/// Command that runs a program with a real-time priority, so that its own delays are not measured.
 pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
-/// Time after which an answer counts as lost. On a busy machine, a process may wait for a processor
-/// for seconds.
+/// Time after which an answer is lost. On a busy machine, a process may wait for a processor for
+/// seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Length in bytes of a datagram, which contains its number.
 const LEN: usize = 8;
@@ -43,13 +43,13 @@ pub struct Delays {
     pub sent: u64,
     /// Number of datagrams without an answer.
     pub lost: u64,
-    /// The median delay.
+    /// Median delay in milliseconds.
     pub p50_ms: f64,
-    /// The 99th percentile.
+    /// 99th percentile of the delays in milliseconds.
     pub p99_ms: f64,
-    /// The 99.9th percentile.
+    /// 99.9th percentile of the delays in milliseconds.
     pub p999_ms: f64,
-    /// The longest delay.
+    /// Longest delay in milliseconds.
     pub longest_ms: f64,
     /// Number of datagrams that took longer than 5 ms.
     pub over_5_ms: u64,
@@ -59,11 +59,11 @@ pub struct Delays {
 }
 
 impl Delays {
-    /// Runs the probe on a client host.
+    /// Runs the probe on a host.
     ///
     /// # Errors
     ///
-    /// When the program cannot run.
+    /// The program cannot run.
     pub fn run_on(host: &Host, target: SocketAddr, time: Duration) -> Result<Self> {
         let own = programs::own()?.display().to_string();
         let (target, time) = (target.to_string(), format!("--for={}", time.as_millis()));
@@ -73,11 +73,11 @@ impl Delays {
     }
 }
 
-/// The subcommand: prints the report as one line of JSON.
+/// Runs `lvs-testbed probe`, and prints the report as one line of JSON.
 ///
 /// # Errors
 ///
-/// When the service cannot be reached.
+/// The service cannot be reached.
 pub fn probe(options: &ProbeOptions) -> Result<()> {
     println!("{}", serde_json::to_string(&measure(options)?)?);
     Ok(())
@@ -96,7 +96,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
     let count = u64::try_from(count).context("too many datagrams")?;
     let stolen = stolen_ms();
     let start = Instant::now();
-    // A datagram is due at a time that follows from its number; a late start counts as delay.
+    // The number of a datagram determines when it is due, so that a late start counts as delay.
     let due = |number: u64| start + every * u32::try_from(number).unwrap_or(u32::MAX);
     let mut took: Vec<Duration> = thread::scope(|scope| {
         scope.spawn(|| {
@@ -107,7 +107,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
         });
         let mut took = Vec::new();
         let mut answer = [0; LEN + 1];
-        // If no datagram arrives for this long after all were sent, the measurement ends.
+        // The measurement ends if no reply arrives for this long after the last datagram.
         let end = due(count) + PATIENCE;
         while (took.len() as u64) < count && Instant::now() < end {
             if let Ok(LEN) = socket.recv(&mut answer)
@@ -139,7 +139,8 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
     })
 }
 
-/// Milliseconds of processor time that the hypervisor has used since the machine started.
+/// Processor time that the hypervisor gave to other guests since the machine started, in
+/// milliseconds.
 fn stolen_ms() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks = stat.split_ascii_whitespace().nth(8);

@@ -1,4 +1,4 @@
-//! The sender: `lvs-testbed strike`, which an attack runs on the attacker's host.
+//! `lvs-testbed strike`: sends the frames of an attack from the attacker's host.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use lvs_packet::frame::Frame;
 use super::{Means, find};
 use crate::packet::mac;
 
-/// The target of an attack.
+/// The addresses that an attack uses.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Target {
     /// The director's link-layer address
@@ -56,7 +56,7 @@ impl Target {
         (Ipv6Addr::new(0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, 7), port).into()
     }
 
-    /// Source `n` of 2^32 unused sources (RFC 2544): 198.18.0.0/16 and all ports.
+    /// Source `n` of 2^32 unused ones: the addresses of 198.18.0.0/16 (RFC 2544) with all ports.
     pub(super) fn spoofed(&self, n: u32) -> SocketAddr {
         let [a, b, c, d] = n.wrapping_mul(0x9e37_79b1).to_be_bytes();
         let port = u16::from_be_bytes([c, d]).max(1024);
@@ -64,9 +64,9 @@ impl Target {
     }
 }
 
-/// A generator of an attack's frames.
+/// Generates the frames of an attack.
 pub(super) trait Volley {
-    /// The next frame.
+    /// Returns the next frame.
     fn next(&mut self) -> Frame;
 }
 
@@ -92,7 +92,7 @@ pub struct StrikeOptions {
 ///
 /// # Errors
 ///
-/// Without such an attack, without the interface, and without the right to open a packet socket.
+/// The attack or the interface does not exist, or the kernel does not permit a packet socket.
 pub fn strike(options: &StrikeOptions) -> Result<()> {
     let attack = find(&options.name)?;
     let Means::Frames(volley) = attack.means else {

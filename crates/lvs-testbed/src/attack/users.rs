@@ -1,4 +1,4 @@
-//! Unprivileged users of the director's host, at the control socket.
+//! Unprivileged users of the director's host, who use the control socket.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -13,18 +13,18 @@ use serde::de::IgnoredAny;
 use crate::programs;
 use crate::site::Site;
 
-/// Number of users that list services in a loop, and number of sockets on which an unfinished
-/// request (1 MiB of brackets) waits.
+/// Number of users that list services in a loop; then the number of sockets on which each sends an
+/// unfinished request (1 MiB of brackets).
 const LISTERS: u32 = 16;
 const HOLDERS: u32 = 32;
 
-/// Sends all requests that an unprivileged user can send to the control socket, for this time;
-/// returns the number of answers.
+/// Runs users that send every permitted request to the control socket. Returns the number of
+/// answers.
 pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &[])
 }
 
-/// Runs users that only compute, without the control socket, for comparison.
+/// Runs users that only compute, for comparison.
 pub(super) fn compute(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &["--compute"])
 }
@@ -47,7 +47,7 @@ fn nobody(site: &Site, time: Duration, more: &[&str]) -> Result<u64> {
     answered.with_context(|| format!("not a number: {printed}"))
 }
 
-/// Actions of a hostile user.
+/// Options of a hostile user.
 #[derive(Clone, Debug, clap::Args)]
 pub struct UserOptions {
     /// Duration in milliseconds
@@ -58,10 +58,10 @@ pub struct UserOptions {
     pub compute: bool,
 }
 
-/// Runs the subcommand: prints the number of answered requests.
+/// Runs `lvs-testbed user`, and prints the number of answered requests.
 ///
 /// # Errors
-/// No error is known: a refusal counts as an answer.
+/// None: a refusal counts as an answer.
 pub fn user(options: &UserOptions) -> Result<()> {
     let limit = Duration::from_millis(options.for_ms);
     let start = Instant::now();
@@ -94,8 +94,8 @@ fn connect() -> std::io::Result<UnixStream> {
     }
 }
 
-/// Sends a request that never ends, and keeps the connection open until the dataplane closes it;
-/// then connects again, until `limit` has passed. Returns the number of connections.
+/// Sends a request without an end, and waits until the dataplane closes the connection; repeats
+/// this until `limit`. Returns the number of connections.
 fn hold(start: Instant, limit: Duration) -> u64 {
     let brackets = "[],".repeat((1 << 20) / 3);
     let mut attempts = 0;
@@ -120,7 +120,7 @@ fn hold(start: Instant, limit: Duration) -> u64 {
     attempts
 }
 
-/// Lists the services of the dataplane again and again.
+/// Lists the dataplane's services in a loop. Returns the number of answers.
 fn list(start: Instant, limit: Duration) -> u64 {
     let mut answered = 0;
     while start.elapsed() < limit {

@@ -1,7 +1,7 @@
-//! Three directors that are all active behind a router with BIRD, under load, while one of them is
-//! put into maintenance, dies, or is disconnected from its peers.
+//! Three active directors behind a router with BIRD, under load, while one is in maintenance,
+//! fails, or is disconnected from its peers.
 //!
-//! Their files are those of `examples/many-directors`, at the paths that these files name.
+//! The directors use the files of `examples/many-directors`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -22,7 +22,6 @@ const EXABGP: &str = include_str!("../../../../examples/many-directors/exabgp.co
 const ANNOUNCE: &str = include_str!("../../../../examples/many-directors/announce-lvs");
 const ROUTER: &str = include_str!("../../../../examples/many-directors/router.conf");
 
-/// Number of directors.
 const DIRECTORS: usize = 3;
 
 scenarios! {
@@ -40,7 +39,7 @@ scenarios! {
     Power "power" "kill -9 of everything on one, and its links go down",
 }
 
-/// The program that announces routes to the router.
+/// Routing daemon of a director.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routing {
     Bird,
@@ -49,7 +48,6 @@ enum Routing {
 }
 
 impl Scenario {
-    /// The routing program of the director of this number.
     const fn routing(self, number: usize) -> Routing {
         match (self, number) {
             (Self::Daemons | Self::Routed, 2) => Routing::Frr,
@@ -58,7 +56,7 @@ impl Scenario {
         }
     }
 
-    /// Whether the scenario can run with this forwarding method: the TUN backend has no direct
+    /// Whether the forwarding method supports the scenario: the TUN backend does not support direct
     /// routing.
     pub(super) fn suits(self, forward: Forward) -> bool {
         self != Self::Routed || forward == Forward::Tun
@@ -84,7 +82,7 @@ pub struct Lab {
     monitor: Option<Proc>,
     options: ClusterOptions,
     reported: Vec<String>,
-    /// Number of downloads so far, each of which has used a local port.
+    /// Number of downloads so far. Each used one local port.
     ports: u16,
 }
 
@@ -96,7 +94,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     Lab::new(scenario, options, RATE)?.play(scenario)
 }
 
-/// Runs scenarios in one laboratory, one after the other, with downloads of ten seconds each.
+/// Runs scenarios one after the other in one laboratory, with downloads of ten seconds each.
 ///
 /// # Errors
 /// The laboratory cannot be set up, or a director does not behave as expected.
@@ -147,14 +145,13 @@ impl Lab {
             .collect()
     }
 
-    /// Shows progress to a user.
     fn show_progress(&self, words: &str) {
         if self.options.live {
             eprintln!("\n--- {words}");
         }
     }
 
-    /// Starts the programs, and waits until the router uses all directors; servers send `rate`
+    /// Starts all programs, and waits until the router uses all directors. Servers send `rate`
     /// bytes a second for each download.
     fn new(scenario: Scenario, cluster: &ClusterOptions, rate: u64) -> Result<Self> {
         let forward = cluster.method()?;
@@ -223,7 +220,7 @@ impl Lab {
         self.site.router.as_ref().context("the site has a router")
     }
 
-    /// Waits until the router uses these directors and no other.
+    /// Waits until the router uses exactly these directors.
     fn wait_used(&self, numbers: &[usize]) -> Result<()> {
         let (vip, router) = (self.vip(), self.router()?);
         let family = if self.options.ipv6 { "-6" } else { "-4" };
@@ -239,8 +236,8 @@ impl Lab {
         })
     }
 
-    /// Executes the scenario; returns the times in milliseconds until the router used the expected
-    /// directors.
+    /// Executes the scenario. Returns the times in milliseconds until the router stopped or started
+    /// to use a director.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
@@ -265,7 +262,11 @@ impl Lab {
             }
             Scenario::Bird => {
                 let taken = self.timed(3, |director| {
-                    director.programs.pop().context("BIRD")?.kill();
+                    director
+                        .programs
+                        .pop()
+                        .context("BIRD was not started")?
+                        .kill();
                     Ok(())
                 })?;
                 self.directors[2].start_routing()?;
@@ -281,7 +282,7 @@ impl Lab {
                     for mut program in director.programs.drain(..) {
                         program.kill();
                     }
-                    kill(dataplane, Signal::SIGKILL).context("kill the dataplane")
+                    kill(dataplane, Signal::SIGKILL).context("cannot kill the dataplane")
                 })?;
                 vec![taken]
             }
@@ -343,7 +344,7 @@ impl Lab {
                 for host in self.hosts() {
                     super::end_loss(host)?;
                 }
-                // No update is lost permanently: the replication uses TCP.
+                // TCP retransmits lost updates.
                 self.wait_in_step()?;
                 for director in &self.directors {
                     let reported = self.site.lvsadm_on(&director.host, "sync")?;
@@ -354,18 +355,18 @@ impl Lab {
         })
     }
 
-    /// Number of established connections to a server, or to any server (`""`), in a director's
-    /// table.
+    /// Number of established connections in a director's table to `server`, or to all servers if it
+    /// is empty.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let reported = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
-        // The connections of the previous scenario have been closed.
+        // The table still contains closed connections of the previous scenario.
         let open = reported
             .lines()
             .filter(|line| line.contains("ESTABLISHED") && line.contains(server));
         u64::try_from(open.count()).ok()
     }
 
-    /// Waits until the directors' tables have the expected connections with a server.
+    /// Waits until the tables of directors have the expected number of connections to a server.
     fn wait_known(
         &self,
         what: &str,
@@ -378,7 +379,7 @@ impl Lab {
             known = all.map(|director| self.known(director, server)).collect();
             right(&known)
         })
-        .with_context(|| format!("they know {known:?}\n{}", self.logs()))?;
+        .with_context(|| format!("the directors have {known:?} connections\n{}", self.logs()))?;
         Ok(known)
     }
 
@@ -418,7 +419,7 @@ impl Lab {
         Ok(reported)
     }
 
-    /// The server that is drained, and its service.
+    /// The server to drain, and its service.
     fn drained(&self) -> (String, String) {
         match self.options.ipv6 {
             true => (
@@ -432,12 +433,11 @@ impl Lab {
         }
     }
 
-    /// Takes a server out of service on every director: the scheduler would otherwise choose it for
-    /// the downloads.
+    /// Sets the weight of a server to 0 on every director, so that the downloads use other servers.
     fn drain(&self) -> Result<()> {
         let (server, service) = self.drained();
         for director in &self.directors {
-            // A manual weight change, which counts as a drain.
+            // lvsd treats the manual weight change as a drain.
             let words = format!(
                 "-e -t {service} -r {server} {} -w 0",
                 self.site.options.forward.flag()
@@ -447,8 +447,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Puts a director into maintenance, waits until its route is withdrawn, and ends the
-    /// maintenance.
+    /// Puts a director into maintenance and back. Returns the milliseconds until the router stopped
+    /// using it.
     fn there_and_back(&mut self, number: usize) -> Result<u64> {
         self.show_progress(&format!("director {number}: maintenance on"));
         let taken = self.timed(number, |director| {
@@ -467,11 +467,11 @@ impl Lab {
         let dataplane = super::dataplane_of(&self.directors[number - 1].host)?;
         self.show_progress(&format!("director {number}: kill -9 of the dataplane"));
         self.timed(number, |_| {
-            kill(dataplane, Signal::SIGKILL).context("kill the dataplane")
+            kill(dataplane, Signal::SIGKILL).context("cannot kill the dataplane")
         })
     }
 
-    /// Runs an action, and returns the milliseconds until the router no longer used a director.
+    /// Runs an action. Returns the milliseconds until the router no longer uses the director.
     fn timed(
         &mut self,
         number: usize,
@@ -481,7 +481,10 @@ impl Lab {
         deed(&mut self.directors[number - 1])?;
         let vip = self.vip();
         let mut found = None;
-        let monitor = self.monitor.as_ref().context("it runs")?;
+        let monitor = self
+            .monitor
+            .as_ref()
+            .context("no route monitor was started")?;
         wait_until("the router to use no route to the director", LIMIT, || {
             let log = monitor.log();
             let lines = log.lines().filter(|line| line.contains(&vip));
@@ -511,7 +514,7 @@ impl Drop for Lab {
 }
 
 impl Director {
-    /// Installs the example configuration of lvsd, with this director's addresses and forwarding
+    /// Writes the example configuration of lvsd with this director's addresses and forwarding
     /// method.
     fn configure(&self, forward: Forward, scenario: Scenario, etcd: Option<&str>) -> Result<()> {
         let number = self.number;
@@ -529,8 +532,10 @@ impl Director {
             // The servers here do not accept IPv6 from a tunnel.
             let begin = lvsd
                 .find("[[service]]\nname      = \"web6\"")
-                .context("IPv6")?;
-            let end = lvsd.find("[sysctl]").context("a table")?;
+                .context("the file has no IPv6 service")?;
+            let end = lvsd
+                .find("[sysctl]")
+                .context("the file has no such table")?;
             lvsd.replace_range(begin..end, "");
             lvsd = lvsd.replace("\"dr\"", "\"tun\"");
             for server in 11..=13 {
@@ -541,17 +546,20 @@ impl Director {
             }
         }
         if let Some(etcd) = etcd {
-            // Remove the last server of the first service from the file: it is in etcd.
+            // etcd contains the last server of the first service instead of the file.
             let mut servers = lvsd.match_indices("[[service.server]]\n");
-            let (begin, _) = servers.nth(2).context("a server")?;
-            let length = lvsd[begin..].find("\n\n").context("its end")? + 2;
+            let (begin, _) = servers.nth(2).context("the file has no third server")?;
+            let length = lvsd[begin..]
+                .find("\n\n")
+                .context("the table of the server has no end")?
+                + 2;
             lvsd.replace_range(begin..begin + length, "");
             lvsd = lvsd
                 .replace("\n[announce]", &format!("\n[cluster]\netcd = \"{etcd}\"\ndirector = \"director-{number}\"\nlease = \"3s\"\ntimeout = \"1s\"\n\n[announce]"))
                 .replace("name      = \"web\"\n", "name      = \"web\"\ndiscover   = { etcd = \"web\" }\n");
         }
         if scenario == Scenario::Alone {
-            // The connections of one client use all servers, including the drained server.
+            // With `mh-port`, connections of one client use all servers, also the drained one.
             lvsd = lvsd.replace(
                 "scheduler = \"mh\"",
                 "scheduler_flags = [\"mh-port\"]\nscheduler = \"mh\"",
@@ -562,15 +570,19 @@ impl Director {
             self.host.sysctl("ipv4/ip_forward", "1")?;
         }
         if scenario == Scenario::Alone {
-            let begin = lvsd.find("[sync.peers]").context("a table")?;
-            let end = lvsd.find("[announce]").context("a table")?;
+            let begin = lvsd
+                .find("[sync.peers]")
+                .context("the file has no such table")?;
+            let end = lvsd
+                .find("[announce]")
+                .context("the file has no such table")?;
             lvsd.replace_range(begin..end, "");
         }
         put(&self.host, "/etc/lvsd/lvsd.toml", &lvsd)?;
         super::put_key(&self.host)
     }
 
-    /// Installs the example configuration with this director's address.
+    /// Writes the example configuration of the routing daemon with this director's address.
     fn configure_routing(&self) -> Result<()> {
         let number = self.number;
         let own = |text: &str| {
@@ -585,7 +597,6 @@ impl Director {
             Routing::Bird => put(&self.host, "/etc/bird/bird.conf", &own(BIRD)),
             Routing::Frr => {
                 put(&self.host, "/etc/frr/frr.conf", &own(FRR))?;
-                // vtysh configures the daemons.
                 self.host
                     .sh("chown -R frr:frr /etc/frr; install -d -o frr -g frrvty -m 755 /run/frr")
                     .map(drop)
@@ -665,7 +676,7 @@ impl Director {
     }
 }
 
-/// Whether `route` has the director with this number as a next hop.
+/// Whether the director of this number is a next hop in `route`.
 fn uses(route: &str, number: usize) -> bool {
     let via = [
         format!("via 192.0.2.{number} "),
@@ -680,7 +691,8 @@ fn time_of_day() -> Result<u64> {
     Ok(u64::try_from(now.as_micros())? % 86_400_000_000)
 }
 
-/// The time of a log line: `[2026-01-02T03:04:05.678901] ...`.
+/// Parses the time of a log line such as `[2026-01-02T03:04:05.678901] ...`, in microseconds since
+/// midnight.
 fn stamp(line: &str) -> Option<u64> {
     let time = line.strip_prefix('[')?.split_once('T')?.1;
     let time = time.split_once(']')?.0;

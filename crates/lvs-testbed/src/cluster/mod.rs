@@ -1,10 +1,9 @@
-//! `lvs-testbed cluster`: directors under load, while one of them dies, restarts, is put into
-//! maintenance or is disconnected from its peers. Two with keepalived are in [`pair`], three behind
-//! a router with BIRD in [`many`].
+//! `lvs-testbed cluster`: directors under load while one of them fails, restarts, is in maintenance
+//! or is disconnected from its peers. [`pair`] has two directors with keepalived, [`many`] three
+//! behind a router with BIRD.
 //!
-//! Their files are those of `examples`, at the paths that these files contain. The measurements are
-//! made at the clients: downloads at a [constant rate](crate::paced), each byte of which is
-//! compared, and the longest pause of each download.
+//! The directors use the files of `examples`. Clients download at a [constant rate](crate::paced),
+//! compare each byte, and measure the longest pause.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +18,7 @@ use serde_json::Value;
 use crate::netns::{Host, Proc, wait_until};
 use crate::{Forward, LoadOptions, LoadReport, Site, programs};
 
-/// An enum of the scenarios of a laboratory, with their names and descriptions.
+/// Defines an enum of scenarios with their names and descriptions.
 macro_rules! scenarios {
     ($($scenario:ident $name:literal $about:literal,)+) => {
         /// A scenario; [`Scenario::ALL`] describes it.
@@ -48,7 +47,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const KEY: &str = "0123456789abcdef0123456789abcdef";
 /// The size of a download, in bytes.
 const DOWNLOAD: u64 = 1_000_000;
-/// Bytes a second of each download, which then takes 16 seconds.
+/// Rate of each download in bytes a second; a download takes 16 seconds.
 const RATE: u64 = 60_000;
 
 /// Options of the cluster scenarios.
@@ -92,7 +91,6 @@ impl Default for ClusterOptions {
 }
 
 impl ClusterOptions {
-    /// The forwarding method.
     fn method(&self) -> Result<Forward> {
         Ok(match self.forward.as_str() {
             "nat" => Forward::Nat,
@@ -109,7 +107,7 @@ impl ClusterOptions {
         if self.ipv6 { "ipv6" } else { "ipv4" }
     }
 
-    /// Returns the options of downloads whose local ports begin at `first_port`.
+    /// Options of the downloads; their local ports begin at `first_port`.
     fn load(&self, site: &Site, first_port: u16) -> LoadOptions {
         let mut load = site.load();
         if self.ipv6 {
@@ -158,41 +156,40 @@ pub struct Outcome {
     pub family: String,
     /// Number of downloads, whose content is compared byte by byte.
     pub downloads: u64,
-    /// Downloads that failed.
+    /// Number of downloads that failed.
     pub broken: u64,
-    /// Segments that servers had to send again.
+    /// Number of segments that servers retransmitted.
     pub retransmissions: u64,
-    /// The longest time without data of a download that completed, in milliseconds.
+    /// The longest pause of all completed downloads in milliseconds.
     pub stall_ms: u64,
-    /// The 99th percentile of the longest time without data of each download, in milliseconds.
+    /// The 99th percentile of the longest pauses of each download in milliseconds.
     pub stall_p99_ms: u64,
-    /// Packets that directors dropped, by reason. Directors that are not running at the end are not
-    /// counted.
+    /// Packets that directors dropped, by reason, without directors that do not run at the end.
     pub lost: BTreeMap<String, u64>,
-    /// Number of resets by which servers answered packets of connections that they do not have.
+    /// Number of resets that servers sent for packets of unknown connections.
     pub misdirected: u64,
-    /// With two directors: for each change, the time in milliseconds for which the virtual address
-    /// answered no echo request; 100 requests are sent each second.
+    /// With two directors: for each change, the time in milliseconds without an echo reply from the
+    /// VIP (100 requests a second).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outages_ms: Vec<u64>,
-    /// Three directors: milliseconds until the router no longer used the director that was in
-    /// maintenance or had died.
+    /// With three directors: milliseconds until the router stopped using the director that was in
+    /// maintenance or had failed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawn_ms: Vec<u64>,
-    /// With two directors: servers that a director blamed for a fault, though none had one.
+    /// With two directors: servers that a director reported as faulty, although no server was.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub blamed: BTreeSet<String>,
     /// Faults that `lvsadm` or `lvsd` reported during the scenario.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reported: Vec<String>,
-    /// The first errors.
+    /// The first errors of the downloads.
     pub errors: Vec<String>,
 }
 
-/// The program of the subcommand.
+/// Runs `lvs-testbed cluster`.
 ///
 /// # Errors
-/// A scenario cannot be played.
+/// A scenario cannot be run.
 pub fn main(options: &ClusterOptions) -> Result<()> {
     if options.list {
         println!("two directors with keepalived, one active and one standby (nat, dr, tun):");
@@ -283,12 +280,12 @@ fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
     let _ = writeln!(std::io::stderr());
     let status = running.wait(LIMIT)?;
     let log = running.log();
-    ensure!(status.success(), "the load client: {status}: {log}");
+    ensure!(status.success(), "the load client failed: {status}: {log}");
     serde_json::from_str(log.lines().last().unwrap_or_default())
         .with_context(|| format!("not a report: {log}"))
 }
 
-/// Creates a host's own files in `/etc` and `/run`; it shares all other files.
+/// Creates separate `/etc` and `/run` directories for a host, which shares all other files.
 fn own_files(host: &Host) -> Result<()> {
     let files = host.dir().join(format!("{}-etc", host.name()));
     fs::create_dir_all(&files)?;
@@ -307,13 +304,12 @@ fn put(host: &Host, path: &str, text: &str) -> Result<()> {
     crate::netns::run_with_input(&mut words, text).map(drop)
 }
 
-/// Writes the key that all directors use.
+/// Writes the key of `[sync]` that all directors share.
 fn put_key(host: &Host) -> Result<()> {
     put(host, "/etc/lvs/sync.key", KEY)?;
     host.sh("chmod 600 /etc/lvs/sync.key").map(drop)
 }
 
-/// Counters before a scenario, for the difference.
 #[derive(Debug)]
 struct Counters {
     sent_again: u64,
@@ -332,7 +328,7 @@ impl Counters {
         })
     }
 
-    /// Returns the result since these counters were read.
+    /// Returns the result of a scenario since these counters were read.
     fn outcome(&self, site: &Site, report: LoadReport) -> Result<Outcome> {
         let now = Self::read(site)?;
         Ok(Outcome {
@@ -371,7 +367,7 @@ fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeM
     lost
 }
 
-/// The servers that a director blames for a fault: their codes in `lvsd status`.
+/// The faulty servers in `lvsd status` of a director, with their codes.
 fn blamed(director: &Host) -> Result<Vec<String>> {
     let reported = director.run(programs::find("lvsd")?, &["status", "--json"])?;
     let reported: Value = serde_json::from_str(&reported)?;
@@ -388,17 +384,17 @@ fn blamed(director: &Host) -> Result<Vec<String>> {
     Ok(faults.collect())
 }
 
-/// Returns the process id of the dataplane that a director's `lvsd` has started.
+/// Process id of the dataplane of a director's `lvsd`.
 fn dataplane_of(director: &Host) -> Result<Pid> {
     let reported = director.run(programs::find("lvsd")?, &["status", "--json"])?;
     let reported: Value = serde_json::from_str(&reported)?;
     let pid = reported["dataplane"]["pid"]
         .as_i64()
-        .context("its dataplane")?;
+        .context("the status contains no dataplane pid")?;
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 
-/// Waits until directors are in step with all of their peers: each has all connections.
+/// Waits until directors are in sync with all of their peers.
 fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     let in_step = |director: &Host| {
         let reported = site.lvsadm_on(director, "--json sync").ok()?;
@@ -410,7 +406,8 @@ fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     wait_until("all directors to be in step", LIMIT, all)
 }
 
-/// Waits until `lvsadm sync` on a director prints this text about a peer; returns the output.
+/// Waits until `lvsadm sync` on a director prints `words` in the lines of `peer`; returns the
+/// output.
 fn wait_reported(site: &Site, director: &Host, peer: &str, words: &str) -> Result<String> {
     let mut reported = String::new();
     wait_until("lvsadm sync to report the lost connection", LIMIT, || {
@@ -418,11 +415,11 @@ fn wait_reported(site: &Site, director: &Host, peer: &str, words: &str) -> Resul
         reported = sync.map(|sync| peer_lines(&sync, peer)).unwrap_or_default();
         reported.contains(words)
     })
-    .with_context(|| format!("{} says of {peer}: {reported}", director.name()))?;
+    .with_context(|| format!("{} reports of {peer}: {reported}", director.name()))?;
     Ok(format!("{}: {reported}", director.name()))
 }
 
-/// Returns the line of `lvsadm sync` that contains these words, and the lines below it.
+/// Returns the line of `lvsadm sync` that contains `words`, and the indented lines below it.
 fn peer_lines(sync: &str, words: &str) -> String {
     let lines = sync.lines().skip_while(|line| !line.contains(words));
     let mut kept: Vec<&str> = Vec::new();
@@ -435,7 +432,7 @@ fn peer_lines(sync: &str, words: &str) -> String {
     kept.join("; ")
 }
 
-/// Drops incoming synchronisation packets of a director: all of them, or a percentage.
+/// Drops a director's incoming synchronisation packets: a percentage, or all.
 fn lose_sync(director: &Host, of_a_hundred: Option<u32>) -> Result<()> {
     let some = of_a_hundred.map(|some| format!("numgen random mod 100 '<' {some}"));
     let some = some.unwrap_or_default();
@@ -449,7 +446,7 @@ fn lose_sync(director: &Host, of_a_hundred: Option<u32>) -> Result<()> {
         .map(drop)
 }
 
-/// Returns the number of a director's synchronisation packets that were dropped.
+/// Number of dropped synchronisation packets of a director.
 fn lost_of_sync(director: &Host) -> u64 {
     let reported = director.sh("nft list table inet loss").unwrap_or_default();
     let counts = reported.split("counter packets ").skip(1);
@@ -458,12 +455,12 @@ fn lost_of_sync(director: &Host) -> u64 {
         .sum()
 }
 
-/// Stops the loss of synchronisation packets.
+/// Removes the rules of [`lose_sync`].
 fn end_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet loss").map(drop)
 }
 
-/// Cuts a director off from etcd.
+/// Drops a director's packets to etcd.
 fn lose_etcd(director: &Host) -> Result<()> {
     director
         .sh("nft add table inet etcd\n\
@@ -472,13 +469,13 @@ fn lose_etcd(director: &Host) -> Result<()> {
         .map(drop)
 }
 
-/// Ends the packet loss between the directors and etcd.
+/// Removes the rules of [`lose_etcd`].
 fn end_etcd_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet etcd").map(drop)
 }
 
-/// Starts etcd on the host of the first server, and writes the last server of the site into it.
-/// Returns the process, and the URL of etcd.
+/// Starts etcd on the first server's host, and writes the site's last server to it. Returns the
+/// process and the URL of etcd.
 fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     let host = &site.servers[0];
     let url = format!("http://{}:2379", site.real_address(0));
@@ -506,7 +503,8 @@ fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     Ok((member, url))
 }
 
-/// Waits until these directors have a connection to etcd, or have lost it.
+/// Waits until `lvsd status` of these directors shows etcd as connected or disconnected, with this
+/// number of servers.
 fn wait_etcd(directors: &[&Host], connected: bool, servers: usize) -> Result<()> {
     let is_connected = |director: &Host| {
         let reported = director.run(programs::find("lvsd").ok()?, &["status", "--json"]);

@@ -1,7 +1,7 @@
-//! Two directors with keepalived, under load, while one of them dies, restarts or is put into
-//! maintenance, or the two are disconnected from each other.
+//! Two directors with keepalived, under load, while one fails, restarts or is in maintenance, or
+//! both are disconnected from each other.
 //!
-//! With NAT, their file is `examples/two-directors.toml`. For comparison, HAProxy can replace the
+//! With NAT, they use `examples/two-directors.toml`. For comparison, HAProxy can replace the
 //! directors.
 
 mod files;
@@ -49,7 +49,6 @@ impl Scenario {
     }
 }
 
-/// A director, with its programs.
 #[derive(Debug)]
 struct Director {
     host: Host,
@@ -58,7 +57,7 @@ struct Director {
     keepalived: Option<Proc>,
 }
 
-/// Two directors with keepalived.
+/// The hosts and the two directors of a scenario.
 #[derive(Debug)]
 struct Lab {
     site: Site,
@@ -92,12 +91,13 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     lab.wait_track(1, 0)?;
     let mut load = options.load(&lab.site, 20_000);
     if options.director == Balancer::HaProxy {
-        // Bytes in the buffers of a proxy are lost when it exits.
+        // When a proxy exits, bytes in its buffers are lost, and the client waits until this time
+        // limit.
         load.timeout_ms = 15_000;
     }
     let client = lab.site.client.clone();
     let before = Counters::read(&lab.site)?;
-    // A failover is no fault of a server; `quorum` makes the checks of one director fail.
+    // No server is faulty in a failover. Only in `quorum`, the checks of one director fail.
     let watched = (scenario != Scenario::Quorum && options.director == Balancer::Lvs)
         .then(|| lab.hosts().map(Host::clone));
     let ended = AtomicBool::new(false);
@@ -167,7 +167,7 @@ impl Lab {
             super::put_key(host)?;
         }
         if forward == Forward::Nat && cluster.director == Balancer::Lvs {
-            // keepalived moves the address that the servers send to.
+            // Servers send replies to the gateway address, which keepalived moves.
             for server in &site.servers {
                 server.sh(
                     "ip route replace default via 10.0.0.254; ip route replace default via fd00:10::254",
@@ -222,10 +222,10 @@ impl Lab {
             text.push_str(&self.by_ipv6()?);
         }
         if let Some((_, url)) = &self.etcd {
-            // The last server of the first service is in etcd.
+            // etcd contains the last server of the first service.
             let address = self.site.real_address(self.site.servers.len() - 1);
             let last = format!("\n[[service.server]]\naddress = \"{address}:80\"\n");
-            let begin = text.find(&last).context("a server")?;
+            let begin = text.find(&last).context("the file has no server")?;
             text.replace_range(begin..begin + last.len(), "");
             text = text
                 .replacen(
@@ -244,14 +244,14 @@ impl Lab {
         super::put(&director.host, KEEPALIVED, &made)
     }
 
-    /// Whether IPv6 is in use: always with direct routing, never with NAT, because the example's
-    /// file for NAT contains only IPv4.
+    /// Whether the configuration has IPv6: with direct routing always, with NAT never, because the
+    /// example's file for NAT has only IPv4.
     fn has_ipv6(&self) -> bool {
         let forward = self.site.options.forward;
         self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)
     }
 
-    /// The example's configuration, with the servers' IPv6 gateway if IPv6 is in use.
+    /// The example's configuration file; with IPv6, with the servers' IPv6 gateway.
     fn two_arms(&self, peer: &str) -> String {
         let text = LVSD.replace("\"192.0.2.2\"", &format!("\"{peer}\""));
         if !self.has_ipv6() {
@@ -263,7 +263,7 @@ impl Lab {
         )
     }
 
-    /// The configuration for one network of clients, directors and servers, with IPv6 if the
+    /// The configuration file for one network of clients, directors and servers; with IPv6 if the
     /// servers have it.
     fn one_arm(&self, peer: &str) -> Result<String> {
         let forward = self.site.options.forward;
@@ -276,7 +276,7 @@ impl Lab {
             forward.word(),
         );
         if forward == Forward::Tun {
-            // keepalived adds the address to the host.
+            // keepalived adds the VIP to the host.
             text.push_str("vip = \"host\"\n");
         }
         for server in 0..self.site.servers.len() {
@@ -286,7 +286,7 @@ impl Lab {
         Ok(text)
     }
 
-    /// The IPv6 part of the file: the same service and servers, with IPv6 addresses.
+    /// The IPv6 part of the file: the same service and servers.
     fn by_ipv6(&self) -> Result<String> {
         let mut text = format!(
             "\n[[service]]\nname = \"web6\"\naddress = \"[{}]:80\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
@@ -334,7 +334,6 @@ impl Lab {
         super::put(&director.host, KEEPALIVED, &text)
     }
 
-    /// Runs `lvsd` with a command on a director.
     fn lvsd(&self, index: usize, words: &[&str]) -> Result<String> {
         self.directors[index]
             .host
@@ -348,7 +347,7 @@ impl Lab {
             Balancer::Lvs => {
                 let lvsd = programs::find("lvsd")?;
                 let lvsd = director.host.spawn(lvsd, &["--state", &file("state")])?;
-                // keepalived drops a track file and a FIFO whose directory does not exist yet.
+                // keepalived does not use a track file and a FIFO whose directory does not exist.
                 let made = "test -p /run/lvs/vrrp.fifo && test -e /run/lvs/vrrp.track";
                 let waited = wait_until("lvsd to make the files for keepalived", LIMIT, || {
                     director.host.sh(made).is_ok()
@@ -389,7 +388,6 @@ impl Lab {
         }
     }
 
-    /// Shows progress to a user.
     fn show_progress(&self, words: &str) {
         if self.live {
             eprintln!("\n--- {words}");
@@ -412,7 +410,7 @@ impl Lab {
 
     fn wait_track(&self, index: usize, value: i64) -> Result<()> {
         if self.kind == Balancer::HaProxy {
-            // This is long enough to receive the other director's advertisement.
+            // Advertisements of the other director arrive within this time.
             std::thread::sleep(Duration::from_secs(2));
             return Ok(());
         }
@@ -423,7 +421,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// Number of connections in a director's table that the other director owns.
+    /// Number of connections in a director's table that it received from its peer.
     fn borrowed(&self, index: usize) -> Option<u64> {
         let reported = self
             .site
@@ -432,17 +430,20 @@ impl Lab {
         reported["peers"][0]["borrowed"].as_u64()
     }
 
-    /// Executes the scenario; returns the time for which the virtual address was absent at each
-    /// change.
+    /// Executes the scenario. Returns the milliseconds without an active director at each change.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
             Balancer::Lvs => {
                 wait_until("the other director to have all connections", LIMIT, || {
                     self.borrowed(1) == Some(downloads)
                 })
-                .with_context(|| format!("it knows {:?}", self.borrowed(1)))?;
-                // Both directors are connected, but a director that has just started is connected a
-                // little later.
+                .with_context(|| {
+                    format!(
+                        "the second director has {:?} connections of its peer",
+                        self.borrowed(1)
+                    )
+                })?;
+                // A director that has just started connects to its peer a little later.
                 super::wait_in_step(&self.site, &self.hosts())?;
             }
             Balancer::HaProxy => {
@@ -529,7 +530,7 @@ impl Lab {
                 let reported = self.lvsd(0, &["status"])?;
                 let reported = reported.lines().find(|line| line.starts_with("etcd "));
                 self.reported
-                    .push(reported.context("the status contains etcd")?.to_owned());
+                    .push(reported.context("the status contains no etcd")?.to_owned());
                 let outages = self.there_and_back()?;
                 for host in self.hosts() {
                     super::end_etcd_loss(host)?;
@@ -543,8 +544,8 @@ impl Lab {
         [&self.directors[0].host, &self.directors[1].host]
     }
 
-    /// Puts the active director into maintenance, ends the maintenance, and puts the other director
-    /// into maintenance.
+    /// Puts the active director into maintenance and back, then the other director into
+    /// maintenance.
     fn there_and_back(&mut self) -> Result<Vec<u64>> {
         let there = self.outage(|lab| lab.maintenance(0, "on"), 1)?;
         self.maintenance(0, "off")?;
@@ -552,7 +553,7 @@ impl Lab {
         Ok(vec![there, self.outage(|lab| lab.maintenance(1, "on"), 0)?])
     }
 
-    /// Stops the dataplane of the active director for three seconds.
+    /// Suspends the dataplane of the active director for three seconds.
     fn stop_for_3_s(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: SIGSTOP of the dataplane", index + 1));
         let dataplane = super::dataplane_of(&self.directors[index].host)?;
@@ -575,7 +576,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Drops packets that the director itself sends to servers; forwarded packets pass.
+    /// Drops the director's own packets to servers (health checks); forwarded packets pass.
     fn blind(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: finds its servers down", index + 1));
         let servers = 0..self.site.servers.len();
@@ -600,8 +601,8 @@ impl Lab {
             .map(drop)
     }
 
-    /// Runs an action, waits until a director is active, and returns the time for which no director
-    /// was active.
+    /// Runs an action, and waits until a director is active. Returns the milliseconds without an
+    /// active director.
     fn outage(
         &mut self,
         deed: impl FnOnce(&mut Self) -> Result<()>,
@@ -617,7 +618,7 @@ impl Lab {
         deed(self)?;
         self.wait_active(then_active)?;
         self.ask_by_ipv6()?;
-        // This is longer than the announcements to the neighbours and the takeover.
+        // The announcements and the takeover take less than this time.
         std::thread::sleep(Duration::from_millis(1500));
         let _ = ping.stop(Signal::SIGINT);
         longest_gap(&ping.log())
@@ -637,16 +638,19 @@ impl Lab {
         director
             .host
             .sh("for i in eth0 eth1; do [ ! -e /sys/class/net/$i ] || ip link set $i down; done")?;
-        // If the parent exits first, the child would stop in an orderly way.
+        // The child must be killed first; it would stop in order after its parent.
         let child = fs::read_to_string(director.files.join("vrrp.pid"))?;
-        kill(Pid::from_raw(child.trim().parse()?), Signal::SIGKILL).context("kill keepalived")?;
+        kill(Pid::from_raw(child.trim().parse()?), Signal::SIGKILL)
+            .context("cannot kill keepalived")?;
         for program in [&mut director.keepalived, &mut director.balancer] {
             if let Some(mut program) = program.take() {
                 program.kill();
             }
         }
         match dataplane {
-            Some(dataplane) => kill(dataplane, Signal::SIGKILL).context("kill the dataplane"),
+            Some(dataplane) => {
+                kill(dataplane, Signal::SIGKILL).context("cannot kill the dataplane")
+            }
             None => Ok(()),
         }
     }
@@ -665,13 +669,13 @@ impl Lab {
         }
         director.host.sh("rm -rf /run/lvs")?;
         director.host.sh(&match two_arms {
-            // Addresses that keepalived has added to the host disappear with the host.
+            // A stopped host does not keep the addresses that keepalived added.
             true => format!(
                 "ip addr del 10.0.0.254/24 dev eth1 || true; ip addr del {vip}/32 dev eth0 || true\n\
                  ip link set eth0 up; ip link set eth1 up\n\
                  ip addr add fd00:192::{number}/64 dev eth0 nodad; ip addr add fd00:10::{number}/64 dev eth1 nodad"
             ),
-            // IPv6 addresses are removed with the link.
+            // The kernel removes IPv6 addresses when a link goes down.
             false => format!(
                 "ip link set eth0 up; ip route add default via 192.0.2.254\n\
                  ip addr add fd00:192::{number}/64 dev eth0 nodad; ip -6 route add default via fd00:192::254"
@@ -710,8 +714,7 @@ impl Drop for Lab {
     }
 }
 
-/// Returns the longest time between two echo replies in milliseconds, from the timestamps in ping's
-/// output.
+/// Returns the longest time between two echo replies in milliseconds, from the output of `ping -D`.
 fn longest_gap(log: &str) -> Result<u64> {
     let times: Vec<f64> = log
         .lines()

@@ -1,5 +1,5 @@
-//! The recordings' test bed in memory: a director with the complete dataplane between a client link
-//! and a server link, a fake clock, and the simulated host.
+//! The recordings' test bed in memory: the complete dataplane between a client link and a server
+//! link, a fake clock, and a simulated host.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -35,11 +35,9 @@ use super::host::Host;
 use super::report::{Log, SharedSeen, Through};
 use crate::kernel_path::{Noting, Programs, listing, without_id};
 
-/// The link to the clients.
 pub(super) const CLIENTS: PortId = PortId(0);
-/// The link to the servers.
 pub(super) const SERVERS: PortId = PortId(1);
-/// The port to the host's network stack.
+/// The port through which the dataplane passes packets to the host's network stack.
 pub(super) const HOST: PortId = PortId(2);
 
 pub(super) const CLIENT_SIDE: Mac = Mac([2, 0, 0, 0, 0, 0xc1]);
@@ -53,10 +51,11 @@ const CLIENT_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1
 const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
-/// The size of the kernel's connection table, which listings print.
+/// Size of the kernel's connection table, which listings contain.
 pub(super) const KERNEL_TABLE_SIZE: u32 = 4096;
 
-/// Maximum number of times that the host may send a packet back; a larger number is a loop.
+/// Maximum number of times that the host may send a packet back to the dataplane. More indicate a
+/// loop.
 const ROUNDS: usize = 8;
 
 pub(super) const fn port_name(port: PortId) -> &'static str {
@@ -75,7 +74,6 @@ pub(super) fn port_named(name: &str) -> Option<PortId> {
     }
 }
 
-/// Links, addresses, routes and neighbours of the test bed.
 fn table() -> Table {
     let port = |mac, mtu, ethernet| PortInfo {
         mac,
@@ -120,7 +118,7 @@ fn table() -> Table {
     }
 }
 
-/// Returns the mark that the recorder's rules set on a packet.
+/// The mark that the recorder's nftables rules set on a packet.
 fn mark(marks: &[MarkRule], tuple: &lvs_core::Tuple) -> u32 {
     let rule = marks.iter().find(|rule| rule.matches("", tuple, || false));
     match rule.map(|rule| rule.action) {
@@ -129,7 +127,6 @@ fn mark(marks: &[MarkRule], tuple: &lvs_core::Tuple) -> u32 {
     }
 }
 
-/// A sent frame.
 #[derive(Clone, Debug)]
 pub(super) struct Emitted {
     pub(super) port: PortId,
@@ -144,17 +141,16 @@ impl Emitted {
 }
 
 thread_local! {
-    /// BPF programs that no case of this thread is using, by the size of the connection table.
+    /// Loaded BPF programs that no case of this thread uses, by the size of their connection table.
     static IDLE: RefCell<HashMap<usize, Programs>> = RefCell::default();
 }
 
-/// Director, packet path, simulated host and clock of one case.
 #[derive(Debug)]
 pub(super) struct Bed {
     pub(super) director: Director,
     pub(super) now: Instant,
     pub(super) net: Table,
-    /// Prefixes that rules route to the host, although the host does not have their addresses.
+    /// Prefixes that are routed to the host, which does not own their addresses.
     routed: Vec<Prefix>,
     pipeline: Pipeline,
     intercept: Intercept,
@@ -164,7 +160,8 @@ pub(super) struct Bed {
     output: Output,
     host: Host,
     emitted: Vec<Emitted>,
-    /// The programs of the kernel fast path, which receive each frame first.
+    /// The BPF programs of the kernel fast path, which receive each frame first; `None` without the
+    /// fast path.
     programs: Option<Programs>,
     /// The size of the connection table.
     connections: usize,
@@ -185,8 +182,8 @@ impl Drop for Bed {
 }
 
 impl Bed {
-    /// Creates a test bed without services for the case of `log`, with at most this number of
-    /// connections.
+    /// Creates a test bed without services, with at most `connections` connections, for the case of
+    /// `log`.
     pub(super) fn new(connections: usize, log: &Log) -> Replayed<Self> {
         let options = Options {
             max_connections: connections,
@@ -195,7 +192,7 @@ impl Bed {
         Self::of(options, log)
     }
 
-    /// Creates a bed like [`new`](Self::new), for a director with these options.
+    /// As [`new`](Self::new), for a director with these options.
     pub(super) fn of(options: Options, log: &Log) -> Replayed<Self> {
         let connections = options.max_connections;
         let programs = match log.through {
@@ -236,11 +233,10 @@ impl Bed {
         }
         let layout = Control::new(options.clone()).layout();
         let programs = Programs::new(layout, [CLIENT_SIDE, SERVER_SIDE]);
-        Ok(programs.context("the kernel fast path")?)
+        Ok(programs.context("cannot load the programs of the kernel fast path")?)
     }
 
-    /// Access to the director and to the network around it, for changes. The state that the BPF
-    /// programs use is invalid afterwards.
+    /// The director and the network, for changes. Discards the state of the BPF programs.
     pub(super) fn change(&mut self) -> (&mut Control, &mut Table) {
         if let Some(programs) = &self.programs {
             programs.changed();
@@ -252,8 +248,7 @@ impl Bed {
         self.change().0
     }
 
-    /// Applies the settings of a case or its `config`: sysctls, timeouts, marks, local prefixes,
-    /// MTUs.
+    /// Applies a case or its `config`: sysctls, timeouts, marks, local prefixes, MTUs.
     pub(super) fn set_up(&mut self, config: &Value) -> Replayed<()> {
         for (name, value) in config.fields("sysctl").into_iter().flatten() {
             self.control().set_sysctl(name, &sysctl_text(value))?;
@@ -276,7 +271,7 @@ impl Bed {
         self.host.sctp = config.items("host").iter().any(|what| what == "sctp");
         for addr in config.items("neigh") {
             let addr = addr.as_str().and_then(|addr| addr.parse().ok());
-            let addr: IpAddr = addr.context("a neighbour is an address")?;
+            let addr: IpAddr = addr.context("a neighbour is not an address")?;
             self.make_neighbour(addr);
         }
         if let Some(mtu) = config.get("mtu") {
@@ -296,7 +291,7 @@ impl Bed {
         Ok(self.control().set_timeouts(tcp, fin, udp)?)
     }
 
-    /// Adds a service with its servers, in their order; adds the service's address to the host.
+    /// Adds a service with its servers, in order, and the service's address to the host.
     pub(super) fn add_service(
         &mut self,
         value: &Value,
@@ -341,7 +336,7 @@ impl Bed {
         self.routed.push(prefix);
     }
 
-    /// Edits a real server: fields that the step does not contain keep their values.
+    /// Edits a real server. Fields that the step does not contain keep their values.
     pub(super) fn edit_server(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let addr = place(step)?;
         let known = self.director.control.service(key).and_then(|service| {
@@ -355,7 +350,6 @@ impl Bed {
         Ok(())
     }
 
-    /// Deletes a real server.
     pub(super) fn delete_server(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let (addr, now) = (place(step)?, self.now);
         self.control().delete_server(key, addr, now)?;
@@ -363,7 +357,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Edits a service: fields that the step does not contain keep their values.
+    /// Edits a service. Fields that the step does not contain keep their values.
     pub(super) fn edit_service(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let known = self.director.control.service(key);
         let mut config = known.ok_or(lvs_core::Error::NoService)?.config().clone();
@@ -373,8 +367,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Applies the director's present services and addresses to the packet path, as the dataplane
-    /// does after each call.
+    /// Applies the director's services and addresses to the packet path, as the dataplane does
+    /// after each call.
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
         let local = self.net.local_addresses();
@@ -383,7 +377,7 @@ impl Bed {
         self.net.vips = self.intercept.vips();
     }
 
-    /// All services as a listing shows them, or only the service `only`.
+    /// All services as in a listing, or only the service `only`.
     pub(super) fn services(&self, only: Option<ServiceKey>) -> Vec<ServiceInfo> {
         let (control, now) = (&self.director.control, self.now);
         let wanted = control.services();
@@ -399,7 +393,6 @@ impl Bed {
         infos.collect()
     }
 
-    /// Connections and templates as a listing shows them.
     pub(super) fn connections(&self) -> Vec<ConnInfo> {
         let (director, now) = (&self.director, self.now);
         let connections = director.shard.connections_from(0, now);
@@ -410,7 +403,7 @@ impl Bed {
         connections.chain(templates).collect()
     }
 
-    /// Advances the clock by `duration`, and stops at each event in between.
+    /// Advances the clock by `duration`, and runs each due timer on the way.
     pub(super) fn wait(&mut self, duration: Duration) {
         let end = self.now + duration;
         loop {
@@ -420,7 +413,7 @@ impl Bed {
             ];
             match events.into_iter().flatten().min() {
                 Some(next) if next < end => {
-                    // An event that stays due must not stop the clock.
+                    // The clock advances even if an event remains due.
                     self.now = next.max(self.now + Duration::from_millis(1)).min(end);
                     self.director.advance(self.now);
                 }
@@ -437,7 +430,7 @@ impl Bed {
         self.trace(&[]);
     }
 
-    /// Injects a frame on a link; returns all frames that are sent as a result.
+    /// Injects a frame on a link. Returns all frames that are sent in response.
     pub(super) fn inject(&mut self, port: PortId, frame: &[u8]) -> Vec<Emitted> {
         self.arrive(port, frame, ROUNDS);
         let emitted = std::mem::take(&mut self.emitted);
@@ -445,7 +438,7 @@ impl Bed {
         emitted
     }
 
-    /// Records the sent frames, and the current listing; if there are many connections, only for
+    /// Records the sent frames and the present listing. With many connections, lists only after
     /// some of the frames.
     fn trace(&self, emitted: &[Emitted]) {
         const MANY: usize = 64;
@@ -463,8 +456,7 @@ impl Bed {
         seen.trace.push(all);
     }
 
-    /// Passes a frame to the programs of the kernel fast path; `false` if they pass it to the
-    /// packet path.
+    /// Runs the BPF programs on a frame. Returns false if they pass it to userspace.
     fn is_forwarded(&mut self, port: PortId, frame: &[u8]) -> bool {
         let Some(programs) = self.programs.as_mut().filter(|_| port != HOST) else {
             return false;
@@ -487,7 +479,7 @@ impl Bed {
         true
     }
 
-    /// Offloads a connection, if that is possible.
+    /// Offloads a connection if it is offloadable.
     fn publish(&mut self, conn: Option<ConnId>) {
         if let (Some(programs), Some(conn), true) =
             (&mut self.programs, conn, self.marks.is_empty())
@@ -497,7 +489,7 @@ impl Bed {
         }
     }
 
-    /// Passes a frame through the packet path, and the host's copies to the host.
+    /// Passes a frame through the packet path, and reinjected packets to the host.
     fn arrive(&mut self, port: PortId, frame: &[u8], rounds: usize) {
         if rounds == 0 {
             return;
@@ -555,7 +547,7 @@ impl Bed {
         }
         self.output.recycle();
         if port == HOST {
-            // The packet is not for the director, and continues on its path.
+            // The packet was for a host, not for a service.
             let stray = self.pipeline.counters.dropped_for(FrameDrop::HostStray) != strays;
             if stray || self.pipeline.counters.left != left {
                 self.transmit(frame);
@@ -571,7 +563,7 @@ impl Bed {
         }
     }
 
-    /// Hides the answers to the host's own clients from the host, as the keeper does.
+    /// Hides replies to the host's own clients from the host.
     fn intercept_local_clients(&mut self) {
         for request in std::mem::take(&mut self.output.requests) {
             if let Request::InterceptLocalClient(client) = request {
@@ -587,7 +579,7 @@ impl Bed {
             .local_clients_intercepted(&env, self.now, &mut self.output);
     }
 
-    /// Whether a packet from a link is intercepted, so that the host does not receive a copy.
+    /// Whether the dataplane hides a packet from the host.
     fn is_intercepted(&self, ip: &[u8]) -> bool {
         let Ok(packet) = parse::ip(ip, false) else {
             return true;
@@ -626,7 +618,6 @@ impl Bed {
         }
     }
 
-    /// Sends an IP packet of the host by its route.
     fn transmit(&mut self, ip: &[u8]) {
         let Ok(packet) = parse::ip(ip, false) else {
             return;

@@ -1,4 +1,4 @@
-//! Recorded cases: reads their JSON, and configures the director as they require.
+//! Parses recorded cases, and configures the director for them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use lvs_core::{
 };
 use serde_json::{Map, Value};
 
-/// The reason why a replay ended early.
+/// The reason for the early end of a replay.
 #[derive(Debug)]
 pub(super) enum Halt {
-    /// A feature that is not implemented; the text names it.
+    /// A feature that is not implemented, by name.
     Unsupported(String),
     /// The recording is invalid, or the director refuses something that the kernel accepted.
     Broken(anyhow::Error),
@@ -48,7 +48,7 @@ impl From<Halt> for anyhow::Error {
 
 pub(super) type Replayed<T> = Result<T, Halt>;
 
-/// The duration of a waiting step.
+/// Duration of a wait step.
 pub(super) fn seconds(step: &Value) -> anyhow::Result<Duration> {
     let seconds = step
         .get("seconds")
@@ -57,7 +57,6 @@ pub(super) fn seconds(step: &Value) -> anyhow::Result<Duration> {
     Ok(Duration::try_from_secs_f64(seconds)?)
 }
 
-/// Typed access to JSON.
 pub(crate) trait Json {
     fn text(&self, key: &str) -> anyhow::Result<&str>;
     fn maybe_text(&self, key: &str) -> Option<&str>;
@@ -73,7 +72,7 @@ pub(crate) trait Json {
 impl Json for Value {
     fn text(&self, key: &str) -> anyhow::Result<&str> {
         self.maybe_text(key)
-            .with_context(|| format!("no text {key:?}"))
+            .with_context(|| format!("{key:?} is not a string"))
     }
 
     fn maybe_text(&self, key: &str) -> Option<&str> {
@@ -82,7 +81,7 @@ impl Json for Value {
 
     fn number(&self, key: &str) -> anyhow::Result<i64> {
         self.maybe_number(key)
-            .with_context(|| format!("no number {key:?}"))
+            .with_context(|| format!("{key:?} is not a number"))
     }
 
     fn maybe_number(&self, key: &str) -> Option<i64> {
@@ -92,7 +91,7 @@ impl Json for Value {
     fn list(&self, key: &str) -> anyhow::Result<&Vec<Value>> {
         self.get(key)
             .and_then(Self::as_array)
-            .with_context(|| format!("no list {key:?}"))
+            .with_context(|| format!("{key:?} is not a list"))
     }
 
     fn items(&self, key: &str) -> &[Value] {
@@ -136,7 +135,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         })
 }
 
-/// The text that is written to a sysctl.
+/// Text of a sysctl's value.
 pub(crate) fn sysctl_text(value: &Value) -> String {
     value
         .as_str()
@@ -172,7 +171,7 @@ pub(super) fn service_key(value: &Value, proto: Option<&str>) -> anyhow::Result<
     let name = value
         .maybe_text("proto")
         .or(proto)
-        .context("a service without a protocol")?;
+        .context("the service has no protocol")?;
     Ok(ServiceKey::Address {
         protocol: protocol(name)?,
         addr: place(value)?,
@@ -194,8 +193,7 @@ fn flags(names: &[Value]) -> anyhow::Result<ServiceFlags> {
     Ok(flags)
 }
 
-/// Changes `config` according to a JSON object; fields that the object does not contain are
-/// unchanged.
+/// Sets the fields of `config` that the JSON object contains.
 pub(super) fn configure(
     config: &mut ServiceConfig,
     family: Family,
@@ -223,8 +221,7 @@ pub(super) fn configure(
     Ok(())
 }
 
-/// Changes `config` according to a JSON object; fields that the object does not contain are
-/// unchanged.
+/// Sets the fields of `config` that the JSON object contains.
 pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyhow::Result<()> {
     if let Some(weight) = value.maybe_number("weight") {
         config.weight = i32::try_from(weight)?;
@@ -264,7 +261,7 @@ pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyh
     Ok(())
 }
 
-/// Converts a rule of the recorder that marks packets to a rule of the dataplane.
+/// Converts a mark rule of the recorder to one of the dataplane.
 pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
     let ports = match value.get("dports") {
         None => Vec::new(),
@@ -297,7 +294,7 @@ pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
     })
 }
 
-/// Parses an address with a prefix length; without a length, the prefix is the whole address.
+/// Parses an address with a prefix length, which defaults to the whole address.
 pub(super) fn prefix(text: &str) -> anyhow::Result<(IpAddr, u8)> {
     let (addr, length) = text.split_once('/').unwrap_or((text, ""));
     let addr: IpAddr = addr.parse().context("no prefix")?;

@@ -1,4 +1,4 @@
-//! The recordings' test bed behind a control socket, for tests of a dataplane's clients.
+//! The test bed of the recordings behind a control socket, for tests of the socket's clients.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ const LOOPBACK_MTU: u32 = 65_536;
 /// Broadcast addresses of the test bed's networks.
 const BROADCASTS: [[u8; 4]; 3] = [[127, 255, 255, 255], [10, 255, 0, 255], [10, 1, 255, 255]];
 
-/// A dataplane in memory, into which a test injects packets and whose clock it sets.
+/// A dataplane in memory. Tests inject its packets and set its clock.
 #[derive(Debug)]
 pub struct MemoryDataplane(Mutex<Bed>);
 
@@ -48,10 +48,10 @@ impl MemoryDataplane {
         Ok(server.serve(self.clone())?)
     }
 
-    /// Makes a call like a client of the control socket. The items of a list are discarded.
+    /// Makes a call like a client of the control socket, without the items of lists.
     ///
     /// # Errors
-    /// The refusal that the client would get; then nothing has changed.
+    /// The refusal that a client would receive. Nothing has changed then.
     pub fn ask(&self, call: Call) -> Result<Value, Failure> {
         self.call(call, &mut Sink::new(0, &mut std::io::sink()))
     }
@@ -61,14 +61,14 @@ impl MemoryDataplane {
         Ok(self.bed().set_up(config)?)
     }
 
-    /// Sets the clock to this time after the start; an earlier time has no effect.
+    /// Advances the clock to this time after the start. A past time has no effect.
     pub(crate) fn advance_to(&self, time: Duration) {
         let mut bed = self.bed();
         let left = (Instant::ZERO + time).saturating_since(bed.now);
         bed.wait(left);
     }
 
-    /// Injects a frame on a link of the test bed; sent frames are discarded.
+    /// Injects a frame on a link of the test bed, and discards the sent frames.
     pub(crate) fn inject(&self, link: &str, frame: &[u8]) -> Result<()> {
         let port = port_named(link).with_context(|| format!("the test bed has no link {link}"))?;
         self.bed().inject(port, frame);
@@ -186,8 +186,7 @@ impl Handler for MemoryDataplane {
     }
 }
 
-/// The simulated host of the test bed: it permits everything except addresses that the dataplane
-/// owns.
+/// The host of the test bed, which refuses only addresses that the dataplane owns.
 struct Around<'a>(&'a Table);
 
 impl Host for Around<'_> {

@@ -1,5 +1,5 @@
-//! Builds frames from addresses and flags, for cases that do not contain the bytes of frames, and
-//! parses sent frames.
+//! Builds frames from addresses and flags, for recordings without the bytes of frames; parses sent
+//! frames.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use lvs_core::Protocol;
 use lvs_packet::wire::checksum::{self, Sum};
 use lvs_packet::wire::{Mac, be16, ipv6, put16};
 
-/// TTL or hop limit of every packet that these functions create.
+/// TTL or hop limit of the built packets.
 const TTL: u8 = 64;
 
 pub(super) fn ethernet(dst: Mac, src: Mac, packet: &[u8]) -> Vec<u8> {
@@ -20,7 +20,6 @@ pub(super) fn ethernet(dst: Mac, src: Mac, packet: &[u8]) -> Vec<u8> {
     [&dst.0[..], &src.0, &kind.to_be_bytes(), packet].concat()
 }
 
-/// Creates an IP packet without options.
 pub(super) fn ip(src: IpAddr, dst: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let mut packet = Vec::with_capacity(40 + payload.len());
     match (src, dst) {
@@ -94,7 +93,6 @@ pub(super) fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8, len: usize) -> Ve
     ip(src.ip(), dst.ip(), Protocol::TCP.0, &l4)
 }
 
-/// A UDP datagram.
 pub(super) fn udp(src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let mut l4 = ports(src, dst).to_vec();
     let len = u16::try_from(8 + payload.len()).unwrap_or(u16::MAX);
@@ -119,7 +117,7 @@ pub(super) fn sctp(src: SocketAddr, dst: SocketAddr, chunks: &str) -> anyhow::Re
     Ok(ip(src.ip(), dst.ip(), Protocol::SCTP.0, &l4))
 }
 
-/// The type of a chunk, and the length of the data after its header.
+/// Type of a chunk, and number of bytes after its header.
 fn sctp_chunk(name: &str) -> anyhow::Result<(u8, u8)> {
     Ok(match name {
         "DATA" => (0, 16),
@@ -141,7 +139,6 @@ fn sctp_chunk(name: &str) -> anyhow::Result<(u8, u8)> {
     })
 }
 
-/// The fields of an IP packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Read<'a> {
     pub(super) protocol: u8,
@@ -168,7 +165,7 @@ pub(super) fn read(packet: &[u8]) -> Option<Read<'_>> {
             usize::from(packet[0] & 15) * 4,
         ),
         6 => {
-            // The recordings' tunnels have no extension headers but the one of a fragment.
+            // IPv6 tunnel packets in the recordings have at most a fragment header.
             let (protocol, header) = match *packet.get(6)? {
                 ipv6::FRAGMENT => (*packet.get(40)?, 48),
                 protocol => (protocol, 40),
@@ -190,7 +187,7 @@ pub(super) fn read(packet: &[u8]) -> Option<Read<'_>> {
     })
 }
 
-/// Name of the host's own answers in the recordings.
+/// Name in the recordings for a packet that the host itself sends.
 pub(super) fn reply_name(packet: &[u8]) -> String {
     let Some(read) = read(packet) else {
         return "unreadable".to_owned();

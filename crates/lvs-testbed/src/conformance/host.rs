@@ -1,4 +1,4 @@
-//! The director's own IP stack in the recordings: local delivery, plain forwarding, errors.
+//! The director's own network stack in the recordings: local delivery, forwarding, ICMP errors.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,7 +15,6 @@ use lvs_packet::wire::icmp::{self, ErrorKind};
 use lvs_packet::wire::ip_options::Refused;
 use lvs_packet::wire::{be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp, udp};
 
-/// The packets that result from one packet at the host.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     /// Packets that the simulated host sends.
@@ -37,29 +36,27 @@ impl Done {
 #[derive(Debug, Default)]
 pub(super) struct Host {
     reassembler: Reassembler,
-    /// Whether the host supports SCTP, whose answers are not recorded.
+    /// Whether the host supports SCTP. Its SCTP answers are not recorded.
     pub(super) sctp: bool,
-    /// Path MTUs to servers that routers have reported and that are smaller than the maximum length
-    /// of an ICMP error.
+    /// Path MTUs to servers below [`ERROR_MAX`], as reported by routers.
     short_ways: HashMap<Ipv4Addr, usize>,
 }
 
 /// Maximum length of a host's ICMP error in bytes (RFC 1812 section 4.3.2.3).
 const ERROR_MAX: usize = 576;
 
-/// The path that the ICMP message in `ip` concerns, and its MTU, within the limits that a host
-/// accepts.
+/// Destination and path MTU that an ICMP message reports, within the limits that Linux accepts.
 fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
     const LEAST: usize = 552;
     let message = ip.get(packet.l4..packet.len)?;
     let (head, quoted) = message.split_at_checked(8)?;
     let too_long = packet.protocol == Protocol::ICMP && head[..2] == [3, 4];
-    // The host accepts an error only if it quotes 8 bytes of the transport protocol.
+    // Linux accepts an error only if it quotes at least 8 bytes after the IP header.
     (too_long && quoted.len() >= ipv4::HEADER_LEN + 8)
         .then(|| (ipv4::dst(quoted), usize::from(be16(head, 6)).max(LEAST)))
 }
 
-/// An ICMP error of the host, shortened to the MTU.
+/// Truncates an ICMP error of the host to the MTU.
 fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
     let is_error = ip.len() > mtu && ip[0] == 0x45 && Protocol(ip[9]) == Protocol::ICMP;
     if let (true, Ok(len)) = (is_error, u16::try_from(mtu)) {
@@ -73,8 +70,7 @@ fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
     ip
 }
 
-/// Fills in the options of an IPv4 packet like a router: `route` is added to its record route
-/// option, and `stamp` is the address in its timestamp option.
+/// Fills in IPv4 options as a router does: `route` for record route, `stamp` for the timestamp.
 fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
     const TIME: u32 = 1;
     if let (false, IpAddr::V4(route), IpAddr::V4(stamp)) = (is_ipv6(ip), route, stamp)
@@ -85,7 +81,7 @@ fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
 }
 
 impl Host {
-    /// The host's reaction to a packet.
+    /// Returns the host's reaction to a packet.
     pub(super) fn receive(&mut self, ip: &[u8], net: &Table, now: Instant) -> Option<Done> {
         let mut done = self.take(ip, net, now)?;
         for sent in &mut done.sent {
@@ -154,8 +150,7 @@ impl Host {
         })
     }
 
-    /// Delivers a packet to the host. A host without IPsec does not read data after the headers of
-    /// IPsec.
+    /// Delivers a packet to the host, whose kernel does not read beyond IPsec headers.
     fn deliver(&self, ip: &[u8], packet: &Packet) -> Done {
         let unknown = packet.is_ipv6()
             && ipv6::walk(ip).is_some_and(|chain| chain.named_at != ipv6::unknown_at(ip));
@@ -170,7 +165,7 @@ impl Host {
     }
 }
 
-/// Returns the result for a packet whose IPv4 options no host accepts; `None` for valid options.
+/// The reaction to a packet with invalid IPv4 options; `None` if they are valid.
 fn refused_options(ip: &[u8], packet: &Packet, net: &Table) -> Option<Done> {
     if packet.is_ipv6() {
         return None;
@@ -203,7 +198,7 @@ fn error(kind: ErrorKind, ip: &[u8], packet: &Packet, src: IpAddr) -> Option<Vec
     icmp::error(&mut frame, kind, ip, src, 0).then(|| frame.bytes().to_vec())
 }
 
-/// Local delivery: the host has no listeners.
+/// Delivers a packet to a host without listeners.
 fn deliver(ip: &[u8], packet: &Packet) -> Done {
     const RST: u8 = 4;
     let l4 = &ip[packet.l4..packet.len];
@@ -214,7 +209,7 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             } else {
                 let mut frame = Frame::new();
                 tcp::reset(&mut frame, ip, packet.l4).then(|| {
-                    // The resets in the recordings have the type of service 0.
+                    // In the recordings, the host's resets have a type of service of 0.
                     frame.bytes().to_vec()
                 })
             }
@@ -231,15 +226,14 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             icmp::echo_reply(&mut frame, packet.l4, 0);
             frame.bytes().to_vec()
         }),
-        // Too short for a header: a host with SCTP discards it, as it discards such TCP and UDP
-        // packets.
+        // A host discards a packet that is too short for a header.
         Protocol::SCTP if l4.len() < 12 => None,
         _ => error(ErrorKind::ProtocolUnreachable, ip, packet, packet.dst),
     };
     Done::sending(answer)
 }
 
-/// Plain forwarding. `history`: the packet's fragmentation on arrival.
+/// Forwards a packet like a router. `history` describes its fragments on arrival.
 fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -> Done {
     let mut done = Done::default();
     let complain = |kind| {
@@ -295,7 +289,6 @@ fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -
     done
 }
 
-/// Forwards an IPv6 packet.
 fn forward6(frame: &Frame, history: Option<&History>, mtu: usize, done: &mut Done) {
     let whole = history.map_or(mtu, |history| mtu.min(history.longest));
     if frame.len() <= whole {

@@ -1,9 +1,9 @@
 //! Replays recordings of the real kernel through the complete dataplane, and compares the results.
 //!
-//! A recording is a file of JSON objects, one case a line, plain or gzipped. Its frames go through
-//! [`lvs_packet::pipeline`] and a [`lvs_core::Director`] over ports in memory and a clock that only
-//! the case moves. For cases without bytes, which describe connections and flags, frames are built
-//! first. A small simulation replaces the director's own IP stack.
+//! A recording is a file of JSON objects, one case a line, plain or gzipped.
+//! [`lvs_packet::pipeline`] and an [`lvs_core::Director`] process the frames, with ports in memory
+//! and a fake clock. For cases that contain only connections and flags, frames are built first. A
+//! small simulation replaces the host's network stack.
 
 mod bed;
 pub(crate) mod case;
@@ -87,24 +87,23 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Results of all cases, by kind: `schedulers`, `persistence`, `tcpstates`, `packets`, `ftp`,
-/// `stats`, `proc`, `sync`.
+/// Results of all cases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConformanceReport {
-    /// Numbers of cases, by kind.
+    /// Results by kind: `schedulers`, `persistence`, `tcpstates`, `packets`, `ftp`, `stats`, `proc`
+    /// or `sync`.
     pub kinds: BTreeMap<&'static str, Counts>,
     /// The text of every mismatch.
     pub mismatches: Vec<String>,
 }
 
-/// Result of one case.
 enum Outcome {
     Passed,
     Failed(Vec<Mismatch>),
     Skipped(String),
 }
 
-/// The kind of a case, by its steps.
+/// The kind of a case, derived from its steps.
 fn kind(case: &Value) -> &'static str {
     let steps = case.items("steps");
     let has = |op: &str| steps.iter().any(|step| step.maybe_text("op") == Some(op));
@@ -137,7 +136,7 @@ fn kind(case: &Value) -> &'static str {
 
 fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let kind = kind(case);
-    // A message to a synchronisation backup is not a frame.
+    // A datagram for a synchronisation backup is not a frame.
     if kind == "sync" && case.get("datagrams").is_none() {
         return sync::replay_backup(case, log);
     }
@@ -157,7 +156,7 @@ fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
     }
     if traced {
         let mut plain = Log::new(Through::Userspace, traced);
-        // The first replay has already returned an unsupported case as skipped.
+        // An unsupported case was already reported by the first replay.
         let _ = replay_all(case, &mut plain);
         compare_traces(&plain.seen.lock(), &mut log);
     }
@@ -182,7 +181,7 @@ fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
     }
 }
 
-/// Compares the trace with the kernel fast path to the trace without it.
+/// Compares the trace with the kernel fast path with the one without it.
 fn compare_traces(plain: &Seen, log: &mut Log) {
     let seen = log.seen.clone();
     let (expected, got) = (&plain.trace, &seen.lock().trace);
@@ -203,7 +202,7 @@ fn compare_traces(plain: &Seen, log: &mut Log) {
     log.compare("frames and waits", &expected.len(), &got.len());
 }
 
-/// The content of a recording, plain or gzipped.
+/// Reads a recording, plain or gzipped.
 pub(crate) fn recorded(path: &Path) -> anyhow::Result<Vec<u8>> {
     let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
     if !bytes.starts_with(&[0x1f, 0x8b]) {
@@ -224,17 +223,18 @@ fn cases(path: &Path) -> anyhow::Result<Vec<Value>> {
         .enumerate()
         .map(|(number, line)| {
             serde_json::from_slice(line)
-                .with_context(|| format!("{}, line {}: no JSON", path.display(), number + 1))
+                .with_context(|| format!("{}, line {}: not JSON", path.display(), number + 1))
         })
         .collect()
 }
 
-/// Replays the cases in `files`, or only those whose name contains `only`. Stores at most `show`
-/// mismatches of each.
+/// Replays the cases in `files` whose name contains `only`. Keeps at most `show` mismatches of
+/// each.
 ///
 /// # Errors
-/// A file that cannot be read, or is not a recording; a
-/// [`FastPathError`](lvs_dataplane::fast_path::FastPathError) if the kernel refuses the programs.
+/// A file cannot be read or is not a recording; a
+/// [`FastPathError`](lvs_dataplane::fast_path::FastPathError) if the kernel refuses the BPF
+/// programs.
 pub fn conformance(
     files: &[PathBuf],
     only: Option<&str>,
@@ -314,7 +314,7 @@ impl ConformanceReport {
         self.kinds.values().map(|counts| counts.failed).sum()
     }
 
-    /// Cases that were not replayed.
+    /// Number of cases that were not replayed.
     pub fn skipped(&self) -> usize {
         let skipped = self
             .kinds
@@ -324,8 +324,7 @@ impl ConformanceReport {
     }
 }
 
-/// Runs `lvs-testbed dataplane`: a dataplane in memory at this control socket, until the process is
-/// ended.
+/// Runs `lvs-testbed dataplane`: a dataplane in memory at the control socket `socket`.
 ///
 /// # Errors
 /// The socket cannot be bound.
@@ -339,10 +338,10 @@ pub fn serve(socket: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Runs `lvs-testbed conformance`: prints mismatches and counts; fails if there are mismatches.
+/// Runs `lvs-testbed conformance`, and prints mismatches and counts.
 ///
 /// # Errors
-/// As [`conformance`].
+/// As [`conformance`], or if there are mismatches.
 pub fn run(options: &ConformanceOptions) -> anyhow::Result<()> {
     let through = if options.fast_path {
         Through::FastPath
@@ -367,7 +366,7 @@ pub fn run(options: &ConformanceOptions) -> anyhow::Result<()> {
     println!("{} passed, {} failed", report.passed(), report.failed());
     let incomplete = report.skipped() > 0 && !options.allow_unsupported;
     if report.failed() > 0 || incomplete {
-        // The counts must be the last line: returning an error would print another line after them.
+        // A returned error would be printed after the counts, which must be the last line.
         std::process::exit(1);
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Replay of cases with frames (schema E): compares the frames that the director sends after each
-//! received frame, and the counters (schema F).
+//! Replays cases with frames (schema E) and counters (schema F): compares the sent frames after
+//! each received frame.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,7 +19,6 @@ use super::frames;
 use super::report::Log;
 use super::steps::{compare_conns, later};
 
-/// Replays a case with a `config`.
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let config = case.get("config").context("no config")?;
     let mut bed = Bed::new(4096, log)?;
@@ -35,7 +34,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     for (number, step) in case.list("steps")?.iter().enumerate() {
         log.at(number, step.maybe_text("note").or(step.maybe_text("op")));
         let Some(op) = step.maybe_text("op") else {
-            let port = port_named(step.text("dev")?).context("an unknown device")?;
+            let port = port_named(step.text("dev")?).context("the device is unknown")?;
             let sent = bed.inject(port, &step.frame("frame")?);
             compare_frames(step, &sent, &mut flows, log)?;
             continue;
@@ -89,7 +88,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     Ok(())
 }
 
-/// A frame that the kernel sent, with the fields that vary between recordings.
+/// A frame that the kernel sent; fields that vary between recordings are masked.
 struct Expected<'a> {
     device: &'a str,
     frame: Vec<u8>,
@@ -112,7 +111,7 @@ impl<'a> Expected<'a> {
                     frame: out.frame("frame")?,
                     masks: masks
                         .collect::<Option<_>>()
-                        .context("a mask must be [offset, length, field]")?,
+                        .context("the mask is not [offset, length, field]")?,
                 })
             })
             .collect()
@@ -129,7 +128,7 @@ impl<'a> Expected<'a> {
     }
 }
 
-/// Source ports of tunnel packets, by the tunnel and the flow inside.
+/// Source ports of tunnel packets, by tunnel destination and inner flow.
 type Flows = HashMap<(SocketAddr, Flow), u16>;
 type Flow = (Protocol, SocketAddr, SocketAddr);
 
@@ -141,14 +140,14 @@ fn compare_frames(
 ) -> anyhow::Result<()> {
     let mut lists = vec![Expected::list(step.items("out"))?];
     for (_, list) in step.fields("alternative").into_iter().flatten() {
-        let list = list.as_array().context("an alternative must be a list")?;
+        let list = list.as_array().context("the alternative is not a list")?;
         lists.push(Expected::list(list)?);
     }
     let complaints: Vec<_> = lists
         .iter()
         .map(|list| differences(list, sent, flows))
         .collect();
-    // An alternative must match as a whole.
+    // All fields of an alternative must match.
     if !complaints.iter().any(Vec::is_empty) {
         for (what, expected, got) in complaints.into_iter().next().unwrap_or_default() {
             log.mismatch(&what, &expected, &got);
@@ -194,7 +193,7 @@ fn differences(
                 (None, None) => {}
             }
         }
-        // Fragments follow each other until one without "more fragments".
+        // Fragments are consecutive until the last one ("more fragments" is not set).
         let mut last = None;
         for (id, flags) in ids {
             if flags & 0x1fff != 0 && last.is_some_and(|last| last != id) {
@@ -210,7 +209,7 @@ fn differences(
     found
 }
 
-/// Checks that a varying field has a possible value.
+/// Checks that a masked field has a possible value.
 fn check_masked(
     field: &str,
     expected: &Expected<'_>,
@@ -253,8 +252,8 @@ fn check_masked(
             if !(32768..=60999).contains(&port) {
                 return Err(format!("a source port in 32768..=60999, not {port}"));
             }
-            // The packet of the flow follows UDP and GUE. The lowest five bits of the first GUE
-            // byte are the length of the options in words.
+            // The inner packet follows UDP and GUE headers. The lowest five bits of the first GUE
+            // byte are the length of its options in 32-bit words.
             let options = usize::from(read.l4.get(8).map_or(0, |b| b & 31)) * 4;
             let inner = read.l4.get(12 + options..).unwrap_or_default();
             let Ok(inner) = parse::ip(inner, false) else {
@@ -275,7 +274,7 @@ fn check_masked(
     }
 }
 
-/// Reads counters or rates; their names in the recordings differ from those in [`Counts`].
+/// Parses counters or rates, whose names in recordings differ from those of [`Counts`].
 fn counts(value: &Value, key: &str) -> anyhow::Result<Counts> {
     let fields = value.get(key).with_context(|| format!("no {key:?}"))?;
     let field = |name: &str, rate: &str| {
@@ -346,7 +345,6 @@ fn compare_stats(
     Ok(())
 }
 
-/// Compares all counters.
 fn compare_counters(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     let expected = counts(&serde_json::json!({ "": step }), "")?;
     let live = bed.director.control.shard_counts();
@@ -361,8 +359,8 @@ fn compare_counters(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()
     Ok(())
 }
 
-/// Compares the text of a file of `/proc/net`. Services and connections may be in any order, and
-/// times may differ slightly.
+/// Compares the text of a `/proc/net` file, with services and connections in any order and
+/// approximate times.
 fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     let mut text = String::new();
     let path = step.text("path")?;
@@ -393,7 +391,7 @@ fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
                 ..Info::default()
             };
             proc::of_info(&mut text, file, &info)
-                .with_context(|| format!("an unknown file {path:?}"))?;
+                .with_context(|| format!("{path:?} is not a known file"))?;
             None
         }
     };
@@ -422,7 +420,8 @@ fn worker(counts: Counts) -> WorkerInfo {
     }
 }
 
-/// Sorted lines, each with the lines that belong to it. The number in column `expires` is removed.
+/// Sorted lines, each with its dependent lines, and the number from column `expires`, which is
+/// removed.
 fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
     let mut blocks: Vec<(String, i64)> = Vec::new();
     for line in text.lines() {
@@ -455,8 +454,8 @@ mod tests {
     use super::*;
     use crate::packet;
 
-    /// A packet of the client's port `client`, with these extension headers, that arrived in a GUE
-    /// tunnel from the port `from`.
+    /// A packet of the client port `client` with these extension headers, in a GUE tunnel from port
+    /// `from`.
     fn tunnelled(client: u16, headers: &[u8], from: u16) -> Emitted {
         let (src, dst) = (
             SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], client)),
@@ -489,12 +488,19 @@ mod tests {
                 check_masked("udp.sport", &expected, &sent, &mut flows)
             };
             assert_eq!(check(4000, 40_000), Ok(()));
-            assert_eq!(check(4001, 50_000), Ok(()), "another flow, {headers:?}");
+            assert_eq!(
+                check(4001, 50_000),
+                Ok(()),
+                "another flow has no port of its own, {headers:?}"
+            );
             assert_eq!(check(4000, 40_000), Ok(()));
             // A flow whose port changes would be spread over several paths.
             let complaint = check(4000, 50_000).expect_err("the flow has a port");
-            assert!(complaint.contains("40000"), "{complaint}");
-            assert!(check(4002, 1000).is_err(), "no port for a tunnel");
+            assert!(complaint.contains("40000"), "no `40000` in {complaint}");
+            assert!(
+                check(4002, 1000).is_err(),
+                "the port is not one of a tunnel, but is accepted"
+            );
         }
     }
 }

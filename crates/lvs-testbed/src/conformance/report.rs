@@ -1,11 +1,11 @@
-//! The replay of a case: its observations and mismatches.
+//! Observations and mismatches of a replayed case.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::kernel_path::Forwarded;
 
-/// The path of a case's frames.
+/// The path that processes a case's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Through {
     /// The packet path in userspace only.
@@ -17,18 +17,18 @@ pub enum Through {
     FastPath,
 }
 
-/// Observations during the replay of a case.
+/// Observations during a replay.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Whether a trace is required.
+    /// Whether `trace` is recorded.
     pub(super) traced: bool,
-    /// The sent frames and the listing after each frame and each wait.
+    /// The sent frames and the listing, after each frame and each wait.
     pub(super) trace: Vec<Vec<String>>,
-    /// Packets that the programs have forwarded.
+    /// Packets that the BPF programs have forwarded.
     pub(super) forwarded: Forwarded,
 }
 
-/// [`Seen`], which the test bed of a case writes and the log of the case reads.
+/// [`Seen`], shared by the test bed and the log of a case.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedSeen(Arc<Mutex<Seen>>);
 
@@ -48,7 +48,6 @@ pub(super) struct Mismatch {
     pub(super) got: String,
 }
 
-/// Collects mismatches of one case.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) through: Through,
@@ -58,7 +57,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// The log of a case on this path; `traced` if a trace is required for a comparison.
+    /// Creates the log of a case on this path. `traced` records the trace for a comparison.
     pub(super) fn new(through: Through, traced: bool) -> Self {
         let log = Self {
             through,
@@ -68,7 +67,6 @@ impl Log {
         log
     }
 
-    /// Sets the step that is replayed now.
     pub(super) fn at(&mut self, number: usize, note: Option<&str>) {
         self.step = match note {
             Some(note) => format!("{number} ({note})"),

@@ -1,5 +1,5 @@
-//! Replay of one connection, packet by packet (schema C): state, timer and counts after each
-//! packet.
+//! Replays one connection packet by packet (schema C), and compares state, timer and counters after
+//! each.
 
 use std::net::SocketAddr;
 
@@ -22,12 +22,11 @@ struct Replay<'a> {
     virt: SocketAddr,
     protocol: Protocol,
     client: SocketAddr,
-    /// The server of the present or of the last connection.
+    /// The server of the latest connection.
     server: SocketAddr,
     case: &'a Value,
 }
 
-/// Replays a case.
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let mut bed = Bed::new(1024, log)?;
     bed.set_up(case)?;
@@ -36,7 +35,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
         bed.change().0.start_backup(settings)?;
     }
     let mut whole = case.clone();
-    let fields = whole.as_object_mut().context("a case must be an object")?;
+    let fields = whole.as_object_mut().context("the case is not an object")?;
     let id = case.fields("service").context("no service")?;
     for (key, value) in id {
         fields.insert(key.clone(), value.clone());
@@ -44,7 +43,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let proto = case.text("proto")?;
     let service = bed.add_service(&whole, Some(proto))?;
     let ServiceKey::Address { addr: virt, .. } = service else {
-        return Err(anyhow::anyhow!("a service by mark").into());
+        return Err(anyhow::anyhow!("the service has a mark").into());
     };
     let destinations = case.list("destinations")?;
     let mut known = Known::default();
@@ -159,9 +158,8 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Describes the last sent frame. For a forwarded request: that it was sent to a server. For a
-    /// forwarded reply: that it was sent to a client, and its source address. Otherwise the name of
-    /// the director's own answer.
+    /// Describes the last sent frame: a request to a server, a reply to a client with its source
+    /// address, or the name of the director's own answer.
     fn read(
         &self,
         sent: &[Emitted],

@@ -1,5 +1,5 @@
-//! Replay of connections that are described by addresses and ports (schemas A and B): frames are
-//! built for each step, and the chosen server is read from the sent frames.
+//! Replays connections that are described by addresses and ports (schemas A and B): builds a frame
+//! for each step, and reads the chosen server from the sent frame.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -21,8 +21,8 @@ const ACK: u8 = 0x10;
 const FIN: u8 = 0x01;
 const RST: u8 = 0x04;
 
-/// The addresses of all servers of a case. They identify the server in a frame that does not
-/// contain the server's port.
+/// Addresses of all servers of a case. They identify the server in a frame without the server's
+/// port.
 #[derive(Debug, Default)]
 pub(super) struct Known(HashSet<SocketAddr>);
 
@@ -34,9 +34,9 @@ impl Known {
         Ok(())
     }
 
-    /// Destination of the frames: `addr:port` of a server, or the reply that the client received;
-    /// empty for a dropped frame. Frames of direct routing and tunnels do not contain the server's
-    /// configured port: the result is `expected` if it is one of the possible ones.
+    /// Destination of the frames: `addr:port` of a server, the reply that the client received, or
+    /// empty for a dropped frame. If a frame does not contain the server's port (direct routing,
+    /// tunnels), returns `expected` if that is possible.
     pub(super) fn whither(
         &self,
         sent: &[Emitted],
@@ -67,7 +67,7 @@ impl Known {
         if !tunnelled && read.dst.ip() != dst.ip() {
             return Some(read.dst);
         }
-        // A configured port of 0 means the port of the packet.
+        // A configured port of 0 stands for the port of the packet.
         let filled = |addr: &SocketAddr| match addr.port() {
             0 => SocketAddr::new(addr.ip(), dst.port()),
             _ => *addr,
@@ -98,22 +98,22 @@ fn capacity(steps: &[Value]) -> usize {
 struct Replay<'a> {
     bed: Bed,
     known: Known,
-    /// The only service of schema A.
+    /// The service of schema A, which has only one.
     service: Option<ServiceKey>,
     proto: Option<&'a str>,
     unrecorded: HashSet<&'a str>,
     random: bool,
-    /// Whether the sums of counts must equal those of the recording although servers are chosen at
-    /// random.
+    /// Whether the sums of the counters must equal the recorded ones, although servers are chosen
+    /// at random.
     sums: bool,
     /// Whether servers have thresholds.
     limited: bool,
-    /// Whether connections of removed servers end at the next tick (`expire_nodest_conn`). The
-    /// listing in the recording may be from before that tick.
+    /// Whether connections of removed servers end at the next tick (`expire_nodest_conn`), which
+    /// the recorded listing may precede.
     nodest: bool,
 }
 
-/// Replays a case of schema A (one service) or B (several).
+/// Replays a case with one service (schema A) or several (schema B).
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let steps = case.list("steps")?;
     let mut bed = Bed::new(capacity(steps), log)?;
@@ -124,7 +124,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     if let Some(id) = case.get("service") {
         // Schema A: scheduler, flags and servers are the case's own.
         let mut whole = case.clone();
-        let fields = whole.as_object_mut().context("a case must be an object")?;
+        let fields = whole.as_object_mut().context("the case is not an object")?;
         for (key, value) in id.as_object().into_iter().flatten() {
             fields.insert(key.clone(), value.clone());
         }
@@ -194,7 +194,7 @@ impl Replay<'_> {
         match (step.get("dst"), self.service) {
             (Some(_), _) => step.endpoint("dst"),
             (None, Some(ServiceKey::Address { addr, .. })) => Ok(addr),
-            _ => bail!("no destination"),
+            _ => bail!("the step has no destination"),
         }
     }
 
@@ -311,8 +311,7 @@ impl Replay<'_> {
             let packet = self.first_packet(protocol, client, dst, step);
             let sent = self.bed.inject(CLIENTS, &from_client(&packet));
             let (mut server, _) = self.known.whither(&sent, dst, None);
-            // A configured port of 0 means the port of the packet, here too: the names are those of
-            // the recording.
+            // A configured port of 0 stands for the port of the packet, as in the recording.
             if let Some(addr) = server.as_deref().and_then(|s| s.parse::<SocketAddr>().ok())
                 && !servers.contains(&addr)
                 && let Some(named) = servers.iter().find(|named| named.ip() == addr.ip())
@@ -382,9 +381,8 @@ pub(super) fn compare_counts(
     Ok(())
 }
 
-/// Compares as [`compare_counts`] if servers were chosen at random: the order is exact, the sums
-/// are exact if `sums` is set, and the shares of the servers may differ from those of the recording
-/// by as much as random choices do.
+/// [`compare_counts`] for servers that are chosen at random: the order must be equal, with `sums`
+/// also the sums, and the shares must fit the same distribution.
 fn compare_random_counts(
     bed: &Bed,
     key: &ServiceKey,
@@ -420,8 +418,8 @@ fn compare_random_counts(
     Ok(())
 }
 
-/// Compares two samples: the chi-square test of their difference fails if two samples of one
-/// distribution differ as much only once in a million.
+/// Compares two samples with a chi-square test, which fails for equal distributions once in a
+/// million.
 fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
     let tenths: i64 = pairs
         .iter()
@@ -438,11 +436,11 @@ fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
     }
 }
 
-/// An entry without its time, which has a tolerance: protocol, client, virtual, destination, state,
+/// A connection without its remaining time: protocol, client, virtual address, destination, state,
 /// persistence engine and its data, origin.
 type Entry = [String; 7];
 
-/// Compares the connections with a listing, in any order and with approximate times.
+/// Compares connections with a recorded listing, in any order and with approximate times.
 pub(super) fn compare_conns(
     bed: &Bed,
     step: &Value,
@@ -541,10 +539,9 @@ pub(super) fn compare_conns(
     Ok(())
 }
 
-/// Whether the dataplane's remaining time of a connection equals the recorded one, up to one
-/// second. The kernel's timers fire late by up to an eighth of their length, so the timer of a
-/// template that controlled connections may have been restarted late, by at most an eighth of the
-/// elapsed time.
+/// Whether the remaining time of a connection equals the recorded one, up to one second. The
+/// kernel's timers fire late by up to an eighth of their length. The timer of a template that
+/// controlled connections may therefore have restarted late by an eighth of the elapsed time.
 fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
     let template = key[1].ends_with(":0");
     let late = if template { 1 + passed / 8 } else { 1 };
@@ -555,15 +552,14 @@ fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
 /// milliseconds in 32 bits.
 const LISTED_MAX: i64 = u32::MAX as i64 / 1000;
 
-/// The seconds that the kernel lists for a remaining time.
+/// Seconds that the kernel's listing shows for a remaining time.
 pub(super) fn listed_seconds(left: Duration) -> i64 {
     let millis = left.as_millis() % (1 << 32);
     i64::try_from(millis / 1000).unwrap_or(i64::MAX)
 }
 
-/// Number of seconds by which a listed time is later than another. A time just before the end of
-/// the period and one just after it are neighbours. For an entry without a timer, the time just
-/// before its start counts.
+/// Number of seconds by which `recorded` is later than `ours`, on both sides of the wrap at
+/// [`LISTED_MAX`].
 pub(super) const fn later(recorded: i64, ours: i64) -> i64 {
     let by = recorded - ours;
     if by > LISTED_MAX / 2 {
@@ -575,7 +571,6 @@ pub(super) const fn later(recorded: i64, ours: i64) -> i64 {
     }
 }
 
-/// A frame from a server on its link.
 pub(super) fn from_server(server: IpAddr, packet: &[u8]) -> Vec<u8> {
     let frame = ethernet(super::bed::SERVER_SIDE, made_up_mac(server), packet);
     debug_assert!(frame.len() > ETHERNET_LEN);
@@ -597,7 +592,7 @@ mod tests {
     #[test]
     fn listed_times_are_compared_around_the_end_of_a_period() {
         assert_eq!(later(300, 299), 1);
-        assert_eq!(later(4_294_967, 0), 0, "an entry without a timer");
+        assert_eq!(later(4_294_967, 0), 0, "the wrap is not recognised");
         assert_eq!(later(0, 4_294_966), 1);
         assert_eq!(later(4_294_966, 0), -1);
         let key = std::array::from_fn(|_| "192.0.2.1:4000".to_owned());

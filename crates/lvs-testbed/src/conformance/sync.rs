@@ -1,5 +1,5 @@
-//! Connection synchronisation (schema I): the messages of a master, and the resulting state of a
-//! backup.
+//! Connection synchronisation (schema I): messages of a master, and the state of a backup after
+//! them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn master(value: &Value) -> anyhow::Result<Master> {
     ))
 }
 
-/// Replays one datagram, or a sequence of datagrams, into a backup.
+/// Passes one datagram, or a sequence of datagrams, to a backup, and compares its connections.
 pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
     let mut bed = Bed::new(4096, log)?;
     bed.set_up(case)?;
@@ -70,7 +70,7 @@ pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
     Ok(())
 }
 
-/// Replays frames through a master, and compares the datagrams that it sends.
+/// Passes frames to a director with a master, and compares the datagrams that it sends.
 pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
     let config = case.get("config").context("no config")?;
     let mut bed = Bed::new(8192, log)?;
@@ -97,7 +97,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
         log.at(number, step.maybe_text("op"));
         match step.maybe_text("op") {
             None => {
-                let port = port_named(step.text("dev")?).context("an unknown device")?;
+                let port = port_named(step.text("dev")?).context("the device is unknown")?;
                 let out = bed.inject(port, &step.frame("frame")?);
                 compare_out(step, &out, log);
             }
@@ -126,7 +126,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
                 compare_conns(&bed, step, true, false, log)?;
                 compare_destinations(&bed, step, log)?;
             }
-            // A listing of the daemons concerns only the command, and is not replayed here.
+            // The command only lists the daemons.
             Some("ipvsadm") => {}
             Some(other) => return Err(Halt::Unsupported(format!("step {other:?}"))),
         }
@@ -147,7 +147,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
     Ok(())
 }
 
-/// Compares the destinations of frames, by their outer headers.
+/// Compares the destinations in the outer headers of frames.
 fn compare_out(step: &Value, sent: &[Emitted], log: &mut Log) {
     let expected: Vec<String> = step
         .items("out")
@@ -229,8 +229,8 @@ fn compare_destinations(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Resul
     Ok(())
 }
 
-/// Runs the ipvsadm commands that occur in recordings: `-a -t SERVICE -r SERVER -m|-g|-i -w WEIGHT`
-/// and similar ones.
+/// Runs one of the ipvsadm commands that occur in recordings, such as `-a -t SERVICE -r SERVER -m
+/// -w WEIGHT`.
 fn ipvsadm(bed: &mut Bed, arguments: &str) -> Replayed<()> {
     let mut words = arguments.split_whitespace();
     let mut command = None;

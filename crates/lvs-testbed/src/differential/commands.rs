@@ -4,9 +4,8 @@ use serde_json::{Value, json};
 
 use crate::hostile::Entropy;
 
-/// Number of commands in one session.
 const SESSION: u64 = 100;
-/// One command line in this many has an option that does not belong to the command.
+/// One in this many command lines has an option that does not belong to its command.
 const STRAY: usize = 12;
 
 /// The hosts file of every session.
@@ -21,8 +20,8 @@ fd00:0:77::1 www6.example.test
 fd00:1::77:1 rs6.example.test
 ";
 
-/// Addresses of services. ipvsadm's order is transitive for these addresses, because they are close
-/// to each other. It is not transitive for every three addresses.
+/// Addresses of services. For these, ipvsadm's sort order is transitive; for arbitrary addresses,
+/// it is not.
 const VIRTUAL: [&str; 22] = [
     "10.0.0.1:80",
     "10.0.0.1:443",
@@ -116,7 +115,7 @@ const FLAGS: [&str; 12] = [
     "sh-port,nosuch",
 ];
 
-/// The sessions of `seed`, with `commands` command lines in all.
+/// The sessions of `seed`, with `commands` command lines in total.
 pub(super) fn sessions(seed: u64, commands: u64) -> Vec<Value> {
     (0..commands.div_ceil(SESSION))
         .map(|number| {
@@ -163,12 +162,12 @@ impl Lines {
         step
     }
 
-    /// The short or the long form of an option, at random.
+    /// Randomly returns the short or the long form of an option.
     fn name(&mut self, short: &str, long: &str) -> String {
         if self.entropy.one_in(4) { long } else { short }.to_owned()
     }
 
-    /// An option with a value, in one of its notations at random.
+    /// An option with a value, in a random notation.
     fn option(&mut self, short: &str, long: &str, value: &str) -> Vec<String> {
         match self.entropy.below(8) {
             0 if !short.is_empty() => vec![format!("{short}{value}")],
@@ -206,7 +205,7 @@ impl Lines {
             ("-u", "--udp-service"),
             ("", "--sctp-service"),
         ]);
-        // The first addresses are those for which servers exist.
+        // Servers exist mostly for the first addresses.
         let limit = if self.entropy.one_in(3) {
             VIRTUAL.len()
         } else {
@@ -226,7 +225,7 @@ impl Lines {
         self.option("-r", "--real-server", addr)
     }
 
-    /// The command and groups of words in any order; in most cases the command is first.
+    /// Joins the command and the groups of words in random order, mostly with the command first.
     fn assemble(&mut self, command: String, mut groups: Vec<Vec<String>>) -> Vec<String> {
         if self.entropy.one_in(STRAY) {
             let stray = self.stray();

@@ -1,5 +1,5 @@
-//! The recordings' test bed on the kernel of this machine: a network namespace with two TAP
-//! devices, IPVS between them.
+//! The recordings' test bed with this machine's kernel: IPVS between two TAP devices in a network
+//! namespace.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -19,8 +19,8 @@ const LINKS: [(&str, &str); 2] = [("cl", "02:00:00:00:00:c1"), ("sv", "02:00:00:
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CHECKSUM: u8 = 1;
 
-/// Settings of the namespace, below `/proc/sys/net`. A missing file means that this kernel does not
-/// have the feature.
+/// Settings below `/proc/sys/net` of the namespace. If a file is missing, the kernel lacks the
+/// feature.
 const SETTINGS: [(&str, &str); 17] = [
     ("ipv4/ip_forward", "1"),
     ("ipv6/conf/all/forwarding", "1"),
@@ -41,19 +41,17 @@ const SETTINGS: [(&str, &str); 17] = [
     ("ipv4/conf/default/arp_notify", "0"),
 ];
 
-/// A sent frame and its link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Emitted {
     pub(super) device: &'static str,
     pub(super) frame: Vec<u8>,
 }
 
-/// The IPVS of this machine's kernel, as the director of one case.
+/// This machine's IPVS as the director of one case.
 pub(super) struct Kernel {
     taps: [TunDevice; 2],
 }
 
-/// The link-layer address of a server.
 fn server_mac(addr: IpAddr) -> String {
     let [a, b, c, d] = match addr {
         IpAddr::V4(addr) => addr.octets(),
@@ -110,7 +108,7 @@ pub(super) fn set_ipvs(name: &str, value: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The links of the test bed, in a network namespace of their own.
+/// Creates the links of the test bed in a new network namespace.
 pub(super) fn links(mtu: [i64; 2]) -> anyhow::Result<[TunDevice; 2]> {
     unshare_network().context("cannot create a network namespace: run this as root")?;
     for (name, value) in SETTINGS {
@@ -155,7 +153,7 @@ fn service_line(service: &Value) -> anyhow::Result<String> {
                 line += &format!(" -p {}", service.maybe_number("timeout").unwrap_or(360));
             }
             Some("ops") => line += " -o",
-            other => bail!("the flag {other:?}"),
+            other => bail!("unknown flag {other:?}"),
         }
     }
     Ok(line)
@@ -166,7 +164,7 @@ fn service_name(service: &Value) -> anyhow::Result<String> {
         "tcp" => "-t",
         "udp" => "-u",
         "sctp" => "--sctp-service",
-        other => bail!("the protocol {other:?}"),
+        other => bail!("unknown protocol {other:?}"),
     };
     Ok(format!("{option} {}", place(service)?))
 }
@@ -175,7 +173,7 @@ fn place(value: &Value) -> anyhow::Result<SocketAddr> {
     crate::conformance::case::place(value)
 }
 
-/// A server of `service` as `ipvsadm -R` reads it.
+/// Formats a server of `service` as a line that `ipvsadm -R` reads.
 fn server_line(command: &str, service: &Value, server: &Value) -> anyhow::Result<String> {
     let mut line = format!("{command} {} -r {}", service_name(service)?, place(server)?);
     if command == "-d" {
@@ -226,7 +224,7 @@ impl Kernel {
         }
         for neighbour in config.items("neigh") {
             let addr = neighbour.as_str().and_then(|text| text.parse().ok());
-            neighbours.push(addr.context("a neighbour is an address")?);
+            neighbours.push(addr.context("a neighbour is not an address")?);
         }
         for addr in neighbours {
             let device = match addr {
@@ -246,7 +244,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Changes the only service's server according to a step.
+    /// Changes the server of the only service according to a step.
     pub(super) fn change(&self, config: &Value, step: &Value) -> anyhow::Result<()> {
         let service = &config.items("services")[0];
         let known = service
@@ -266,19 +264,19 @@ impl Kernel {
         checked("ipvsadm", &["-R"], &(line + "\n"))
     }
 
-    /// Injects a frame on a link; returns the sent frames.
+    /// Injects a frame on a link, and returns the sent frames.
     pub(super) fn inject(&self, device: &str, frame: &[u8]) -> anyhow::Result<Vec<Emitted>> {
         let tap = &self.taps[usize::from(device == "sv")];
         match tap.write(&[0; 10], frame) {
-            // The driver itself refuses frames that no device would deliver.
+            // The TUN driver itself refuses frames that no device delivers.
             Err(error) if error.kind() != ErrorKind::InvalidInput => Err(error)?,
             _ => {}
         }
         self.drain()
     }
 
-    /// Removes and returns the sent packets, without neighbour solicitations, multicast listener
-    /// reports and other packets to all hosts.
+    /// Takes the sent packets, without neighbour solicitations, multicast listener reports and
+    /// broadcasts.
     pub(super) fn drain(&self) -> anyhow::Result<Vec<Emitted>> {
         let mut emitted = Vec::new();
         for (tap, (device, _)) in self.taps.iter().zip(LINKS) {
@@ -294,7 +292,9 @@ impl Kernel {
                     let word =
                         |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
                     let (start, offset) = (word(6), word(8));
-                    let rest = frame.get(start..).context("a checksum beyond its frame")?;
+                    let rest = frame
+                        .get(start..)
+                        .context("the checksum is outside of the frame")?;
                     let sum = Sum::ZERO.bytes(rest).finish();
                     put16(frame, start + offset, if sum == 0 { 0xffff } else { sum });
                 }
@@ -307,7 +307,6 @@ impl Kernel {
         Ok(emitted)
     }
 
-    /// Returns all counters.
     pub(super) fn counters() -> anyhow::Result<Value> {
         let text = fs::read_to_string("/proc/thread-self/net/ip_vs_stats_percpu")?;
         let mut sums = [0_u64; 5];
@@ -326,8 +325,8 @@ impl Kernel {
 
     /// The connections, as a step of a recording.
     pub(super) fn connections() -> anyhow::Result<Value> {
-        // Read the file at once: for each further read, the kernel counts its position again, so
-        // that an expired entry would hide another one.
+        // The file is read with one call: between calls, the kernel seeks by counting entries, and
+        // an expired entry would hide another one.
         let mut text = vec![0; 1 << 20];
         let len = File::open("/proc/thread-self/net/ip_vs_conn")?.read(&mut text)?;
         let text = std::str::from_utf8(&text[..len])?;
@@ -335,7 +334,7 @@ impl Kernel {
             .lines()
             .skip(1)
             .map(|line| entry(line).with_context(|| format!("cannot parse the entry {line:?}")))
-            // An entry that expires at the next tick counts as expired.
+            // An entry with 0 s left counts as expired.
             .filter(|entry| !entry.as_ref().is_ok_and(|entry| entry["expires"] == 0))
             .collect::<anyhow::Result<_>>()?;
         Ok(json!({"op": "conns", "entries": entries}))

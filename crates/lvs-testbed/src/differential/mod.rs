@@ -1,12 +1,12 @@
-//! Compares this project with the real kernel and ipvsadm, by random cases.
+//! Compares this project with the real kernel and ipvsadm on random cases.
 //!
 //! ```text
 //!  seed ─▶ cases ─▶ `lvs-testbed record`, run on a kernel with IPVS ─▶ recording ─▶ conformance, transcripts
 //! ```
 //!
-//! Packet cases send frames of every kind to one director. Sessions are command lines of `ipvsadm`,
-//! valid and invalid ones. The kernel's results become a recording like those that the tests
-//! replay, and the same code compares them.
+//! A packet case sends frames of every kind to one director. A session consists of valid and
+//! invalid command lines of `ipvsadm`. The kernel's results become a recording in the format that
+//! the tests replay and compare.
 
 mod commands;
 mod kernel;
@@ -62,22 +62,23 @@ pub struct RecordOptions {
     file: PathBuf,
 }
 
-/// Number of cases that one start of the kernel records.
+/// Number of cases for each start of the kernel.
 const CHUNK: usize = 64;
-/// Prefixes of the output lines about cases that could not be recorded.
+/// Prefixes of output lines about cases that are not recorded: varying results, and known
+/// deviations.
 const UNSTABLE: &str = "unstable ";
 const DEVIATION: &str = "deviation ";
 
 /// Runs `lvs-testbed record`: prints the recording.
 ///
 /// # Errors
-/// Without root, IPVS, `ip` or `ipvsadm`.
+/// The process is not root, or IPVS, `ip` or `ipvsadm` is missing.
 pub fn record(options: &RecordOptions) -> anyhow::Result<()> {
     let file =
         File::open(&options.file).with_context(|| format!("reading {}", options.file.display()))?;
     let mut stdout = std::io::stdout().lock();
     for line in BufReader::new(file).lines() {
-        let case: Value = serde_json::from_str(&line?).context("a case is JSON")?;
+        let case: Value = serde_json::from_str(&line?).context("the case is not JSON")?;
         let name = case["name"].as_str().unwrap_or_default().to_owned();
         let recorded = if case.get("config").is_some() {
             record::record(&case).with_context(|| name.clone())?
@@ -94,14 +95,14 @@ pub fn record(options: &RecordOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Cases that the kernel has not recorded.
+/// Cases that were not recorded.
 #[derive(Debug, Default)]
 struct Skipped {
     unstable: usize,
     deviations: usize,
 }
 
-/// Records `cases` on the kernel into `to`.
+/// Records `cases` on the kernel, and writes the recording to `to`.
 fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipped> {
     let own = programs::own()?;
     let mut skipped = Skipped::default();
@@ -153,10 +154,10 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
     Ok(skipped)
 }
 
-/// Runs `lvs-testbed differential`: prints differences and counts; fails if there are differences.
+/// Runs `lvs-testbed differential`, and prints differences and counts.
 ///
 /// # Errors
-/// If the kernel does not answer, or a program is not built.
+/// There are differences, the kernel does not answer, or a program is not built.
 pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
     let scratch = tempfile::tempdir()?;
     let directory = options.keep.as_deref().unwrap_or(scratch.path());
@@ -204,7 +205,7 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
         differ |= report.failed > 0;
     }
     if differ {
-        // The counts must be the last line: returning an error would print another line after them.
+        // A returned error would be printed after the counts, which must be the last line.
         std::process::exit(1);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Generates packet cases: one service, and all kinds of packets to its director.
+//! Generates packet cases: one service, and packets of all kinds to its director.
 
 pub(super) mod ftp;
 mod traffic;
@@ -20,7 +20,7 @@ struct Method {
     forward: &'static str,
     tunnel: Option<&'static str>,
     checksum: Option<&'static str>,
-    /// Whether the servers have the other IP version than the clients.
+    /// Whether servers and clients use different IP versions.
     mixed: bool,
 }
 
@@ -59,8 +59,8 @@ const METHODS: [Method; 18] = [
     method("tunnel", Some("gre"), None, true),
 ];
 
-/// Values of sysctls to choose from. `expire_nodest_conn` is missing: how long a connection that
-/// ends at once still exists depends on the kernel's ticks.
+/// Sysctls with their possible values. `expire_nodest_conn` is omitted: how long a connection then
+/// remains depends on the kernel's ticks.
 const SYSCTLS: [(&str, &[i64]); 8] = [
     ("pmtu_disc", &[0, 1]),
     ("nat_icmp_send", &[0, 1]),
@@ -84,7 +84,7 @@ struct Scene {
     clients: Vec<SocketAddr>,
     /// A router on the servers' link.
     router: IpAddr,
-    /// A host on the servers' link that is not a server. Its IP version is that of the clients.
+    /// A host on the servers' link that is not a server, with the clients' IP version.
     bystander: IpAddr,
     method: Method,
     mtu: [i64; 2],
@@ -116,7 +116,7 @@ fn client(six: bool, entropy: &mut Entropy<'_>) -> IpAddr {
         Ipv6Addr::new(0x2001, 0xdb8, a, 0, 0, 0, 0, b).into()
     } else {
         let [a, b, c] = [entropy.u8(), entropy.u8(), entropy.u8()];
-        // The address is in no network with a special meaning.
+        // Not an address with a special meaning.
         Ipv4Addr::new(20 + a % 80, b, c, 1 + entropy.u8() % 250).into()
     }
 }
@@ -145,7 +145,7 @@ fn scene(entropy: &mut Entropy<'_>) -> Scene {
         vport
     };
     let real_six = six != method.mixed;
-    // On a path that no packet has used, no path MTU is learned.
+    // Without packets on the path, no path MTU is learned.
     let count = if entropy.one_in(3) && method.forward != "tunnel" {
         2
     } else {
@@ -226,7 +226,7 @@ fn config(scene: &Scene, entropy: &mut Entropy<'_>) -> Value {
     })
 }
 
-/// Generates the case `number` of `seed`: its configuration and its frames.
+/// Generates the case `number` of `seed`.
 pub(super) fn case(seed: u64, number: u64) -> Value {
     let mut entropy = Entropy::seeded(seed.wrapping_mul(0x1_0000_0001).wrapping_add(number));
     let scene = scene(&mut entropy);

@@ -1,4 +1,4 @@
-//! Records the behaviour of the running kernel in cases, in the format of the recordings.
+//! Records the running kernel's results of cases.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,12 +10,11 @@ use serde_json::{Value, json};
 use super::kernel::{self, Emitted, Kernel};
 use crate::conformance::case::{Json, hex, sysctl_text};
 
-/// Offset of the IP packet in a frame.
 const IP: usize = 14;
 const IPIP: Protocol = Protocol(4);
 const GRE: Protocol = Protocol(47);
 
-/// The observations of one run of a case.
+/// The results of one run of a case.
 struct Run {
     /// The sent frames of each step.
     out: Vec<Vec<Emitted>>,
@@ -48,14 +47,14 @@ fn run(case: &Value) -> anyhow::Result<Run> {
                 kernel::set_ipvs(step.text("name")?, &value)?;
                 Vec::new()
             }
-            Some(other) => bail!("the step {other:?}"),
+            Some(other) => bail!("unknown step {other:?}"),
         });
     }
     let end = [Kernel::counters()?, Kernel::connections()?];
     Ok(Run { out, end })
 }
 
-/// UDP ports to which the servers' tunnels send.
+/// UDP destination ports of the servers' tunnels.
 fn tunnel_ports(config: &Value) -> Vec<u16> {
     let services = config.items("services").iter();
     let servers = services.flat_map(|service| service.items("destinations"));
@@ -81,16 +80,16 @@ fn is_directors(addr: IpAddr) -> bool {
     }
 }
 
-/// The fields of `frame` that may vary, and for each, whether it always varies. `identification` is
-/// the IP identification of the packet that caused the frame; if the frame has another one, the
-/// kernel has chosen it.
+/// The fields of `frame` that may vary; the flag is true if a field always varies. `identification`
+/// is the IP identification of the received packet: if the frame has another one, the kernel chose
+/// it.
 fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Field, bool)> {
     let ip = frame.get(IP..).unwrap_or_default();
     let mut fields = Vec::new();
     let (l4, protocol, src) = match ip.first().map(|first| first >> 4) {
         Some(4) if ip.len() >= ipv4::HEADER_LEN => {
             let id = be16(ip, ipv4::field::ID);
-            // Two recordings may contain the same identification by chance.
+            // Recordings that contain equal identifications by chance must mask them, too.
             let own = id != 0 && Some(id) != identification;
             fields.push(((IP + 4, 2, "ip.id"), own));
             fields.push(((IP + 10, 2, "ip.checksum"), own));
@@ -133,7 +132,7 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
         GRE => l4 + 4,
         _ => return fields,
     };
-    // The director has filled in the time stamp before it encapsulated the packet.
+    // The director fills in the timestamp before encapsulation.
     let packet = ip.get(inner..).unwrap_or_default();
     let header = ipv4::header_len(packet);
     if packet.len() >= header && header > ipv4::HEADER_LEN && packet[0] >> 4 == 4 {
@@ -145,8 +144,7 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
     fields
 }
 
-/// Returns the fields in which two recordings of a frame differ, or `None` if they differ
-/// elsewhere.
+/// The fields that differ between two recordings of a frame; `None` if other bytes also differ.
 fn mask(
     one: &[u8],
     other: &[u8],
@@ -172,23 +170,23 @@ fn mask(
 
 /// Result of recording a case.
 pub(super) enum Recorded {
-    /// The kernel's behaviour.
+    /// The case with the kernel's results.
     Case(Value),
-    /// The result varies more than a recording can express; contains the varying part.
+    /// The results vary in this part, which a recording cannot express.
     Unstable(String),
-    /// The case reaches a deviation that docs/decisions.md lists; the name of the deviation.
+    /// The case shows this deviation from docs/decisions.md.
     Deviation(String),
 }
 
-/// Whether the frame is an answer of the host itself that has IPv4 options: this test bed does not
-/// echo the options of a packet.
+/// Whether the frame is a reply of the host with IPv4 options. The replay's simulated host does not
+/// echo options.
 fn echoes_options(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     ip.len() >= ipv4::HEADER_LEN && (0x46..0x50).contains(&ip[0]) && ip[8] == 64
 }
 
-/// The frame of the host as it would be without echoed IPv4 options; `None` if the frame would then
-/// quote more.
+/// The reply without echoed IPv4 options; `None` if it would then quote more of the received
+/// packet.
 fn without_echoed_options(frame: Vec<u8>) -> Option<Vec<u8>> {
     const LONGEST_ERROR: u16 = 576;
     if !echoes_options(&frame) {
@@ -205,7 +203,7 @@ fn without_echoed_options(frame: Vec<u8>) -> Option<Vec<u8>> {
     (total < LONGEST_ERROR).then_some(plain)
 }
 
-/// Records a case of packets twice, to find the parts that vary.
+/// Records a packet case twice, to find the fields that vary.
 pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
     let tunnels = tunnel_ports(case.get("config").context("no config")?);
     let (one, other) = (run(case)?, run(case)?);
@@ -264,7 +262,7 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
     Ok(Recorded::Case(recorded))
 }
 
-/// The connections of a recording without their times, sorted.
+/// Sorted connections of a recording, without times.
 fn ends(conns: &Value) -> Vec<String> {
     let mut ends: Vec<String> = conns
         .items("entries")
@@ -285,7 +283,7 @@ fn has_sctp() -> bool {
     std::path::Path::new("/proc/sys/net/sctp").exists()
 }
 
-/// Whether this frame begins an answer of the host's own SCTP stack.
+/// Whether this frame makes the host's own SCTP stack answer.
 fn is_own_sctp(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     match ip.first().map(|first| first >> 4) {
@@ -295,7 +293,6 @@ fn is_own_sctp(frame: &[u8]) -> bool {
     }
 }
 
-/// The kernel's version.
 pub(super) fn release() -> String {
     std::fs::read_to_string("/proc/sys/kernel/osrelease")
         .map(|text| text.trim().to_owned())

@@ -1,4 +1,4 @@
-//! Sessions of the real ipvsadm with the kernel that runs here.
+//! Records sessions of the real ipvsadm with the running kernel.
 
 use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -17,7 +17,8 @@ use crate::transcripts::etc;
 /// Seconds between two commands of a recording.
 const PACE: f64 = 0.02;
 
-/// The replaced `/etc`. This value must be dropped before the directory that contains the files.
+/// The replaced `/etc`, which is restored when this is dropped. The directory with its files must
+/// be removed later.
 struct Replaced;
 
 impl Drop for Replaced {
@@ -53,7 +54,7 @@ pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
             .iter()
             .filter_map(Value::as_str)
             .collect();
-        let (argv0, arguments) = words.split_first().context("a step without a command")?;
+        let (argv0, arguments) = words.split_first().context("the step has no command")?;
         let mut child = Command::new("ipvsadm")
             .arg0(argv0)
             .args(arguments)
@@ -67,7 +68,7 @@ pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
             .spawn()
             .context("cannot run ipvsadm: install it on the machine with the kernel")?;
         let mut input = child.stdin.take().context("no input")?;
-        // The program may ignore its input, which fits into a pipe.
+        // The input fits into a pipe, even if the program does not read it.
         let _ = input.write_all(step.maybe_text("stdin").unwrap_or_default().as_bytes());
         drop(input);
         let output = child.wait_with_output()?;

@@ -1,6 +1,5 @@
-//! The functions of the fuzz targets. The targets under `fuzz/` only call these functions. A test
-//! calls them with random bytes, so that they also run without a fuzzer. Each panics on a fault,
-//! and prints nothing otherwise.
+//! The functions of the fuzz targets below `fuzz/`. A test also calls them with random bytes. Each
+//! panics on a fault.
 
 pub mod naive;
 mod rules;
@@ -18,10 +17,10 @@ pub use self::rules::rules;
 use crate::hostile::{Entropy, squall};
 use naive::{Op, Pair};
 
-/// A target's name and function.
+/// Name of a fuzz target, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All fuzz targets.
 pub const TARGETS: [Target; 6] = [
     ("pipeline", pipeline),
     ("operations", operations),
@@ -31,19 +30,19 @@ pub const TARGETS: [Target; 6] = [
     ("replies", replies),
 ];
 
-/// Passes a configuration and frames through the dataplane in memory: each frame has one fate, each
-/// sent frame is correct, and all memory is free at the end.
+/// Passes a configuration and frames through a dataplane in memory. Each frame must have one fate,
+/// each sent frame must be correct, and all memory must be free at the end.
 pub fn pipeline(bytes: &[u8]) {
     squall(bytes);
 }
 
-/// Passes the bytes, as a real server's answer to a health check, to every parser of such answers.
+/// Passes the bytes to every parser of a health check's answer.
 pub fn replies(bytes: &[u8]) {
     lvsd::health::probe::fuzz::reply(bytes);
     lvsd::sources::fuzz_dns(bytes);
 }
 
-/// Operations on a director and on a naive model of it, which must agree after each of them.
+/// Applies operations to a director and to a naive model of it, and compares both after each.
 pub fn operations(bytes: &[u8]) {
     let mut entropy = Entropy::from_bytes(bytes);
     let scheduler = entropy.pick(&["rr", "wlc", "sed"]);
@@ -100,13 +99,13 @@ fn operation(entropy: &mut Entropy<'_>) -> Op {
     }
 }
 
-/// Parses and applies a peer's message. For any content, each connection is owned by exactly one of
-/// the two directors, and digests contain no removed connections.
+/// Parses and applies messages of a peer. For any content, each connection must belong to exactly
+/// one of the two directors, and digests must contain no removed connections.
 pub fn peer_decode(bytes: &[u8]) {
     const PEER: usize = 7;
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let mut sent = rest.to_vec();
-    // Most random lengths are invalid and stop the parser: correct the lengths of the first items.
+    // Corrects the lengths of the first items: most random lengths would stop the parser.
     let mut at = 0;
     while choice & 1 == 0 && at + 44 <= sent.len() {
         let v6 = sent[at + 8] & 1 == 1;
@@ -151,8 +150,8 @@ pub fn peer_decode(bytes: &[u8]) {
     shard.listen_to(PEER, [3, 4]);
     shard.set_has_receiver(true);
     for second in 0..2 {
-        // Apply the message twice: the second time, its connections exist. Between the two, this
-        // director becomes the owner of some.
+        // Applies the message a second time, when its connections exist, and this director owns
+        // some of them.
         let now = Instant::from_secs(second);
         let ties = choice & 2 != 0;
         control.apply_items(&mut shard, PEER, ties, items.iter().cloned(), now);
@@ -171,8 +170,8 @@ pub fn peer_decode(bytes: &[u8]) {
     );
 }
 
-/// Decodes the digests of a peer's services: encoding returns the same bytes, and a comparison with
-/// themselves finds no difference.
+/// Decodes digests of a peer's services. Encoding must return the same bytes, and a comparison with
+/// themselves must find no difference.
 fn peer_services(bytes: &[u8]) {
     // Keys with a valid kind and protocol, and zeros in unused bytes.
     let mut sent = bytes.to_vec();
@@ -199,11 +198,11 @@ fn peer_services(bytes: &[u8]) {
     assert_eq!(heard.compare(&heard).count(), 0);
 }
 
-/// A backup reads and applies synchronisation messages with any content. In the end all connections
-/// have expired, and servers have no references.
+/// Passes any bytes to a backup as synchronisation messages. In the end, all connections must have
+/// expired, and servers must have no references.
 pub fn sync_decode(bytes: &[u8]) {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
-    // Most random lengths are invalid and stop the parser: correct some of them.
+    // Corrects some lengths: most random lengths would stop the parser.
     let mut message = rest.to_vec();
     if choice & 1 == 0
         && let (Ok(len), Some(field)) = (u16::try_from(message.len()), message.get_mut(2..4))
@@ -240,7 +239,7 @@ pub fn sync_decode(bytes: &[u8]) {
     let backup = sync::Backup::new(choice >> 4, None, 1500, false);
     control.start_backup(backup).expect("none runs");
     for part in 0..2 {
-        // Apply the message twice: the second time, its connections exist.
+        // Applies the message a second time, when its connections exist.
         now = Instant::from_secs(part);
         director.handle_sync(&message, now);
     }

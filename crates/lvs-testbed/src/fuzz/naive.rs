@@ -1,6 +1,6 @@
-//! A naive model of the director: plain vectors that are searched completely, without cached
-//! values. It is compared with the director after every operation; property tests and the fuzz
-//! target `operations` both use it.
+//! A naive model of the director: vectors that are searched linearly, without cached values.
+//! Property tests and the fuzz target `operations` compare it with the director after every
+//! operation.
 
 use std::net::SocketAddr;
 
@@ -25,9 +25,9 @@ const STATES: [&str; 11] = [
     "SYNACK",
 ];
 const TIMEOUTS: [u64; 11] = [2, 900, 120, 60, 120, 120, 10, 60, 30, 120, 120];
-/// The TCP state tables. Rows: syn, fin, ack, rst. Columns: NO ES SS SR FW TW CL CW LA LI SA.
-/// Tables: packets from the client, from the server, and from the client of a connection without
-/// packets of its server.
+/// TCP state tables of the kernel's IPVS. Rows: syn, fin, ack, rst. Columns: NO ES SS SR FW TW CL
+/// CW LA LI SA. Tables: packets from the client, from the server, and from the client if the
+/// director sees no packets of the server.
 const TABLES: [[&str; 4]; 3] = [
     [
         "SR ES ES SR SR SR SR SR SR SR SR",
@@ -75,7 +75,7 @@ struct Record {
     overloaded: bool,
     available: bool,
     nat: bool,
-    /// Set for a removed server: the time since which its record has no references, if known.
+    /// For a removed server: the time since which its record has no references.
     trashed: Option<Option<u64>>,
     gone: bool,
 }
@@ -87,7 +87,7 @@ struct Conn {
     nat: bool,
     state: usize,
     active: bool,
-    /// Whether replies bypass the director, because the forwarding method is direct routing.
+    /// Whether replies bypass the director (direct routing).
     silent: bool,
     timeout: u64,
     expires: u64,
@@ -115,7 +115,7 @@ struct Model {
     list: Vec<usize>,
     conns: Vec<Conn>,
     templates: Vec<Template>,
-    /// The last choice of round robin; `None` at the head of the list.
+    /// The server that round robin chose last; `None` for the head of the list.
     last: Option<usize>,
     now: u64,
     trash_at: Option<u64>,
@@ -256,8 +256,7 @@ impl Model {
                 u64::from(self.active(n)) * 256 + u64::from(self.total(n))
             };
             let weight = u64::try_from(self.records[n].weight).unwrap();
-            // Loads are below 2^20 and weights below 8; multiplied by 840, every quotient is a
-            // whole number.
+            // 840 is divisible by every weight up to 8, so that all quotients are whole numbers.
             load * 840 / weight
         };
         self.list
@@ -267,8 +266,7 @@ impl Model {
             .min_by_key(|&n| cost(n))
     }
 
-    /// Handles a segment of a client. Returns its destination: a server, or the reason why there is
-    /// none.
+    /// Handles a client's segment. Returns the chosen server, or the reason for a drop.
     fn client_sends(&mut self, client: SocketAddr, flags: u8) -> Result<SocketAddr, &'static str> {
         let found = (0..self.conns.len())
             .rev()
@@ -493,15 +491,15 @@ impl Model {
 /// An operation that is applied to both directors.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// A segment of the client with this number; the second number contains the TCP flags.
+    /// A segment of the client with this number. The second number selects the TCP flags.
     FromClient(u8, u8),
-    /// A segment of a server to a client: the numbers of the server and of the client, and the TCP
+    /// A segment of a server to a client: number of the server, number of the client, and TCP
     /// flags.
     FromServer(u8, u8, u8),
-    /// Adds a server: the number of the server, the weight, the upper and the lower threshold; NAT
-    /// if true, otherwise direct routing.
+    /// Adds a server: number, weight, upper threshold, lower threshold; NAT if true, otherwise
+    /// direct routing.
     Add(u8, i32, u32, u32, bool),
-    /// Sets the weight, the upper and the lower threshold of the server with this number.
+    /// Edits a server: number, weight, upper threshold, lower threshold.
     Edit(u8, i32, u32, u32),
     /// Deletes the server with this number.
     Delete(u8),
@@ -520,7 +518,7 @@ fn server(n: u8) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 1 + n], 8080))
 }
 
-/// A director and its model, side by side.
+/// A director and its model.
 #[derive(Debug)]
 pub struct Pair {
     director: Director,
@@ -529,7 +527,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Creates both directors, with a service and three servers.
+    /// Creates director and model with a service and three servers.
     pub fn new(scheduler: &'static str, persistent: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 256,
@@ -570,7 +568,7 @@ impl Pair {
         pair
     }
 
-    /// Checks that no connection remains at the end, for any sequence of operations.
+    /// Waits until all connections expire, and checks that none remains.
     pub fn finish(mut self) {
         self.apply(&Op::Wait(10_000));
         assert!(self.director.shard.is_empty());
@@ -592,7 +590,7 @@ impl Pair {
         self.director.handle_packet(&meta, now)
     }
 
-    /// Applies an operation to both directors, and compares them.
+    /// Applies an operation to director and model, and compares them.
     pub fn apply(&mut self, op: &Op) {
         let now = Instant::from_secs(self.model.now);
         match *op {

@@ -1,4 +1,4 @@
-//! Text from operators and bytes from clients of the control socket.
+//! Fuzzes the parsers of operators' text and of control socket messages.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -16,9 +16,9 @@ use lvsd::convert::{Options, SourceFormat, convert};
 
 use crate::conformance::MemoryDataplane;
 
-/// The dataplane that receives the calls: in memory, so that it needs no privileges.
+/// A dataplane in memory that answers calls; it needs no privileges.
 static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLock::new(|| {
-    // A panic in a thread of the control socket must be noticed.
+    // A panic in a thread of the control socket must end the fuzzer.
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         usual(info);
@@ -38,12 +38,12 @@ static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLoc
     (dataplane, serving.expect("the name is not in use"), address)
 });
 
-/// The lowest first byte that selects the conversion of other programs' files.
+/// From this first byte on, the input is a file to convert.
 const CONVERSION: u8 = 250;
 
-/// Passes the bytes to one parser, which the first byte selects: rules in the form of
-/// `ipvsadm-save`, mark rules, a configuration of `lvsd`, lines on the control socket, or a file of
-/// another program to convert. No parser may panic, and the dataplane must answer afterwards.
+/// Passes the bytes to the parser that the first byte selects: `ipvsadm-save` rules, mark rules, a
+/// configuration of `lvsd`, lines on the control socket, or another program's file to convert. No
+/// parser may panic, and the dataplane must answer afterwards.
 pub fn rules(bytes: &[u8]) {
     let (&kind, text) = bytes.split_first().unwrap_or((&0, &[]));
     if kind >= CONVERSION {
@@ -65,7 +65,8 @@ fn commands(text: &[u8]) {
             Ok(command) => {
                 if let Some(call) = command.call() {
                     let json = serde_json::to_string(&call).expect("calls can be written");
-                    let read: Call = serde_json::from_str(&json).expect("and read again");
+                    let read: Call =
+                        serde_json::from_str(&json).expect("the written call cannot be read");
                     assert_eq!(read, call);
                     if let Err(failure) = dataplane.ask(call) {
                         assert!(!ipvsadm::failure_text(&command, &failure).is_empty());
@@ -126,8 +127,7 @@ fn configuration(text: &str) {
     }
 }
 
-/// Checks that the conversion of another program's file is TOML, with as many services as `lvsd`
-/// can read.
+/// Checks that the converted file is TOML, with at most as many services as `lvsd` accepts.
 fn conversion(kind: u8, text: &str) {
     let kind = match kind % 3 {
         0 => SourceFormat::Keepalived,
@@ -156,7 +156,7 @@ fn control(bytes: &[u8]) {
     ] {
         timeout.expect("a timeout can be set");
     }
-    // Send the greeting first, so that the input reaches more than the first line of the parser.
+    // Without the greeting, the dataplane would refuse the first line, and not parse the rest.
     let greeting = b"{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}\n";
     // The dataplane may close the connection before an invalid request is written completely.
     let _ = stream.write_all(greeting);

@@ -1,4 +1,4 @@
-//! The packet path and a director in memory, and an independent oracle.
+//! Packet path and director in memory, with an independent check of sent packets.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddrV4};
@@ -34,7 +34,7 @@ const CLIENTS: PortId = PortId(0);
 const SERVERS: PortId = PortId(1);
 const HOST: PortId = PortId(2);
 
-/// Step of the clock for each frame.
+/// Time between two frames.
 const STEP: Duration = Duration::from_micros(50);
 
 fn options(entropy: &mut Entropy<'_>) -> Options {
@@ -52,17 +52,17 @@ pub struct Summary {
     pub counters: Counters,
     /// Number of sent packets with a correct transport checksum.
     pub right: u64,
-    /// Number of packets that arrived with a correct checksum.
+    /// Number of received packets with a correct transport checksum.
     pub came_right: u64,
-    /// Number of valid fragmented datagrams that were sent.
+    /// Number of valid fragmented datagrams that were injected.
     pub trains: u64,
     /// Number of packets inside tunnel packets that were checked.
     pub tunnelled: u64,
-    /// Largest number of simultaneous connections.
+    /// Maximum number of simultaneous connections.
     pub connections: usize,
-    /// Largest number of bytes of waiting fragments.
+    /// Maximum size of waiting fragments in bytes.
     pub fragments: usize,
-    /// Largest number of frames that waited for a neighbour at the same time.
+    /// Maximum number of frames that waited for a neighbour at the same time.
     pub waiting: usize,
 }
 
@@ -89,7 +89,7 @@ impl Summary {
     }
 }
 
-/// The network of the packet path: addresses outside the servers' link are behind a gateway.
+/// Links, routes and neighbours: addresses outside the servers' link are behind a gateway.
 fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
     let six = scene.vips[0].is_ipv6() || scene.servers[0].is_ipv6();
     let small = if six { 1500 } else { 576 };
@@ -128,22 +128,20 @@ fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
     }
 }
 
-/// Properties of a received packet.
 #[derive(Clone, Debug)]
 struct Came {
     protocol: Option<u8>,
     health: Health,
-    /// Whether the packet is an ICMP error about an IPv4 packet with a wrong header, or about a
-    /// tunnel packet, whose content is forwarded unchanged. The packet that the forwarded error
-    /// quotes may therefore have a wrong header.
+    /// Whether the packet is an ICMP error whose quoted packet may have a wrong header after
+    /// forwarding: the quoted header was wrong on arrival, or is inside a tunnel packet.
     about_wrong: bool,
-    /// The packet, if it is a first fragment of IPv6 that ends before its transport header: these
-    /// bytes are not reassembled, and are sent unchanged or not at all.
+    /// The packet, if it is a first IPv6 fragment without a complete transport header. It is sent
+    /// unchanged or not at all, and never reassembled.
     tiny: Option<Vec<u8>>,
 }
 
 impl Came {
-    /// Whether a packet equals the tiny fragment that arrived, except for its hop limit.
+    /// Whether a packet equals the received tiny fragment, except for its hop limit.
     fn is_tiny(&self, ip: &[u8]) -> bool {
         const HOPS: usize = 7;
         let but_hops = |ip: &[u8]| Some((ip.get(..HOPS)?.to_vec(), ip.get(HOPS + 1..)?.to_vec()));
@@ -153,8 +151,8 @@ impl Came {
     }
 }
 
-/// Returns the packet if it is a first fragment of IPv6 without the complete header of its
-/// protocol, or if further extension headers follow its fragment header.
+/// Returns the packet if it is a first IPv6 fragment without a complete transport header, or with
+/// further extension headers after the fragment header.
 fn tiny(ip: &[u8], parts: &Parts) -> Option<Vec<u8>> {
     let ip = ip.get(..parts.len)?;
     if parts.src.is_ipv4() || !parts.fragment {
@@ -180,14 +178,13 @@ pub struct Bed {
     director: Director,
     pipeline: Pipeline,
     output: Output,
-    /// The frame into which each packet is copied; its buffer has the full size, like that of a
-    /// receive call.
+    /// Buffer for each received packet, as large as that of a receive call.
     slot: Frame,
     now: Instant,
     asked: Vec<(PortId, IpAddr)>,
     present: Vec<bool>,
     last: Option<(PortId, Frame)>,
-    /// The programs of the kernel fast path, which receive each frame first.
+    /// The BPF programs of the kernel fast path, which receive each frame first.
     programs: Option<Programs>,
     /// Number of packets on the userspace fast path; `None` if all use the slow path.
     passed: Option<u64>,
@@ -197,24 +194,24 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A director for `scene`; `entropy` chooses the settings that the scene does not determine.
+    /// Creates a director for `scene`. `entropy` chooses all other settings.
     ///
     /// # Panics
-    /// If the director refuses the scene's services and servers.
+    /// The director refuses the scene's services or servers.
     pub fn new(scene: &Scene, entropy: &mut Entropy<'_>) -> Self {
         Self::with(scene, entropy, None)
     }
 
-    /// Does the same as [`new`](Self::new), but the programs of the kernel fast path process each
-    /// frame first.
+    /// As [`new`](Self::new), with the kernel fast path.
     ///
     /// # Errors
-    /// If the kernel does not accept them.
+    /// The kernel refuses the BPF programs.
     ///
     /// # Panics
     /// As [`new`](Self::new).
     pub fn fast_path(scene: &Scene, entropy: &mut Entropy<'_>) -> Result<Self, FastPathError> {
-        // The layout of the table depends on all earlier choices.
+        // The layout must be known before the table is created, but depends on later choices of the
+        // same entropy: a copy makes them first.
         let mut before = entropy.clone();
         drop(table(scene, &mut before));
         let control = Control::new(options(&mut before));
@@ -222,7 +219,7 @@ impl Bed {
         Ok(Self::with(scene, entropy, Some(programs)))
     }
 
-    /// Does the same as [`new`](Self::new), but each packet uses the slow path.
+    /// As [`new`](Self::new), without the userspace fast path.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -295,7 +292,7 @@ impl Bed {
     /// Executes a step.
     ///
     /// # Panics
-    /// If an invariant does not hold.
+    /// An invariant does not hold.
     pub fn act(&mut self, act: Act) {
         let change = !matches!(act, Act::Send(_) | Act::Train { .. } | Act::Loop);
         if change && let Some(programs) = &self.programs {
@@ -307,7 +304,7 @@ impl Bed {
         }
     }
 
-    /// As [`act`](Self::act); returns the frames that were sent because of it.
+    /// As [`act`](Self::act), and returns the sent frames.
     ///
     /// # Panics
     /// As [`act`](Self::act).
@@ -317,7 +314,7 @@ impl Bed {
         self.left.take().unwrap_or_default()
     }
 
-    /// Packets that the programs of the kernel fast path have forwarded.
+    /// Number of packets that the kernel fast path has forwarded.
     pub fn forwarded(&self) -> Forwarded {
         let programs = self.programs.as_ref();
         programs.map_or_else(Forwarded::default, |programs| programs.forwarded)
@@ -333,8 +330,7 @@ impl Bed {
         &self.pipeline.counters
     }
 
-    /// The listing: connections in order, and the counters of the director, of services and
-    /// servers.
+    /// Lists the sorted connections, and the counters of director, services and servers.
     pub fn listing(&mut self) -> Vec<String> {
         if let Some(programs) = &self.programs {
             programs.fold(&mut self.director.control);
@@ -382,10 +378,10 @@ impl Bed {
         self.bounds();
     }
 
-    /// Runs all timers to their end, and returns the summary.
+    /// Waits until all timers have expired, and returns the summary.
     ///
     /// # Panics
-    /// If connections or other state remain.
+    /// Connections or other state remain.
     pub fn finish(mut self) -> Summary {
         // Persistence lasts 60 s, an established connection a quarter of an hour, removed servers
         // two minutes more.
@@ -394,7 +390,7 @@ impl Bed {
         for service in self.director.control.services() {
             for server in service.servers() {
                 let left = (server.total(), server.active(), server.templates());
-                assert_eq!(left, (0, 0, 0), "{} is not free", server.addr());
+                assert_eq!(left, (0, 0, 0), "{} still has references", server.addr());
             }
         }
         assert_eq!(self.pipeline.common().reassembler.memory(), 0);
@@ -434,10 +430,14 @@ impl Bed {
             }
             for (port, frames) in self.output.queues() {
                 for frame in frames {
-                    // The received packet of this frame is no longer known.
+                    // The frame that caused this one is not known here.
                     let link = if port == HOST { 0 } else { 14 };
                     let ip = &frame.bytes()[link..];
-                    assert!(oracle::parts(ip).is_some(), "released: {}", hex(ip));
+                    assert!(
+                        oracle::parts(ip).is_some(),
+                        "a released frame is not an IP packet: {}",
+                        hex(ip)
+                    );
                 }
             }
             self.output.recycle();
@@ -507,10 +507,13 @@ impl Bed {
         let memory = self.pipeline.common().reassembler.memory();
         assert!(
             memory <= fragment::MEMORY_MAX,
-            "{memory} bytes of fragments"
+            "{memory} bytes of fragments exceed the limit"
         );
         let waiting = self.pipeline.held.len();
-        assert!(waiting <= held::TOTAL, "{waiting} frames wait");
+        assert!(
+            waiting <= held::TOTAL,
+            "{waiting} waiting frames exceed the limit"
+        );
         let connections = self.director.shard.len();
         assert!(connections <= self.director.shard.capacity());
         summary.fragments = summary.fragments.max(memory);
@@ -524,7 +527,7 @@ impl Bed {
 
     // --- frames ----------------------------------------------------------------------------------
 
-    /// Passes one frame through the packet path. Returns the sent frames, by port.
+    /// Passes a frame through the packet path. Returns the sent frames by port.
     fn pass(&mut self, from: Side, frame: &Frame) -> Vec<(PortId, Frame)> {
         let port = match from {
             Side::Clients => CLIENTS,
@@ -553,7 +556,10 @@ impl Bed {
             self.slot = Frame::new();
         }
         self.slot.clear();
-        assert!(self.slot.extend(frame.bytes()), "a frame of 64 KiB fits");
+        assert!(
+            self.slot.extend(frame.bytes()),
+            "the buffer is too short for the frame"
+        );
         self.slot.offload = frame.offload;
         let before = self.pipeline.counters.clone();
         let env = Env {
@@ -561,7 +567,7 @@ impl Bed {
             intercept: &self.intercept,
             pmtu_disc: self.director.control.sysctls().pmtu_disc,
         };
-        // The clock moves a little with every frame.
+        // The clock advances with every frame.
         self.now = self.now + STEP;
         let slots = std::slice::from_mut(&mut self.slot);
         if let Some(programs) = &mut self.programs {
@@ -587,7 +593,7 @@ impl Bed {
         assert_eq!(
             after.accounted() - before.accounted(),
             1 + whole,
-            "every frame has one fate: {}",
+            "a frame does not have exactly one fate: {}",
             hex(frame.bytes())
         );
         assert!(whole <= 1);
@@ -620,7 +626,11 @@ impl Bed {
             sent.extend(frames.iter().map(|frame| (port, frame.clone())));
         }
         let emitted = after.emitted - before.emitted;
-        assert_eq!(emitted, sent.len() as u64, "the reported frames were sent");
+        assert_eq!(
+            emitted,
+            sent.len() as u64,
+            "another number of frames was sent than was reported"
+        );
         self.output.recycle();
         if let Some(last) = sent.last() {
             self.last = Some(last.clone());
@@ -649,7 +659,7 @@ impl Bed {
         came(ip, &offload)
     }
 
-    /// Checks all packets that were sent because of one packet.
+    /// Checks all packets that were sent in response to a packet.
     fn judge(&mut self, came: &Came, sent: Vec<(PortId, Frame)>, shot: &Shot) {
         self.summary.came_right += u64::from(came.health == Health::Right);
         if let Err(error) = self.check_all(came, sent) {
@@ -755,7 +765,7 @@ impl Bed {
         keeps(came, parts, health, &ip)
     }
 
-    /// Returns the packet inside a tunnel packet.
+    /// The packet inside a tunnel packet, whose headers are checked.
     fn inside<'p>(&self, ip: &'p [u8], parts: &Parts, health: Health) -> Result<&'p [u8], String> {
         let l4 = &ip[parts.l4..];
         let inner = match (self.scene.method.tunnel, parts.protocol) {
@@ -782,7 +792,7 @@ impl Bed {
     }
 }
 
-/// A director whose packets may use the userspace fast path, or may not.
+/// A director that permits or forbids the userspace fast path.
 struct Either<'a> {
     director: &'a mut Director,
     passed: Option<u64>,
@@ -827,7 +837,7 @@ impl Decide for Either<'_> {
 
 fn came(ip: &[u8], offload: &Offload) -> Came {
     let mut ip = ip.to_vec();
-    // The length of a super-packet may be 0.
+    // A super-packet may have a length of 0 in its IP header.
     let at = if ip.first().is_some_and(|byte| byte >> 4 == 6) {
         4
     } else {
@@ -866,7 +876,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the header of the packet in an ICMP error is correct; true if there is no such header.
+/// Whether the header of the packet that an ICMP error quotes is correct; true if it quotes no
+/// header.
 fn quotes_right(ip: &[u8], parts: &Parts) -> bool {
     let quoted = ip.get(parts.l4 + 8..).unwrap_or_default();
     let len = usize::from(quoted.first().map_or(0, |byte| byte & 15)) * 4;
@@ -879,7 +890,7 @@ fn quotes_tunnel(ip: &[u8], parts: &Parts) -> bool {
     matches!(ip.get(parts.l4 + 8 + 9), Some(4 | 17 | 41 | 47))
 }
 
-/// Checks that a sent packet is as correct as the received packet.
+/// Checks that a packet that arrived with correct checksums is also sent with correct ones.
 fn keeps(came: &Came, parts: &Parts, health: Health, ip: &[u8]) -> Result<(), String> {
     let made_here = came.protocol != Some(parts.protocol);
     let kept = match came.health {

@@ -1,7 +1,6 @@
 //! The source of random choices.
 
-/// A sequence of choices: endless from a seed, or as long as a fuzzer's bytes last and zero from
-/// then on.
+/// Random choices: endless from a seed; from a fuzzer, its bytes, and then zeros.
 #[derive(Clone, Debug)]
 pub struct Entropy<'a> {
     source: Source<'a>,
@@ -14,7 +13,7 @@ enum Source<'a> {
 }
 
 impl<'a> Entropy<'a> {
-    /// Random choices from `seed`; the same in every run.
+    /// Endless choices that `seed` determines.
     pub const fn seeded(seed: u64) -> Self {
         Self {
             source: Source::Seed(seed),
@@ -28,7 +27,7 @@ impl<'a> Entropy<'a> {
         }
     }
 
-    /// Whether the bytes are used up; a seed never is.
+    /// Whether the bytes are used up; always false for a seed.
     pub fn is_empty(&self) -> bool {
         matches!(self.source, Source::Bytes([]))
     }
@@ -57,22 +56,22 @@ impl<'a> Entropy<'a> {
         out
     }
 
-    /// Any number of 8 bits.
+    /// Returns a random `u8`.
     pub fn u8(&mut self) -> u8 {
         self.array::<1>()[0]
     }
 
-    /// Any number of 16 bits.
+    /// Returns a random `u16`.
     pub fn u16(&mut self) -> u16 {
         u16::from_le_bytes(self.array())
     }
 
-    /// Any number of 32 bits.
+    /// Returns a random `u32`.
     pub fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.array())
     }
 
-    /// Any number of 64 bits.
+    /// Returns a random `u64`.
     pub fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
     }
@@ -90,7 +89,7 @@ impl<'a> Entropy<'a> {
 
     /// Returns `true` in one of `times` calls on average.
     pub fn one_in(&mut self, times: usize) -> bool {
-        // The comparison uses the last number, so that the zeros of a fuzzer select the usual case.
+        // A fuzzer's zeros select the usual case.
         self.below(times) == times - 1
     }
 
@@ -109,7 +108,8 @@ impl<'a> Entropy<'a> {
         out
     }
 
-    /// A payload of `len` bytes that costs a few bytes of choice: a counter from a random start.
+    /// Returns a payload of `len` bytes that count up from a random number, which uses only few
+    /// random bytes.
     pub fn payload(&mut self, len: usize) -> Vec<u8> {
         let start = self.u8();
         let step = self.u8() | 1;
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entropy_of_bytes_ends_and_entropy_of_seed_does_not() {
+    fn entropy_of_bytes_is_finite_and_of_seed_infinite() {
         let mut bytes = Entropy::from_bytes(&[1, 2, 3]);
         assert_eq!((bytes.u16(), bytes.is_empty()), (0x0201, false));
         assert_eq!((bytes.u16(), bytes.is_empty()), (3, true));

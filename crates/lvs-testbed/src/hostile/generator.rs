@@ -1,4 +1,4 @@
-//! Generates frames from random choices: honest, damaged and malicious ones.
+//! Generates random frames: valid, damaged and malicious ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -21,19 +21,19 @@ pub enum Side {
     Host,
 }
 
-/// The next step.
+/// A step of a test.
 #[derive(Clone, Debug)]
 pub enum Act {
     /// These frames arrive, one after the other.
     Send(Vec<Shot>),
-    /// The fragments of one honest datagram arrive, in any order.
+    /// The fragments of one valid datagram arrive in random order.
     Train {
-        /// The fragments.
+        /// The fragments, in random order.
         shots: Vec<Shot>,
-        /// The datagram.
+        /// The datagram before fragmentation.
         whole: Vec<u8>,
     },
-    /// The last sent frames return, as in a loop of switches.
+    /// The frames that were sent last arrive again, as in a switching loop.
     Loop,
     /// Advances the clock by this duration.
     Wait(Duration),
@@ -41,13 +41,13 @@ pub enum Act {
     Neighbours(bool),
     /// Sets the weight of a server.
     Weight(usize, i32),
-    /// Removes a server; if a server is missing, adds it again instead.
+    /// Removes a server, or adds it again if it is missing.
     Toggle(usize),
-    /// A setting of the director changes.
+    /// Sets a sysctl of the director.
     Sysctl(&'static str, &'static str),
 }
 
-/// A frame, and the port on which it arrives.
+/// A frame, and the side from which it arrives.
 #[derive(Clone, Debug)]
 pub struct Shot {
     /// The side that sends the frame.
@@ -58,7 +58,7 @@ pub struct Shot {
 
 /// The Ethernet address of the director on the clients' and on the servers' link.
 pub(super) const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xc1], [2, 0, 0, 0, 0, 0x51]];
-/// The address of a further host on a link.
+/// The MAC address of another host on a link.
 pub(super) const PEER: [u8; 6] = [2, 0, 0, 0, 0, 0xee];
 
 const SYSCTLS: [(&str, &[&str]); 16] = [
@@ -80,12 +80,11 @@ const SYSCTLS: [(&str, &[&str]); 16] = [
     ("conntrack", &["0", "1"]),
 ];
 
-/// Generates one act after the other.
 #[derive(Debug)]
 pub struct Generator<'a> {
     scene: Scene,
     entropy: Entropy<'a>,
-    /// Identification of the next honest fragments.
+    /// IP identification of the next valid fragments.
     train: u16,
 }
 
@@ -104,7 +103,7 @@ impl<'a> Generator<'a> {
         self.entropy.is_empty()
     }
 
-    /// Chooses the next act.
+    /// Chooses the next step.
     pub fn next_act(&mut self) -> Act {
         match self.entropy.below(256) {
             0..=222 => Act::Send(vec![self.frame()]),
@@ -125,7 +124,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Returns a pause: usually milliseconds, seldom minutes.
+    /// Returns a pause: mostly milliseconds, rarely minutes.
     fn pause(&mut self) -> Duration {
         let factor = self.entropy.pick(&[1, 1, 1, 1, 1, 10, 10, 2000]);
         Duration::from_millis(u64::from(self.entropy.u8()) * factor)
@@ -169,7 +168,7 @@ impl<'a> Generator<'a> {
             .pick(&[Side::Clients, Side::Servers, Side::Host])
     }
 
-    /// Adds the link header. Offsets in `offload` count from the IP header.
+    /// Adds the Ethernet header. Offsets in `offload` count from the IP header.
     fn shot(&mut self, from: Side, ip: &[u8], mut offload: Offload) -> Shot {
         let bytes = match from {
             Side::Host => ip.to_vec(),
@@ -185,7 +184,7 @@ impl<'a> Generator<'a> {
                 }
                 let mut frame = packet::ethernet_ip(mac, PEER, ip);
                 if frame.len() < 60 && self.entropy.one_in(2) {
-                    // Padding as on a real link, not always with zeros.
+                    // Padding, as on a real link, with bytes other than zero.
                     frame.resize(60, 0xa5);
                 }
                 frame
@@ -303,8 +302,8 @@ impl<'a> Generator<'a> {
         self.datagram(offer.protocol, server, client)
     }
 
-    /// Creates a packet with a service as its source and a client as its destination: only the
-    /// director itself sends such packets.
+    /// A packet with a service as its source and a client as its destination, which only the
+    /// director sends.
     fn own_answer(&mut self) -> Vec<u8> {
         let (client, offer, vip) = (self.client(), self.offer(), self.vip());
         self.datagram(offer.protocol, SocketAddr::new(vip, offer.port), client)
@@ -617,7 +616,7 @@ impl<'a> Generator<'a> {
             }
             5 | 6 => self.lie_of_length(ip),
             7 => {
-                // The checksum of the IP header, or the bytes at its place in IPv6.
+                // Damages the checksum of the IPv4 header, or the same bytes of an IPv6 address.
                 if let Some(byte) = ip.get_mut(10 + self.entropy.below(2)) {
                     *byte ^= 1 << self.entropy.below(8);
                 }
@@ -671,7 +670,8 @@ impl<'a> Generator<'a> {
         packet::repair(ip);
     }
 
-    /// Leaves the transport checksum unfinished for the device, as a sender on a virtual link does.
+    /// Leaves the transport checksum to the device (partial checksum), like a sender on a virtual
+    /// link.
     fn unfinish(&mut self, ip: &mut [u8], offload: &mut Offload) {
         let Some(parts) = oracle::parts(ip) else {
             return;
@@ -696,8 +696,7 @@ impl<'a> Generator<'a> {
         });
     }
 
-    /// Creates a 64 KiB segment or a bundle of datagrams, as virtual links carry them; rarely with
-    /// wrong fields.
+    /// A TCP or UDP super-packet of up to 64 KiB; rarely with wrong fields.
     fn aggregate(&mut self) -> Shot {
         let back = self.entropy.one_in(2);
         let client = self.client();
@@ -755,7 +754,7 @@ impl<'a> Generator<'a> {
         self.shot(from, &ip, offload)
     }
 
-    /// Offload requests that no device would make: checksums and segments outside the frame.
+    /// An offload request that no device makes: checksum or segments outside of the frame.
     fn lie(&mut self) -> Offload {
         const KINDS: [SegmentKind; 4] = [
             SegmentKind::Tcp4,
@@ -786,7 +785,7 @@ impl<'a> Generator<'a> {
 
     // --- fragments -------------------------------------------------------------------------------
 
-    /// An honest datagram in fragments, in any order.
+    /// A valid datagram in fragments, in random order.
     fn train(&mut self) -> Act {
         let answer = self.scene.method.family == self.scene.method.servers;
         let (from, mut whole) = if answer && self.entropy.one_in(2) {

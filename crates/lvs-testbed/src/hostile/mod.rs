@@ -1,5 +1,5 @@
-//! Fuzz frames, and the properties that hold for any frame: one source for the tests over the
-//! packet path, for the fuzz targets and for the sample through real interfaces.
+//! Fuzz frames, and the properties that must hold for any frame. Tests of the packet path, fuzz
+//! targets, and tests with real interfaces use them.
 //!
 //! ```text
 //!  Entropy (a seed, or a fuzzer's bytes) ─▶ Generator ─▶ Act ─▶ Bed: director and packet path in memory
@@ -7,9 +7,9 @@
 //!                                      oracle: checksums by another crate, conservation, bounds
 //! ```
 //!
-//! [`Entropy`] makes choices, [`Generator`] turns them into frames (valid, damaged, contradictory)
-//! and into changes around them, [`Bed`] passes them through the packet path and panics if any
-//! output is wrong.
+//! [`Entropy`] makes choices. [`Generator`] turns them into frames (valid, damaged, contradictory)
+//! and into changes around them. [`Bed`] passes the frames through the packet path, and panics if
+//! any output is wrong.
 
 mod bed;
 mod entropy;
@@ -27,14 +27,14 @@ pub use twins::{twins, two_ways};
 
 pub use crate::kernel_path::Forwarded;
 
-/// Number of frames after which the test replaces the director with one that has other settings.
+/// Number of frames for one director. The next director has other settings.
 const WATCH: u64 = 5000;
 
-/// Sends at least `frames` frames from the seed `seed` through the packet path in memory, with one
+/// Passes at least `frames` frames from `seed` through the packet path in memory, with one
 /// forwarding method.
 ///
 /// # Panics
-/// If a frame has no fate or two, if a sent frame is wrong, or if memory grows beyond its limit.
+/// A frame has no fate or two, a sent frame is wrong, or memory exceeds its limit.
 pub fn storm(method: &Method, seed: u64, frames: u64) -> Summary {
     let mut settings = Entropy::seeded(!seed);
     let scene = Scene::new(method);
@@ -50,7 +50,7 @@ pub fn storm(method: &Method, seed: u64, frames: u64) -> Summary {
     summary
 }
 
-/// As [`storm`], but `bytes` determine the method, the settings, and all steps.
+/// As [`storm`], but `bytes` determine method, settings and steps.
 ///
 /// # Panics
 /// As [`storm`].

@@ -1,4 +1,4 @@
-//! The network around the director, and the forwarding method.
+//! The network around the director, and its forwarding method.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -26,7 +26,7 @@ const FULL: TunnelChecksum = TunnelChecksum::Full;
 const NONE: TunnelChecksum = TunnelChecksum::None;
 
 impl Method {
-    /// All methods.
+    /// All combinations of forwarding method and IP versions.
     pub const ALL: [Self; 20] = {
         use Family::{V4, V6};
         use Forwarding::{FullNat, Nat, Route};
@@ -145,27 +145,26 @@ const fn offer(
 pub struct Scene {
     /// The forwarding method.
     pub method: Method,
-    /// Virtual addresses: one that the host has, and one that the dataplane owns.
+    /// Virtual addresses: the host owns the first one, the dataplane the second one.
     pub vips: [IpAddr; 2],
-    /// The director's addresses on the clients' and on the servers' link, of the IP version of that
-    /// link.
+    /// The director's addresses on the clients' link and on the servers' link.
     pub director: [IpAddr; 2],
     /// Addresses of the clients.
     pub clients: Vec<IpAddr>,
-    /// Addresses of the real servers; the last one is an address of the director if the IP versions
-    /// permit it.
+    /// Addresses of the real servers. If the IP versions permit it, the last one is an address of
+    /// the director.
     pub servers: Vec<IpAddr>,
-    /// Local addresses of full NAT: one that the dataplane owns, and one that the host has.
+    /// Local addresses of full NAT: the dataplane owns the first one, the host the second one.
     pub locals: [IpAddr; 2],
     /// A router that sends ICMP errors.
     pub router: IpAddr,
-    /// Services, at each of the virtual addresses.
+    /// Services at each virtual address.
     pub offers: [Offer; 8],
-    /// Number by which the servers' ports differ from the ports of the services.
+    /// Difference between a server's port and its service's port.
     pub shift: u16,
 }
 
-/// The address of version `family` that has `last` as its last part in the network number `net`.
+/// The address of `family` with the last part `last` in network number `net`.
 pub(super) fn addr(family: Family, net: u8, last: u8) -> IpAddr {
     match family {
         Family::V4 => {
@@ -191,7 +190,7 @@ const FRONT: u8 = 2;
 const BACK: u8 = 3;
 
 impl Scene {
-    /// The scene for `method`.
+    /// Creates the scene for `method`.
     pub fn new(method: &Method) -> Self {
         let Method {
             family, servers, ..
@@ -233,7 +232,7 @@ impl Scene {
         }
     }
 
-    /// Returns the port at the servers that belongs to a service.
+    /// Returns the port of the servers for a service.
     pub const fn server_port(&self, offer: &Offer) -> u16 {
         match offer.port {
             // The dataplane expects IPsec connections between the ports 500 of both ends.
@@ -251,7 +250,7 @@ impl Scene {
         })
     }
 
-    /// A service at `vip`.
+    /// Key and settings of a service at `vip`.
     pub fn service(&self, vip: IpAddr, offer: &Offer) -> (ServiceKey, ServiceConfig) {
         let key = ServiceKey::Address {
             protocol: offer.protocol,
@@ -266,7 +265,7 @@ impl Scene {
         (key, config)
     }
 
-    /// The settings of server number `number`.
+    /// Address and settings of the server with this number.
     pub fn server(&self, number: usize, offer: &Offer) -> (SocketAddr, ServerConfig) {
         let weight = i32::try_from(number).unwrap_or(0) + 1;
         let config = ServerConfig {

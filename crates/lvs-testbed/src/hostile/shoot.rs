@@ -51,7 +51,7 @@ pub struct ShootOptions {
 ///
 /// If the interface does not exist, or without the right to open a packet socket.
 pub fn shoot(options: &ShootOptions) -> Result<()> {
-    let method = Method::named("nat4").context("the method list contains NAT")?;
+    let method = Method::named("nat4").context("the list of methods lacks NAT")?;
     let mut scene = Scene::new(method);
     scene.vips = [options.vip; 2];
     scene.director = [options.director[0], options.director[1]];
@@ -72,7 +72,7 @@ pub fn shoot(options: &ShootOptions) -> Result<()> {
     Ok(())
 }
 
-/// Returns the frame in the form in which this host sends it; `None` if another host sends it.
+/// The frame in the form in which this host sends it; `None` if another host sends it.
 fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame> {
     let mut frame = shot.frame;
     let Some(mac) = mac else {
@@ -95,7 +95,7 @@ fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame
     Some(frame)
 }
 
-/// Sends frames with all metadata that a virtual link transfers with a frame.
+/// Sends frames with their offload metadata, and returns the number of accepted frames.
 fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let index =
         lvs_sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;
@@ -103,7 +103,7 @@ fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let refused: usize = frames
         .chunks_mut(BATCH)
         .map(|batch| {
-            // The receiver must read all frames, and lose none.
+            // At a lower rate, the receiver loses no frames.
             std::thread::sleep(std::time::Duration::from_micros(200));
             socket.send(batch)
         })

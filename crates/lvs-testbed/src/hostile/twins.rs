@@ -1,5 +1,5 @@
-//! Two packet paths, one of which uses a faster path (the userspace fast path, or the programs of
-//! the kernel fast path): sent frames and listings must be the same.
+//! Compares two packet paths, of which one uses a fast path (in userspace or in the kernel): sent
+//! frames and listings must be the same.
 
 use std::net::SocketAddr;
 
@@ -15,17 +15,17 @@ use crate::{oracle, packet};
 
 /// Number of acts between two listings.
 const ROUND: u64 = 250;
-/// Number of simultaneous conversations.
+/// Number of simultaneous connections.
 const TALKS: usize = 12;
 
-/// Passes `frames` frames or more through a packet path with and one without the programs of the
-/// kernel fast path. Returns how many packets the programs have forwarded.
+/// Passes at least `frames` frames through a packet path with the kernel fast path and one without.
+/// Returns the number of packets that the BPF programs forwarded.
 ///
 /// # Errors
-/// If the kernel does not accept the programs.
+/// The kernel refuses the BPF programs.
 ///
 /// # Panics
-/// If the two differ, and as [`storm`](super::storm).
+/// The results differ, or as [`storm`](super::storm).
 pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, FastPathError> {
     let mut forwarded = Forwarded::default();
     let pair = |scene: &Scene, settings| {
@@ -41,12 +41,11 @@ pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, FastP
     Ok(forwarded)
 }
 
-/// Passes `frames` frames or more through a packet path that uses the userspace fast path when
-/// possible, and through a packet path that never uses it. Returns the number of packets on the
-/// userspace fast path.
+/// Passes at least `frames` frames through a packet path with the userspace fast path and one
+/// without. Returns the number of packets on the fast path.
 ///
 /// # Panics
-/// If the two differ, and as [`storm`](super::storm).
+/// The results differ, or as [`storm`](super::storm).
 pub fn two_ways(method: &Method, seed: u64, frames: u64) -> u64 {
     let mut passed = 0;
     let pair = |scene: &Scene, settings| {
@@ -60,8 +59,8 @@ pub fn two_ways(method: &Method, seed: u64, frames: u64) -> u64 {
     passed
 }
 
-/// Sends the same frames through both dataplanes of each pair: packets of connections, with hostile
-/// frames in between. Compares the results frame by frame.
+/// Sends the same frames through both packet paths, valid packets of connections and hostile
+/// frames, and compares the sent frames.
 fn both<'a, E>(
     method: &'a Method,
     seed: u64,
@@ -124,12 +123,12 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Applies an action to both packet paths; returns the sent frames.
+    /// Applies a step to both packet paths; returns the sent frames.
     fn act(&mut self, act: Act) -> Vec<(PortId, Frame)> {
         let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_record(act.clone());
         let found = self.other.act_and_record(act.clone());
-        // Packets that the dataplane builds itself have their own identifications.
+        // If the dataplane builds a packet itself, its IP identification differs.
         let exact = self.other.forwarded() != before.0 || self.other.passed() != before.1;
         let bytes = |frame: &Frame| match self.method.forwarding {
             Forwarding::Tunnel => without_id(frame.bytes()),
@@ -154,7 +153,7 @@ impl<'a> Pair<'a> {
         };
         assert!(
             same,
-            "{}: {act:02x?}\nleaves as {}\nthe other way as {}",
+            "{}: {act:02x?}\nis sent as {}\nby the other path as {}",
             self.method.name,
             hex(&expected),
             hex(&found)
@@ -179,15 +178,15 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// A connection with the addresses that its client and its server use.
+/// A connection of a client, with the addresses of the forwarded packets.
 #[derive(Clone, Copy)]
 struct Talk {
     protocol: Protocol,
     client: SocketAddr,
     virt: SocketAddr,
-    /// The real server, if the forwarding method is NAT.
+    /// The real server, with NAT.
     server: Option<SocketAddr>,
-    /// Source of the forwarded packet, to which the real server replies.
+    /// Source address of forwarded packets, to which the server replies.
     peer: SocketAddr,
 }
 
@@ -199,7 +198,7 @@ struct Talks {
 }
 
 impl Talks {
-    /// Sends a segment, or opens a connection.
+    /// Sends the next segment, or opens a new connection.
     fn go_on(&mut self, pair: &mut Pair<'_>) {
         if self.talks.len() < TALKS || self.entropy.one_in(100) {
             return self.begin(pair);

@@ -1,5 +1,5 @@
-//! The processes that keep namespaces open. Each is marked as a process of this project, and a
-//! later run ends those of a killed run.
+//! The processes that keep namespaces open. A mark in their environment lets a later run end those
+//! of a killed run.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -12,12 +12,11 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The environment variable that marks processes that keep namespaces open, so that a later run
-/// finds those of a killed run.
+/// Environment variable with the mark of the run that started the process.
 const HOLDER_MARK: &str = "LVS_TESTBED_HOLDER";
 
-/// Mounts that each host has for itself: `/run` (locks and sockets of programs that expect to be
-/// alone on their host) and a `/sys` that shows the host's own interfaces.
+/// Script that mounts a separate `/run` (for locks and sockets), and a `/sys` with the host's own
+/// interfaces.
 const HOLDER_SCRIPT: &str = r"
 mount -t tmpfs -o mode=755 tmpfs /run || exit 1
 mkdir -p /run/lock /run/netns
@@ -83,7 +82,8 @@ pub(super) fn wait_ready(holder: &mut Child, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Identifies a run, also when process ids are used again: pid namespace, pid, start time.
+/// Identifies a run by pid namespace, pid and start time, so that a reused pid is not mistaken for
+/// it.
 pub(super) fn owner_mark(pid: u32) -> String {
     let namespace = fs::read_link("/proc/self/ns/pid")
         .map(|link| link.display().to_string())
@@ -92,14 +92,14 @@ pub(super) fn owner_mark(pid: u32) -> String {
     format!("{digits}-{pid}-{}", start_time(pid).unwrap_or_default())
 }
 
-/// The 22nd field of `/proc/PID/stat`; the second field is in parentheses and may contain any text.
+/// Field 22 of `/proc/PID/stat`. The second field is in parentheses and may contain any text.
 fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let after = stat.rsplit_once(')')?.1;
     after.split_ascii_whitespace().nth(19).map(str::to_owned)
 }
 
-/// Whether the mark names a process of this pid namespace that no longer exists.
+/// Whether the mark's process belonged to this pid namespace and has exited.
 fn is_dead(mark: &str) -> bool {
     let mut parts = mark.split('-');
     let (Some(namespace), Some(pid), Some(start)) = (
@@ -188,23 +188,32 @@ mod tests {
     #[test]
     fn owner_mark_distinguishes_running_testbeds_from_dead_ones() {
         let own = owner_mark(std::process::id());
-        assert!(!is_dead(&own), "{own} is the mark of this process");
-        assert!(!is_dead(&format!("{own}-3")), "a directory of this process");
+        assert!(
+            !is_dead(&own),
+            "the mark of this process counts as dead: {own}"
+        );
+        assert!(
+            !is_dead(&format!("{own}-3")),
+            "the mark {own}-3 of this process counts as dead"
+        );
         let mut parts: Vec<&str> = own.split('-').collect();
         parts[2] = "1";
         assert!(
             is_dead(&parts.join("-")),
-            "the same process id with another start time"
+            "a reused process id counts as running"
         );
         parts[0] = "7";
         assert!(
             !is_dead(&parts.join("-")),
-            "another pid namespace is not ours to judge"
+            "a mark of another pid namespace counts as dead"
         );
         assert!(!is_dead("nonsense"));
         let mut child = Command::new("true").spawn().expect("true starts");
         let mark = owner_mark(child.id());
         child.wait().expect("true ends");
-        assert!(is_dead(&mark), "{mark} has ended");
+        assert!(
+            is_dead(&mark),
+            "the mark of an exited process counts as running: {mark}"
+        );
     }
 }

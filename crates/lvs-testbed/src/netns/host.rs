@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use super::holder::enter;
 use super::process::{Proc, run_with_input, wait_until};
 
-/// A host: a network namespace and a mount namespace. A clone refers to the same host.
+/// A network namespace and a mount namespace. A clone refers to the same host.
 #[derive(Clone, Debug)]
 pub struct Host(Arc<HostInner>);
 
@@ -48,7 +48,8 @@ impl Host {
         &self.0.name
     }
 
-    /// Returns the process that keeps the namespaces: `nsenter -t PID -n -m` enters them.
+    /// Returns the id of the process that keeps the namespaces open: `nsenter -t PID -n -m` enters
+    /// them.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.0.pid
@@ -60,8 +61,8 @@ impl Host {
         &self.0.dir
     }
 
-    /// Returns the first of `number` local ports below the kernel's range of ephemeral ports. Ports
-    /// are reused only after all of them were returned once.
+    /// Returns the first of `number` consecutive local ports below the kernel's ephemeral range. A
+    /// port is reused only after all others were returned.
     pub(crate) fn take_ports(&self, number: u64) -> u16 {
         const FIRST: u32 = 1024;
         const LAST: u32 = 32_767;
@@ -85,7 +86,7 @@ impl Host {
         u16::try_from(first).unwrap_or(0)
     }
 
-    /// A command that will run on this host. Its working directory is `/`, so use absolute paths.
+    /// Returns a command that runs on this host, in the working directory `/`.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         enter(self.0.pid, self.0.user, program)
     }
@@ -115,12 +116,11 @@ impl Host {
             .with_context(|| format!("on host {}: {}", self.name(), program.display()))
     }
 
-    /// Starts a program in the background, its output going to a log that is shown if the test
-    /// fails.
+    /// Starts a program in the background. If the test fails, its output is shown.
     ///
     /// # Errors
     ///
-    /// When it cannot be started.
+    /// The program cannot be started.
     pub fn spawn<A: AsRef<OsStr>>(
         &self,
         program: impl AsRef<OsStr>,
@@ -131,12 +131,12 @@ impl Host {
         self.spawn_command(&program.as_ref().to_string_lossy(), command)
     }
 
-    /// Starts a command made by [`Host::command`] in the background. `name` is its name in
-    /// messages, and part of the name of its log.
+    /// Starts a command of [`Host::command`] in the background. `name` appears in messages and in
+    /// the name of its log.
     ///
     /// # Errors
     ///
-    /// When it cannot be started.
+    /// The program cannot be started.
     pub fn spawn_command(&self, name: &str, mut command: Command) -> Result<Proc> {
         let short = name.rsplit('/').next().unwrap_or(name);
         let number = self.0.spawned.fetch_add(1, Ordering::Relaxed);
@@ -156,11 +156,11 @@ impl Host {
         Ok(Proc::new(format!("{}/{short}", self.name()), child, log))
     }
 
-    /// Waits until a program on this host listens on the port (`tcp`, `udp`).
+    /// Waits until a program on this host listens on the port; `protocol` is `tcp` or `udp`.
     ///
     /// # Errors
     ///
-    /// When none does within ten seconds.
+    /// No program listens within ten seconds.
     pub fn wait_for_port(&self, protocol: &str, port: u16) -> Result<()> {
         wait_until(
             &format!("host {} to listen on {protocol} port {port}", self.name()),
@@ -169,8 +169,7 @@ impl Host {
         )
     }
 
-    /// Whether a program on this host listens on the port. Read from `/proc`, without entering the
-    /// host.
+    /// Whether a program on this host listens on the port, according to `/proc`.
     #[must_use]
     pub fn listens(&self, protocol: &str, port: u16) -> bool {
         // A listening TCP socket is in state 0A, an unconnected UDP socket in 07.
@@ -187,8 +186,8 @@ impl Host {
         })
     }
 
-    /// Whether a dataplane has bound its usual control socket on this host, by path or, if that is
-    /// not permitted, by name.
+    /// Whether a dataplane listens at its default control socket on this host, by path or by
+    /// abstract name.
     #[must_use]
     pub fn has_dataplane(&self) -> bool {
         let is_dataplanes = |name: &str| {
@@ -205,20 +204,19 @@ impl Host {
             })
     }
 
-    /// Sets a `net.` sysctl, whose path below `/proc/sys/net` is given.
+    /// Writes a sysctl; `path` is relative to `/proc/sys/net`.
     ///
     /// # Errors
-    /// If the kernel refuses the value.
+    /// The kernel refuses the value.
     pub fn sysctl(&self, path: &str, value: &str) -> Result<()> {
         self.sh(&format!("echo {value} > /proc/sys/net/{path}"))
             .map(drop)
     }
 
-    /// Returns a counter or rate of the kernel, as `nstat -az` shows it; 0 if no counter has this
-    /// name.
+    /// Returns a counter such as `Udp` `NoPorts`, as `nstat -az` shows it; 0 if it does not exist.
     ///
     /// # Errors
-    /// If `/proc/net` cannot be read.
+    /// `/proc/net` cannot be read.
     pub fn counter(&self, group: &str, name: &str) -> Result<u64> {
         for file in ["snmp", "netstat"] {
             let text = fs::read_to_string(format!("/proc/{}/net/{file}", self.pid()))?;
@@ -240,13 +238,12 @@ impl Host {
         Ok(0)
     }
 
-    /// Installs an executable for all programs of this host as `/usr/sbin/NAME`, without a change
-    /// on disk: a directory with links to the files of `/usr/sbin`, and this name, is mounted over
-    /// it in this host only.
+    /// Installs an executable as `/usr/sbin/NAME` on this host only: a directory with this link,
+    /// and with links to the files of `/usr/sbin`, is mounted over `/usr/sbin`.
     ///
     /// # Errors
     ///
-    /// When a mount fails.
+    /// A mount fails.
     pub fn install(&self, executable: &Path, names: &[&str]) -> Result<()> {
         let farm = self.0.dir.join(format!("{}-sbin", self.name()));
         let mut script = format!("D={}\n", farm.display());

@@ -1,8 +1,8 @@
-//! Namespaces as hosts, the links between them, and the programs that run inside.
+//! Namespaces as hosts, their links and their programs.
 //!
-//! Each host is one `sleep` in a network and a mount namespace of its own; all other programs enter
-//! them with `nsenter`, so that this crate needs no unsafe code and works from a program with many
-//! threads. Without root, a first `sleep` is in a user namespace that contains all others.
+//! Each host is a `sleep` process in its own network and mount namespace. Other programs enter
+//! these with `nsenter`, so that this crate needs no unsafe code, and works in multi-threaded
+//! programs. Without root, an outer `sleep` owns a user namespace for all hosts.
 
 mod holder;
 mod host;
@@ -29,16 +29,17 @@ pub use self::process::{Proc, run_with_input, soon, wait_until};
 pub enum Mode {
     /// Root creates the namespaces directly.
     Root,
-    /// In a user namespace, as any user who may create one.
+    /// A user namespace contains the other namespaces; no privileges are needed.
     Rootless,
 }
 
 impl Mode {
-    /// Chooses a mode that works on this machine. `LVS_TESTBED_MODE=root|rootless` overrides it.
+    /// Chooses a mode that works on this machine, or the one in `LVS_TESTBED_MODE` (`root` or
+    /// `rootless`).
     ///
     /// # Errors
     ///
-    /// When neither works; the message contains the fix.
+    /// No mode works; the message contains the fix.
     pub fn detect() -> Result<Self> {
         let works = |arguments: &[&str]| {
             Command::new("unshare")
@@ -70,11 +71,11 @@ impl Mode {
     }
 }
 
-/// Waits until its input is closed, because the testbed has exited. Then kills the processes in the
-/// namespaces that the input names, and removes directories and names.
+/// Script that waits until the testbed exits, which closes its input. It then kills the processes
+/// in the namespaces that the input names, and removes directories and names.
 ///
-/// The script keeps each namespace open until it exits: the kernel reuses the inode number of a
-/// removed namespace, and the processes in the new namespace belong to another test.
+/// The script keeps each namespace open until it exits, because the kernel could reuse its inode
+/// number for the namespace of another test.
 const JANITOR_SCRIPT: &str = r#"
 trap "" INT TERM HUP QUIT PIPE
 ns= dirs= names=
@@ -99,7 +100,7 @@ for name in $names; do ip netns del "$name" 2>/dev/null; done
 [ -z "$dirs" ] || rm -rf $dirs
 "#;
 
-/// A set of hosts. Dropping it ends every process in them and removes them.
+/// A set of hosts. When dropped, it kills all of their processes, and removes the hosts.
 #[derive(Debug)]
 pub struct Testbed {
     label: String,
@@ -108,8 +109,8 @@ pub struct Testbed {
     base: Option<Child>,
     switch: Option<Host>,
     holders: Vec<Child>,
-    /// The network namespaces of the hosts. The janitor opens them a little later, and a host may
-    /// exit before that.
+    /// Network namespaces of the hosts, open until the janitor has opened them. A host may exit
+    /// earlier.
     namespaces: Vec<File>,
     janitor: Child,
     janitor_pipe: Option<ChildStdin>,
@@ -117,11 +118,11 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Makes an empty testbed. The label is part of the names of its namespaces.
+    /// Creates an empty testbed. `label` is part of the names of its namespaces.
     ///
     /// # Errors
     ///
-    /// Without the right to make namespaces, or when a program that it needs is missing.
+    /// Namespaces are not permitted, or a program is missing.
     pub fn new(label: &str) -> Result<Self> {
         static SWEEP: Once = Once::new();
         static COUNTER: AtomicU32 = AtomicU32::new(0);
@@ -167,7 +168,8 @@ impl Testbed {
         Ok(testbed)
     }
 
-    /// The testbed's own directory: files of the servers, logs. Removed with the testbed.
+    /// Directory of the testbed, with logs and files of the servers. It is removed with the
+    /// testbed.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -179,11 +181,11 @@ impl Testbed {
         self.mode
     }
 
-    /// Adds hosts, which start in parallel because each start takes some milliseconds.
+    /// Adds hosts, which start in parallel.
     ///
     /// # Errors
     ///
-    /// When a namespace cannot be made.
+    /// A namespace cannot be created.
     pub fn hosts<const N: usize>(&mut self, names: [&str; N]) -> Result<[Host; N]> {
         let hosts = self.hosts_named(&names.map(str::to_owned))?;
         hosts
@@ -191,11 +193,11 @@ impl Testbed {
             .map_err(|_| anyhow::anyhow!("the numbers of hosts and names differ"))
     }
 
-    /// Like [`Testbed::hosts`] for a number of hosts that is known at run time only.
+    /// As [`Testbed::hosts`], for a number of hosts that is known only at run time.
     ///
     /// # Errors
     ///
-    /// When a namespace cannot be made.
+    /// A namespace cannot be created.
     pub fn hosts_named(&mut self, names: &[String]) -> Result<Vec<Host>> {
         let base = self.base.as_ref().map(Child::id);
         let mut started = Vec::with_capacity(names.len());
@@ -222,11 +224,11 @@ impl Testbed {
         Ok(hosts)
     }
 
-    /// Creates links between hosts, all at once.
+    /// Creates links between hosts, with one call of `ip`.
     ///
     /// # Errors
     ///
-    /// When `ip` refuses one of them.
+    /// `ip` refuses a link.
     pub fn connect(&mut self, links: &[Link<'_>]) -> Result<()> {
         let needs_switch = links.iter().any(|link| matches!(link, Link::Lan { .. }));
         if needs_switch && self.switch.is_none() {
@@ -255,7 +257,7 @@ impl Testbed {
                     )?;
                 }
                 Link::Lan { name, ports, mtu } => {
-                    let switch = self.switch.as_ref().context("made above")?;
+                    let switch = self.switch.as_ref().context("the testbed has no switch")?;
                     writeln!(
                         bridges,
                         "link add {name} mtu {mtu} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
@@ -289,12 +291,12 @@ impl Testbed {
         Ok(())
     }
 
-    /// Connects a host to an existing LAN by a new device.
+    /// Connects a host to an existing LAN with a new device.
     ///
     /// # Errors
-    /// If the LAN does not exist, or the host already has the device.
+    /// The LAN does not exist, or the host already has the device.
     pub fn plug(&self, lan: &str, host: &Host, device: &str) -> Result<()> {
-        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let switch = self.switch.as_ref().context("the testbed has no LAN")?;
         let port = format!("p{}", self.cables.fetch_add(1, Ordering::Relaxed));
         switch.sh(&format!(
             "ip link add {port} type veth peer name {device} netns {}\nip link set {port} master {lan} up",
@@ -303,12 +305,12 @@ impl Testbed {
         Ok(())
     }
 
-    /// Makes the switch accept frames that were sent without a socket buffer, by receiving all
-    /// frames through NAPI.
+    /// Enables NAPI on the switch's ports, so that the switch accepts frames without a socket
+    /// buffer (XDP).
     ///
     /// # Errors
     ///
-    /// When there is no switch.
+    /// The testbed has no LAN.
     pub fn take_frames(&self) -> Result<()> {
         self.set_ports("gro on")
     }
@@ -317,36 +319,36 @@ impl Testbed {
     ///
     /// # Errors
     ///
-    /// When there is no switch.
+    /// The testbed has no LAN.
     pub fn take_no_frames(&self) -> Result<()> {
         self.set_ports("gro off")
     }
 
-    /// Makes the switch finish the checksums of the frames that it sends.
+    /// Makes the switch complete the checksums of frames that it sends.
     ///
     /// # Errors
     ///
-    /// When there is no switch.
+    /// The testbed has no LAN.
     pub fn finish_checksums(&self) -> Result<()> {
         self.set_ports("tx off")
     }
 
     fn set_ports(&self, how: &str) -> Result<()> {
-        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let switch = self.switch.as_ref().context("the testbed has no LAN")?;
         switch.sh(&format!(
             "for p in /sys/class/net/p*; do ethtool -K ${{p##*/}} {how} > /dev/null; done"
         ))?;
         Ok(())
     }
 
-    /// Enables multicast snooping for IPv6 on a LAN: the switch queries for listeners, and sends
-    /// frames for a group only to them.
+    /// Enables IPv6 multicast snooping on a LAN: the switch queries for listeners, and sends frames
+    /// for a group only to them.
     ///
     /// # Errors
     ///
-    /// When there is no such LAN, or the kernel has no snooping.
+    /// The LAN does not exist, or the kernel does not support snooping.
     pub fn snoop(&self, lan: &str) -> Result<()> {
-        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let switch = self.switch.as_ref().context("the testbed has no LAN")?;
         switch.sh(&format!(
             "ip link set {lan} type bridge mcast_snooping 1 mcast_querier 1 mcast_startup_query_interval 50 \
              mcast_query_response_interval 50 mcast_mld_version 2"
@@ -354,25 +356,25 @@ impl Testbed {
         Ok(())
     }
 
-    /// The multicast groups that the switch has learned, as `bridge mdb` shows them.
+    /// Returns the multicast groups that the switch has learned, from `bridge mdb`.
     ///
     /// # Errors
     ///
-    /// When there is no LAN.
+    /// The testbed has no LAN.
     pub fn groups(&self) -> Result<String> {
         self.switch
             .as_ref()
-            .context("there is no LAN")?
+            .context("the testbed has no LAN")?
             .sh("bridge mdb show")
     }
 
-    /// The port of the switch behind which it has learned a link-layer address.
+    /// Returns the port of the switch at which it has learned a MAC address.
     ///
     /// # Errors
     ///
-    /// When there is no LAN, or the switch has not learned the address.
+    /// The testbed has no LAN, or the switch has not learned the address.
     pub fn port_of(&self, mac: &str) -> Result<String> {
-        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let switch = self.switch.as_ref().context("the testbed has no LAN")?;
         let learned = switch.sh("bridge fdb show dynamic")?;
         let entry = learned.lines().find(|line| line.starts_with(mac));
         entry
@@ -380,16 +382,20 @@ impl Testbed {
             .with_context(|| format!("{mac} is not in {learned}"))
     }
 
-    /// Removes the carrier of `device` of `host`, whose address is `mac`, waits until the host has
-    /// detected it, and restores the carrier.
+    /// Removes the carrier of `device` on `host`, whose MAC address is `mac`, and restores it when
+    /// the host has detected the loss.
     ///
     /// # Errors
     ///
-    /// When there is no LAN, the switch has not learned the device, or the host does not notice.
+    /// The testbed has no LAN, the switch has not learned the address, or the host does not detect
+    /// the loss.
     pub fn pull_cable(&self, host: &Host, device: &str, mac: &str) -> Result<()> {
-        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let switch = self.switch.as_ref().context("the testbed has no LAN")?;
         let entry = self.port_of(mac)?;
-        let port = entry.split_whitespace().nth(2).context("a port")?;
+        let port = entry
+            .split_whitespace()
+            .nth(2)
+            .context("the port has no name")?;
         switch.sh(&format!("ip link set {port} down"))?;
         // The kernel does not report a carrier that returns soon.
         let state = format!("cat /sys/class/net/{device}/operstate");
@@ -402,7 +408,7 @@ impl Testbed {
         Ok(())
     }
 
-    /// Runs a shell script on each host, all at the same time.
+    /// Runs a shell script on each host, in parallel.
     ///
     /// # Errors
     /// The output of the first script that fails.
@@ -421,13 +427,12 @@ impl Testbed {
         })
     }
 
-    /// Gives the hosts names that `ip netns exec` accepts, for users of the demo, and returns the
-    /// command prefix for each host. Without root there are no such names; `nsenter` is used
-    /// instead.
+    /// Names the hosts for `ip netns exec`, and returns the command prefix of each host. Without
+    /// root, the prefix uses `nsenter`.
     ///
     /// # Errors
     ///
-    /// When `ip netns attach` fails.
+    /// `ip netns attach` fails.
     pub fn expose(&mut self, hosts: &[&Host]) -> Result<Vec<String>> {
         let mut prefixes = Vec::with_capacity(hosts.len());
         for host in hosts {
@@ -459,17 +464,16 @@ impl Testbed {
         let pipe = self
             .janitor_pipe
             .as_mut()
-            .context("the janitor receives lines until the drop")?;
+            .context("the pipe to the janitor is closed")?;
         writeln!(pipe, "{kind} {value}")
             .and_then(|()| pipe.flush())
-            .context("the janitor process is gone")
+            .context("the janitor process has exited")
     }
 }
 
 impl Drop for Testbed {
     fn drop(&mut self) {
-        // Closing the pipe triggers the clean-up process, which does the same after an orderly exit
-        // and after a kill.
+        // When the pipe closes, the janitor cleans up, as after a kill.
         drop(self.janitor_pipe.take());
         let _ = self.janitor.wait();
         for holder in self.holders.iter_mut().chain(self.base.as_mut()) {
@@ -484,9 +488,9 @@ impl Drop for Testbed {
 pub enum Link<'a> {
     /// A veth pair between two hosts, each with the name of its device.
     Cable {
-        /// The first host and device.
+        /// The first host, and its device.
         a: (&'a Host, &'a str),
-        /// The remote host and its interface.
+        /// The second host, and its device.
         b: (&'a Host, &'a str),
         /// MTU of both devices.
         mtu: u32,

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-/// Time limit for a program to exit after a signal: three times the limit that `lvsd` uses for its
+/// Time limit for a program to exit after a signal: three times the limit of `lvsd` for its
 /// dataplane.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
@@ -50,7 +50,7 @@ impl Proc {
     ///
     /// # Errors
     ///
-    /// When the program has exited.
+    /// The program has exited.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill(self.nix_pid(), signal).with_context(|| format!("{}: cannot send {signal}", self.name))
     }
@@ -61,7 +61,7 @@ impl Proc {
     /// If the process no longer reads its input.
     pub fn send(&mut self, text: &str) -> Result<()> {
         let input = self.child.stdin.as_mut();
-        let input = input.with_context(|| format!("{}: its input has ended", self.name))?;
+        let input = input.with_context(|| format!("{}: its input is closed", self.name))?;
         input
             .write_all(text.as_bytes())
             .with_context(|| format!("{}: cannot send {text:?}", self.name))
@@ -71,7 +71,7 @@ impl Proc {
     ///
     /// # Errors
     ///
-    /// When it still runs after four times the given limit (see `BUSY`).
+    /// The program still runs after four times `limit` (see `BUSY`).
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         drop(self.child.stdin.take());
         let limit = limit * BUSY;
@@ -91,10 +91,10 @@ impl Proc {
         }
     }
 
-    /// Sends a signal and waits until the process ends.
+    /// Sends a signal, and waits until the program exits.
     ///
     /// # Errors
-    /// If the process has already ended, or does not end within the time limit.
+    /// The program has already exited, or does not exit within the time limit.
     pub fn stop(&mut self, signal: Signal) -> Result<ExitStatus> {
         self.signal(signal)?;
         self.wait(STOP_LIMIT)
@@ -145,18 +145,18 @@ impl Drop for Proc {
     }
 }
 
-/// Factor for the limits of tests on a busy machine. The limits detect hangs; they measure nothing.
+/// Factor for all time limits, for a busy machine. The limits only detect hangs.
 const BUSY: u32 = 4;
 
 const SHORTEST_POLL: Duration = Duration::from_millis(5);
 const LONGEST_POLL: Duration = Duration::from_millis(200);
 
-/// Polls until the condition holds: first every 5 ms, later at intervals of a sixteenth of the
-/// elapsed time, at most 200 ms, because many conditions start a program.
+/// Polls until the condition is true: at first every 5 ms, later at intervals of 1/16 of the
+/// elapsed time, but at most 200 ms.
 ///
 /// # Errors
 ///
-/// When the condition does not hold within four times the limit: a busy machine needs longer.
+/// The condition is false after four times `limit`.
 pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     let limit = limit * BUSY;
     let began = Instant::now();

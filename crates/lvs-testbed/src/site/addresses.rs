@@ -72,8 +72,8 @@ impl Site {
         Ok(script)
     }
 
-    /// Returns the director's script without the addresses that move between directors: the virtual
-    /// addresses, and the servers' gateway.
+    /// Returns the director's script without the addresses that move between directors: the VIPs,
+    /// and the servers' gateway.
     pub(super) fn standby_script(&self) -> Result<String> {
         let script = self.director_script()?;
         let moves = |line: &&str| {
@@ -88,7 +88,7 @@ impl Site {
             .replace("::1/64", "::2/64"))
     }
 
-    /// Returns the script that configures another director with its own addresses.
+    /// Returns the script that configures director `number` with its own addresses.
     pub(super) fn other_script(&self, number: usize) -> Result<String> {
         let script = self.director_script()?;
         Ok(script
@@ -161,7 +161,7 @@ impl Site {
     }
 }
 
-/// The site's IPv6 address that corresponds to an IPv4 address.
+/// Returns the site's IPv6 address for an IPv4 address.
 pub(super) fn six(addr: &str) -> String {
     let (net, host) = addr.rsplit_once('.').unwrap_or(("", addr));
     let net = net.split('.').next().unwrap_or_default();

@@ -28,8 +28,8 @@ use crate::netns::{Host, Proc, Testbed, run_with_input, wait_until};
 use crate::servers::NginxOptions;
 use crate::{content, decap, load::LoadOptions, programs, servers};
 
-/// Maximum number of connections of a dataplane, if the test does not set one. A small table makes
-/// the start cheap: with the kernel fast path, the kernel clears the memory for all connections.
+/// Default size of the connection table. A small table makes the start fast: the kernel fast path
+/// clears the memory for all connections.
 const MAX_CONNECTIONS: &str = "65536";
 
 /// The forwarding method between the director and the real servers.
@@ -39,14 +39,14 @@ pub enum Forward {
     Nat,
     /// Direct routing: the director changes the MAC address only.
     Dr,
-    /// IPIP tunnelling.
+    /// IPIP tunnel.
     Tun,
     /// Full NAT: servers receive packets from the director's local address.
     FullNat,
 }
 
 impl Forward {
-    /// The option of `ipvsadm`.
+    /// Returns ipvsadm's option for this method.
     #[must_use]
     pub fn flag(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl Forward {
         }
     }
 
-    /// The word in lvsd's TOML.
+    /// Returns the value of `forward` in lvsd's file.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -68,33 +68,33 @@ impl Forward {
         }
     }
 
-    /// Whether servers have the VIP themselves.
+    /// Whether servers own the VIP.
     fn shares_vip(self) -> bool {
         matches!(self, Self::Dr | Self::Tun)
     }
 }
 
-/// Networks between the hosts; see the [module](self).
+/// Networks between the hosts; see the [module documentation](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// Director and servers on one LAN, and the client behind a router.
+    /// Director and servers are on one LAN; the client is behind a router.
     OneArm,
     /// The director is between the clients' and the servers' LAN.
     TwoArm,
-    /// A router is between client, director and servers.
+    /// A router connects client, director and servers.
     Routed,
 }
 
-/// The interface that has the VIP.
+/// The owner of the VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vip {
-    /// On the director's `eth0`: the host answers ARP.
+    /// The director's `eth0`; the host answers ARP.
     Host,
-    /// On no interface: the dataplane owns it and answers ARP (`--own-vips`).
+    /// The dataplane (`--own-vips`), which answers ARP; no interface has the VIP.
     Dataplane,
     /// The VIP is in no network of the site: the router has a route to it through the director.
     Routed,
-    /// In no network: directors announce it to the router.
+    /// The VIP is in no network of the site: the director announces it to the router.
     Announced,
 }
 
@@ -105,9 +105,9 @@ pub struct SiteOptions {
     pub label: String,
     /// The networks between the hosts.
     pub topology: Topology,
-    /// The forwarding method that servers are prepared for: gateway, VIP on `lo`, decapsulator.
+    /// The forwarding method for which servers are configured: gateway, VIP on `lo`, decapsulator.
     pub forward: Forward,
-    /// The interface that has the VIP.
+    /// The owner of the VIP.
     pub vip: Vip,
     /// Number of real servers.
     pub servers: usize,
@@ -115,20 +115,19 @@ pub struct SiteOptions {
     pub mtu: u32,
     /// Whether all links have checksum and segmentation offloads.
     pub offloads: bool,
-    /// The director's `ip_forward`.
+    /// Value of the director's sysctl `ip_forward`.
     pub ip_forward: bool,
     /// Settings of the servers' nginx.
     pub nginx: NginxOptions,
-    /// Replaces nginx by a [server that sends evenly](crate::paced), with this number of bytes a
+    /// Replaces nginx by a [server with an even rate](crate::paced), of this number of bytes a
     /// second for each download.
     pub paced: Option<u64>,
-    /// Whether that server runs with real-time scheduling, so that no other program delays its
-    /// packets.
+    /// Whether the server with an even rate has a real-time priority.
     pub real_time: bool,
     /// Whether the site has a standby director on the same networks.
     pub standby: bool,
-    /// Number of further directors on the networks of the first one. All directors are connected to
-    /// an additional network for synchronisation by their `eth1`.
+    /// Number of further directors on the networks of the first one. Their `eth1` are in an
+    /// additional network for synchronisation.
     pub others: usize,
 }
 
@@ -142,7 +141,7 @@ impl SiteOptions {
         }
     }
 
-    /// The usual topology of a forwarding method, four servers, the VIP on the host.
+    /// Options for a forwarding method: its usual topology, four servers, the VIP on the host.
     #[must_use]
     pub fn new(label: &str, forward: Forward) -> Self {
         Self {
@@ -167,10 +166,10 @@ impl SiteOptions {
     }
 }
 
-/// A running installation. The fields are public for tests that need more than the methods.
+/// A running LVS installation.
 #[derive(Debug)]
 pub struct Site {
-    /// The dataplane, once started.
+    /// The dataplane, after its start.
     pub dataplane: Option<Proc>,
     /// The web servers and decapsulators.
     pub programs: Vec<Proc>,
@@ -186,22 +185,22 @@ pub struct Site {
     pub others: Vec<Host>,
     /// The real servers.
     pub servers: Vec<Host>,
-    /// The virtual address.
+    /// The virtual IPv4 address.
     pub vip: Ipv4Addr,
-    /// The virtual address of IPv6.
+    /// The virtual IPv6 address.
     pub vip6: Ipv6Addr,
     /// The options with which the site was created.
     pub options: SiteOptions,
-    /// The testbed, which owns everything; dropped last.
+    /// The testbed of all hosts, which is dropped last.
     pub testbed: Testbed,
 }
 
 impl Site {
-    /// Sets up hosts, links and web servers, but not the dataplane.
+    /// Creates hosts and links, and starts the web servers, but no dataplane.
     ///
     /// # Errors
     ///
-    /// When any of that fails; the error names the host and shows its output.
+    /// A step fails; the error names the host and contains its output.
     pub fn new(options: SiteOptions) -> Result<Self> {
         let mut testbed = Testbed::new(&options.label)?;
         let with_router = options.topology != Topology::TwoArm;
@@ -213,7 +212,7 @@ impl Site {
         names.extend((2..).take(options.others).map(|n| format!("director{n}")));
         names.extend((1..=options.servers).map(|number| format!("rs{number}")));
         let mut hosts = testbed.hosts_named(&names)?.into_iter();
-        let mut host = || hosts.next().context("each name has a host");
+        let mut host = || hosts.next().context("a name has no host");
         let (client, director) = (host()?, host()?);
         let router = if with_router { Some(host()?) } else { None };
         let standby = if options.standby { Some(host()?) } else { None };
@@ -351,11 +350,11 @@ impl Site {
         (self.vip, port).into()
     }
 
-    /// Adds a file that all web servers serve: the first `size` bytes of [`content`].
+    /// Adds a file to all web servers: the first `size` bytes of [`content`].
     ///
     /// # Errors
     ///
-    /// If it cannot be written.
+    /// The file cannot be written.
     pub fn serve(&self, path: &str, size: u64) -> Result<PathBuf> {
         let file = self.testbed.dir().join("www").join(path);
         if let Some(parent) = file.parent() {
@@ -366,10 +365,9 @@ impl Site {
         Ok(file)
     }
 
-    /// Sets whether a director may send unfinished super-packets and checksums into tunnels. The
-    /// servers' raw sockets, unlike a tunnel device of a kernel, receive only complete packets.
-    /// Without permission, the dataplane finishes them; if the kernel fast path forwards, it cuts
-    /// and finishes them as for a network card without tunnel offloads.
+    /// Sets whether a director may send super-packets and partial checksums into tunnels. The
+    /// servers' decapsulators, unlike a kernel's tunnel device, need complete packets: without
+    /// permission, the dataplane and the kernel fast path segment and complete them.
     fn leave_unfinished(&self, director: &Host, may: bool) -> Result<()> {
         if self.options.forward != Forward::Tun || !self.options.offloads {
             return Ok(());
@@ -382,8 +380,8 @@ impl Site {
         Ok(())
     }
 
-    /// Returns the dataplane's arguments for this site: its interfaces, and whether the dataplane
-    /// or the host owns the VIP.
+    /// Returns the dataplane's options for this site: interfaces, and whether the dataplane owns
+    /// the VIP.
     #[must_use]
     pub fn dataplane_arguments(&self) -> Vec<&'static str> {
         let mut arguments = vec!["--interface", "eth0"];
@@ -404,12 +402,12 @@ impl Site {
         arguments
     }
 
-    /// Starts the dataplane on the director and waits until it answers. If `extra` does not select
-    /// the kernel fast path, the environment (`LVS_FAST_PATH`) does.
+    /// Starts the dataplane on the director, and waits until it answers. If `extra` does not select
+    /// the kernel fast path, the environment variable `LVS_FAST_PATH` does.
     ///
     /// # Errors
     ///
-    /// If it is not built or ends at once; the error contains what it printed.
+    /// The program is not built, or exits; the error contains its output.
     pub fn start_dataplane(&mut self, extra: &[&str]) -> Result<()> {
         self.start_dataplane_by(&[], extra)
     }
@@ -425,8 +423,8 @@ impl Site {
         self.lvsadm("-L -n").map(drop)
     }
 
-    /// As [`Self::start_dataplane`], started by another program: `launcher` is the part of the
-    /// command line before the dataplane's name.
+    /// As [`Self::start_dataplane`], with `launcher` before the dataplane's name in the command
+    /// line.
     ///
     /// # Errors
     ///
@@ -438,7 +436,7 @@ impl Site {
         self.lvsadm("-L -n").map(drop)
     }
 
-    /// Stops the dataplane, if one runs, so that the next one inherits no state.
+    /// Stops a running dataplane in order, so that the next one takes over no state.
     fn stop_dataplane(&mut self) -> Result<()> {
         if let Some(mut dataplane) = self.dataplane.take()
             && dataplane.is_running()
@@ -491,41 +489,41 @@ impl Site {
         .with_context(|| dataplane.log())?;
         anyhow::ensure!(
             !ended,
-            "the dataplane ended at once; it printed:\n{}",
+            "the dataplane exited at once; it printed:\n{}",
             dataplane.log()
         );
         Ok(dataplane)
     }
 
-    /// The second director.
+    /// Returns the second director.
     ///
     /// # Errors
     ///
-    /// When the site has none.
+    /// The site has only one director.
     pub fn standby(&self) -> Result<&Host> {
         self.standby
             .as_ref()
             .context("the site has no standby director")
     }
 
-    /// Disconnects the links of the first director. If only the dataplane dies, the host still
-    /// answers packets to its addresses with resets.
+    /// Disconnects the links of the first director. Otherwise its host would answer packets to its
+    /// addresses with resets after the dataplane has exited.
     ///
     /// # Errors
     ///
-    /// When `ip` refuses.
+    /// `ip` refuses.
     pub fn unplug(&self) -> Result<()> {
         let script =
             "for i in eth0 eth1; do [ ! -e /sys/class/net/$i ] || ip link set $i down; done";
         self.director.sh(script).map(drop)
     }
 
-    /// Moves the virtual address, and the address that is the servers' gateway, to the second
-    /// director, like VRRP. The first director has lost its links.
+    /// Moves the VIP, and the address of the servers' gateway, to the second director, as VRRP
+    /// does. The first director must be disconnected.
     ///
     /// # Errors
     ///
-    /// When the site has no second director.
+    /// The site has only one director.
     pub fn fail_over(&self) -> Result<()> {
         let (vip, vip6) = (self.vip, self.vip6);
         self.unplug()?;
@@ -585,21 +583,21 @@ ip addr add fd00:10::1/64 dev eth1 nodad
         )
     }
 
-    /// Adds a TCP service at the VIP with all real servers, in the site's forwarding method, each
-    /// of weight 1.
+    /// Adds a TCP service at the VIP with all real servers, the site's forwarding method, and
+    /// weight 1.
     ///
     /// # Errors
     ///
-    /// When `lvsadm` refuses.
+    /// `lvsadm` refuses.
     pub fn add_service(&self, port: u16, scheduler: &str) -> Result<()> {
         self.add_service_weighted("-t", port, scheduler, &vec![1; self.servers.len()])
     }
 
-    /// Adds a service (`-t` or `-u`) with the first servers, one for each weight.
+    /// Adds a service (`-t` or `-u`) with one server for each weight.
     ///
     /// # Errors
     ///
-    /// If `lvsadm` refuses the service or a server.
+    /// `lvsadm` refuses the service or a server.
     pub fn add_service_weighted(
         &self,
         protocol: &str,
@@ -623,19 +621,19 @@ ip addr add fd00:10::1/64 dev eth1 nodad
     ///
     /// # Errors
     ///
-    /// When no dataplane runs, or it does not end within the time limit.
+    /// No dataplane runs, or it does not exit within the time limit.
     pub fn end_dataplane(&mut self, signal: Signal) -> Result<()> {
-        let mut dataplane = self.dataplane.take().context("a dataplane runs")?;
+        let mut dataplane = self.dataplane.take().context("no dataplane was started")?;
         dataplane.stop(signal).map(drop)
     }
 
-    /// Returns the options of requests to port 80 of the VIP.
+    /// Options of requests to port 80 of the VIP.
     #[must_use]
     pub fn load(&self) -> LoadOptions {
         LoadOptions::new(self.service(80))
     }
 
-    /// Returns the options of this number of requests to port 80 of the VIP.
+    /// Options of `requests` requests to port 80 of the VIP.
     #[must_use]
     pub fn load_of(&self, requests: u64) -> LoadOptions {
         LoadOptions {

@@ -25,27 +25,27 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Deserialize;
 
-/// The environment variable that selects the full sizes of computing tests.
+/// Environment variable that selects the full sizes of computing tests.
 const FULL: &str = "LVS_TEST_FULL";
 
-/// The environment variable with which a test prints the last lines of each program that it started. This runner sets
-/// it, and shows the output of failed tests alone.
+/// Environment variable that makes a test print the last lines of each program that it started.
+/// This runner sets it, and shows only the output of failed tests.
 pub(crate) const LOGS: &str = "LVS_TEST_LOGS";
 
-/// The exit status of a test that cannot run because the host does not permit it.
+/// Exit status of a test that the host does not permit.
 const NOT_RUN: i32 = 77;
 const NOT_RUN_TEXT: &str = "77";
 
-/// The start of the reason for a test that neither `make test` nor `make test-all` runs.
+/// Beginning of the reason of a test that neither `make test` nor `make test-all` runs.
 const BY_HAND: &str = "by hand";
 
-/// The crate that `make test` does not build.
+/// The crate that only `make test-rest` builds.
 const BENCHES: &str = "benches";
 
-/// The executable with the end-to-end tests; its name is that of the directory in `tests/`.
+/// Name of the executable with the end-to-end tests.
 const END_TO_END: &str = "e2e";
 
-/// Modules of the end-to-end tests that compute. They start in this order: the longest with full sizes first.
+/// Modules of end-to-end tests that compute, in the order of their start: the longest first.
 const COMPUTING: [&str; 8] = [
     "transcripts",
     "fuzz",
@@ -57,18 +57,19 @@ const COMPUTING: [&str; 8] = [
     "model",
 ];
 
-/// Computing modules that load BPF programs without a pause. Every start of a dataplane waits for them, so they start
-/// when the waiting tests have ended.
+/// Computing modules that load BPF programs all the time, for which every start of a dataplane
+/// waits. They start after the waiting tests.
 const LOADING: [&str; 2] = ["conformance", "fast_path_twins"];
 
-/// Modules with tests that wait for most of a minute. They start before the other waiting tests, so that no run waits for
-/// one of them at its end.
+/// Modules whose tests wait for almost a minute. They start before the other waiting tests, so that
+/// the run does not end with one of them.
 const LONG_WAITS: [&str; 5] = ["unanswered", "peers", "fast_path", "killed", "cluster"];
 
-/// Modules of other tests whose properties `make test-rest` tries with more cases.
+/// Modules of other tests that try more cases of their properties in `make test-rest`.
 const PROPERTIES: [&str; 4] = ["misuse", "passing", "pipeline_ipv6", "pipeline_table"];
 
-/// Cases of each property in `make test-rest`; proptest's own number, 256, in `make test`.
+/// Number of cases of each property in `make test-rest`; `make test` uses proptest's default of
+/// 256.
 const CASES: &str = "2000";
 
 /// Whether tests run with their full sizes, as in `make test-rest`.
@@ -100,32 +101,31 @@ pub struct TestsOptions {
     artifacts: PathBuf,
 }
 
-/// One test.
 #[derive(Clone, Debug)]
 struct Test {
     executable: PathBuf,
-    /// Directory of the package: tests expect to run there, as with `cargo test`.
+    /// Directory of the package, in which the test runs, as with `cargo test`.
     package: PathBuf,
     /// Name of the test in libtest's list.
     name: String,
-    /// The name of the test with its package and executable.
+    /// `package::executable::name`.
     title: String,
-    /// Whether the test mostly waits for a clock or for other processes.
+    /// Whether the test mostly waits, for a clock or for other processes.
     waits: bool,
-    /// Whether the test starts after the waiting tests have ended: modules in [`LOADING`].
+    /// Whether the test starts after the waiting tests; see [`LOADING`].
     late: bool,
-    /// Tests with smaller numbers start first.
+    /// Position in the order of starts.
     turn: usize,
 }
 
-/// A test that this run leaves out, or that the host does not permit.
+/// A test that this run omits, or that the host does not permit.
 #[derive(Debug)]
 struct Omitted {
     title: String,
     reason: String,
 }
 
-/// One line of cargo's messages.
+/// One line of cargo's JSON messages.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -143,7 +143,7 @@ struct Message {
 struct Target {
     #[serde(default)]
     name: String,
-    /// `bench` for a benchmark, which lists no tests.
+    /// Kind of the target: `bench` for a benchmark, which lists no tests.
     #[serde(default)]
     kind: Vec<String>,
 }
@@ -154,15 +154,15 @@ struct Profile {
     test: bool,
 }
 
-/// Runs the tests; prints failures as they happen, then the slowest tests, the omitted ones and the
-/// counts. The times of all tests are in a file next to `artifacts`. The process exits with 1 if a
-/// test has failed.
+/// Runs the tests. Prints failures as they happen, then the slowest tests, the omitted ones and the
+/// counts. Writes the times of all tests to a file next to `artifacts`. Exits with status 1 if a
+/// test fails.
 ///
 /// # Errors
 ///
-/// When the executables cannot be listed.
+/// The executables cannot be listed.
 pub fn main(options: &TestsOptions) -> Result<()> {
-    // Tests stop the programs that they start with these signals.
+    // The testbed stops programs with these signals, which must not be ignored.
     lvs_sys::signals::restore_signals();
     let (mut tests, mut omitted) = tests(options)?;
     tests.sort_by_key(|test| test.turn);
@@ -178,7 +178,7 @@ pub fn main(options: &TestsOptions) -> Result<()> {
             .jobs
             .unwrap_or(if options.rest { 4 } else { 3 } * processors)
             .max(1),
-        // Some unit tests wait, so there is one more than processors.
+        // One more than processors, because some unit tests wait.
         computing: processors + 1,
         each: Duration::from_secs(if options.rest { 1800 } else { 900 }),
     };
@@ -230,7 +230,7 @@ pub fn main(options: &TestsOptions) -> Result<()> {
     Ok(())
 }
 
-/// Environment of the tests, in addition to that of the caller.
+/// Environment variables that this runner sets for tests.
 fn environment(options: &TestsOptions) -> Vec<(&'static str, &'static str)> {
     let mut environment = vec![
         ("RUST_BACKTRACE", "0"),
@@ -243,7 +243,6 @@ fn environment(options: &TestsOptions) -> Vec<(&'static str, &'static str)> {
     environment
 }
 
-/// The tests to run and those to omit.
 fn tests(options: &TestsOptions) -> Result<(Vec<Test>, Vec<Omitted>)> {
     let path = &options.artifacts;
     let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
@@ -253,8 +252,9 @@ fn tests(options: &TestsOptions) -> Result<(Vec<Test>, Vec<Omitted>)> {
         if !line.starts_with('{') {
             continue;
         }
-        let message: Message = serde_json::from_str(&line)
-            .with_context(|| format!("{}: a line of cargo: {line}", path.display()))?;
+        let message: Message = serde_json::from_str(&line).with_context(|| {
+            format!("{}: cannot parse the line of cargo: {line}", path.display())
+        })?;
         if message.reason != "compiler-artifact"
             || !message.profile.test
             || message.target.kind.iter().any(|kind| kind == "bench")
@@ -265,7 +265,7 @@ fn tests(options: &TestsOptions) -> Result<(Vec<Test>, Vec<Omitted>)> {
             let package = message
                 .manifest_path
                 .parent()
-                .context("a manifest is in a directory")?;
+                .context("the manifest has no directory")?;
             executable_tests(
                 &executable,
                 package,
@@ -279,7 +279,6 @@ fn tests(options: &TestsOptions) -> Result<(Vec<Test>, Vec<Omitted>)> {
     Ok((tests, omitted))
 }
 
-/// Lists the tests of one executable.
 fn executable_tests(
     executable: &Path,
     package: &Path,
@@ -333,7 +332,6 @@ fn executable_tests(
     Ok(())
 }
 
-/// The names that an executable lists.
 fn list(executable: &Path, options: &[&str]) -> Result<Vec<String>> {
     let mut command = Command::new(executable);
     command.args(["--list", "--format", "terse"]).args(options);
@@ -353,7 +351,7 @@ fn list(executable: &Path, options: &[&str]) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The ignored tests of an executable, each with its reason. Only a run prints the reasons.
+/// The ignored tests of an executable with their reasons, which only a run prints.
 fn ignored(executable: &Path) -> Result<BTreeMap<String, String>> {
     let names = list(executable, &["--ignored"])?;
     if names.is_empty() {
@@ -380,7 +378,7 @@ fn ignored(executable: &Path) -> Result<BTreeMap<String, String>> {
     Ok(reasons)
 }
 
-/// Prints the omitted tests by reason, with their number and modules, and the command that runs them.
+/// Prints the number and the modules of omitted tests by reason, and the command that runs them.
 fn report(omitted: &[Omitted]) {
     let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for test in omitted {

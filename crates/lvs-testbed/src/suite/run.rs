@@ -13,18 +13,17 @@ use nix::unistd::Pid;
 
 use super::{NOT_RUN, Test, on_terminal};
 
-/// Limits of concurrency and time.
+/// Limits of parallel tests, and of time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Tests that wait.
+    /// Number of parallel tests that wait.
     pub(super) waiting: usize,
-    /// Tests that compute.
+    /// Number of parallel tests that compute.
     pub(super) computing: usize,
-    /// Time for one test; a test that is still running then has failed.
+    /// Time limit of one test.
     pub(super) each: Duration,
 }
 
-/// Result of one test.
 #[derive(Debug)]
 pub(super) struct Finished {
     pub(super) title: String,
@@ -32,29 +31,27 @@ pub(super) struct Finished {
     pub(super) outcome: Outcome,
 }
 
-/// Result of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Passed,
     Failed,
-    /// The host does not permit the test; contains the reason.
+    /// The host does not permit the test, for this reason.
     NotRun(String),
 }
 
-/// Progress of a run, which all threads of the run share.
+/// Progress of a run, shared by its threads.
 struct Progress {
     total: usize,
     began: Instant,
     results: Vec<Finished>,
     failed: usize,
-    /// Time of the last line of progress.
+    /// Time at which progress was printed last.
     printed: Instant,
 }
 
-/// Shortest interval between two lines of progress, unless the output is a terminal.
+/// Minimum interval between two lines of progress if the output is not a terminal.
 const INTERVAL: Duration = Duration::from_secs(15);
 
-/// Runs all tests.
 pub(super) fn all(
     tests: Vec<Test>,
     limits: &Limits,
@@ -88,7 +85,7 @@ pub(super) fn all(
     progress.into_inner().expect("no thread panicked").results
 }
 
-/// Runs all tests of the queue.
+/// Runs tests until the queue is empty.
 fn work(
     tests: &Mutex<VecDeque<Test>>,
     limits: &Limits,
@@ -139,13 +136,13 @@ impl Progress {
                 self.began.elapsed().as_secs(),
                 if terminal { " " } else { "\n" },
             );
-            // A closed pipe must not stop the tests.
+            // A closed output pipe must not stop the tests.
             let _ = std::io::stdout().flush();
         }
     }
 }
 
-/// Runs one test; returns its outcome and its output.
+/// Runs one test; returns its outcome and output.
 fn run(
     test: &Test,
     limits: &Limits,
@@ -196,8 +193,7 @@ fn run(
     Ok((outcome, text))
 }
 
-/// Waits for the end of a test, at most for `limit`; then kills it with all processes that it
-/// started.
+/// Waits until a test exits. After `limit`, kills it with all of its processes.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let began = Instant::now();
     loop {
@@ -211,13 +207,12 @@ fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus
             child.wait()?;
             return Ok(None);
         }
-        // The end of a test is noticed after at most a fiftieth of its duration.
+        // Polls at intervals of a fiftieth of the elapsed time.
         let pause = began.elapsed() / 50;
         std::thread::sleep(pause.clamp(Duration::from_millis(1), Duration::from_millis(50)));
     }
 }
 
-/// The whole output of a test.
 fn read(output: &mut File) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     output.seek(SeekFrom::Start(0))?;

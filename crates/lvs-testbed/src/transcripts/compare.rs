@@ -15,8 +15,8 @@ pub(super) struct Ran {
 /// The first line of a listing of connections.
 pub(super) const CONNECTIONS: &str = "IPVS connection entries\n";
 
-/// Whether `ran` equals the recording. `took` is the duration of the recorded command in seconds,
-/// which limits the duration of `ran`.
+/// Whether `ran` equals the recording. `took` is the maximum duration of the recorded command in
+/// seconds; remaining times may differ by it.
 pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {
     if step.exit < 0 {
         // The recorded program crashed; here, refusing the line is correct.
@@ -46,7 +46,7 @@ pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {
         })
 }
 
-/// A listing as an unordered collection of services, each with its servers in order.
+/// A listing as a sorted list of services, each with its servers in order.
 fn blocks(text: &str) -> Vec<String> {
     let mut blocks: Vec<String> = Vec::new();
     for line in text.lines() {
@@ -62,8 +62,8 @@ fn blocks(text: &str) -> Vec<String> {
     blocks
 }
 
-/// Compares rates: they fall by a quarter with each tick of the estimator, and a recording does not
-/// contain its phase. So one tick more or less is accepted.
+/// Compares rates. They fall by a quarter with each tick of the estimator, whose phase is not
+/// recorded; so the rates may differ by one tick.
 fn rates(recorded: &str, ours: &str) -> bool {
     let number = |word: &str| {
         let (digits, unit) = match word.strip_suffix(['K', 'M', 'G']) {
@@ -90,17 +90,16 @@ fn rates(recorded: &str, ours: &str) -> bool {
         })
 }
 
-/// Seconds of an `expire` column.
+/// Seconds in an `expire` column.
 fn seconds(text: &str) -> Option<i64> {
     let (minutes, seconds) = text.split_once(':')?;
     Some(minutes.parse::<i64>().ok()? * 60 + seconds.parse::<i64>().ok()?)
 }
 
-/// The titles, and the remaining seconds by entry.
+/// The headings, and the remaining seconds of each entry.
 type Listing = (Vec<String>, BTreeMap<String, Vec<i64>>);
 
-/// Compares connections in any order; their remaining times may differ by the duration of the
-/// recorded command.
+/// Compares connections in any order. Remaining times may differ by `took` seconds.
 fn connections(recorded: &str, ours: &str, took: f64) -> bool {
     let parse = |text: &str| -> Option<Listing> {
         let lines: Vec<&str> = text.lines().collect();

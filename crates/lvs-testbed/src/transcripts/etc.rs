@@ -1,4 +1,4 @@
-//! The files below `/etc` that define names, as on the recording host.
+//! Replaces files in `/etc` that define names by those of the recording host.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use nix::mount::{MsFlags, mount};
 
-/// The part of /etc/services that the recordings use (netbase 6.4).
+/// The names in /etc/services that the recordings use (netbase 6.4).
 const SERVICES: &str = "\
 tcpmux 1/tcp
 ftp 21/tcp
@@ -27,10 +27,10 @@ sip 5060/udp
 http-alt 8080/tcp webcache
 ";
 
-/// Makes later mounts visible only in this process's mount namespace.
+/// Limits later mounts to this process's mount namespace.
 ///
 /// # Errors
-/// Without the right to mount.
+/// The process may not mount.
 pub(crate) fn private_mounts() -> anyhow::Result<()> {
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(
@@ -55,11 +55,11 @@ pub(super) fn bind(source: &Path, target: &Path) -> anyhow::Result<()> {
     .with_context(|| format!("mounting {} on {}", source.display(), target.display()))
 }
 
-/// Replaces `/etc` by a directory in `dir` with this text of `/etc/hosts`, and a list of services
-/// without those named in `unknown`.
+/// Replaces `/etc` by a directory in `dir` with the text `hosts` as its `hosts` file, and with
+/// services except those in `unknown`.
 ///
 /// # Errors
-/// Without the right to mount, or to write there.
+/// The process may not mount, or the files cannot be written.
 pub(crate) fn replace(dir: &Path, hosts: &str, unknown: &[String]) -> anyhow::Result<()> {
     let known = |line: &&str| {
         !unknown

@@ -1,10 +1,9 @@
-//! Plays recorded sessions of ipvsadm with the kernel against the real programs, and compares byte
-//! by byte.
+//! Plays recorded sessions of ipvsadm with the real programs, and compares the output byte by byte.
 //!
-//! A recording is a file of JSON objects, one session each, plain or gzipped. Each session gets a
-//! dataplane in memory of its own (`MemoryDataplane`) in user, mount and network namespaces of its
-//! own, with the recording's `/etc/hosts`; the clock is set to the recorded time before each step,
-//! and recorded packets go through the packet path as frames.
+//! A recording is a file of JSON objects, one session each, plain or gzipped. Each session has its
+//! own dataplane in memory (`MemoryDataplane`), and its own user, mount and network namespaces with
+//! the recorded `/etc/hosts`. Before each step, the clock is set to the recorded time. Recorded
+//! packets pass the packet path as frames.
 
 mod compare;
 pub(crate) mod etc;
@@ -38,7 +37,6 @@ pub struct TranscriptOptions {
     show: usize,
 }
 
-/// A recorded session.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Session {
     name: String,
@@ -54,10 +52,10 @@ struct Session {
     marks: Vec<Value>,
     #[serde(default)]
     hosts: String,
-    /// Names of services that `/etc/services` of the recording host did not contain.
+    /// Names that `/etc/services` of the recording host did not contain.
     #[serde(default)]
     unknown_services: Vec<String>,
-    /// The program that plays the session; not in the recording.
+    /// The program that plays the session; the recording does not contain it.
     #[serde(default)]
     program: Program,
     steps: Vec<Step>,
@@ -66,7 +64,7 @@ struct Session {
 /// The program that plays a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
-    /// `lvsadm` as `ipvsadm`.
+    /// `lvsadm` under the name `ipvsadm`.
     #[default]
     Lvsadm,
     /// The `ipvsadm` of this machine, under `lvs-run`.
@@ -74,7 +72,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// Returns the program of this project that the player starts.
+    /// Program of this project that the player starts.
     const fn own(self) -> &'static str {
         match self {
             Self::Lvsadm => "lvsadm",
@@ -83,12 +81,11 @@ impl Program {
     }
 }
 
-/// One step: a command, packets, a sysctl, commands whose output is not compared, or a
-/// wait.
+/// A step: a command, packets, a sysctl, commands whose output is not compared, or a wait.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Step {
-    /// Seconds since the session started.
+    /// Seconds since the start of the session.
     t: Option<f64>,
     wait: Option<f64>,
     argv: Option<Vec<String>>,
@@ -115,11 +112,11 @@ struct Packet {
 /// Results of comparing the commands of sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TranscriptReport {
-    /// Number of steps with ipvsadm's result.
+    /// Number of commands with the recorded result.
     pub passed: usize,
-    /// Number of all other steps.
+    /// Number of commands with another result.
     pub failed: usize,
-    /// The text of every difference.
+    /// Text of every difference.
     pub differences: Vec<String>,
 }
 
@@ -147,10 +144,10 @@ fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
         .with_context(|| format!("{}: no recorded session", path.display()))
 }
 
-/// Runs every `every`th session in `files` with `program`, or of those whose name contains `only`.
+/// Plays every `every`th session in `files` whose name contains `only`, with `program`.
 ///
 /// # Errors
-/// A file that cannot be read or is not a recording; a program that is not built.
+/// A file cannot be read or is not a recording; a program is not built.
 pub fn transcripts(
     files: &[PathBuf],
     only: Option<&str>,
@@ -200,7 +197,7 @@ pub fn transcripts(
     Ok(sum)
 }
 
-/// Kills the player when dropped, also after an error.
+/// The process that plays a session. It is killed when this is dropped.
 struct Player(Child);
 
 impl Drop for Player {
@@ -241,8 +238,8 @@ fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport
     serde_json::from_str(&text).context("cannot read the player's report")
 }
 
-/// Maps the users of the process's new user namespace: root can map all of them, other users only
-/// themselves, as root.
+/// Maps users of the process's new user namespace: as root all users, otherwise only the present
+/// one, as root.
 fn map_users(pid: u32) -> anyhow::Result<()> {
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
     let (users, groups) = if uid.is_root() {
@@ -258,10 +255,10 @@ fn map_users(pid: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs `lvs-testbed transcripts`: prints differences and counts; fails if there are differences.
+/// Runs `lvs-testbed transcripts`, and prints differences and counts.
 ///
 /// # Errors
-/// As [`transcripts`].
+/// As [`transcripts`], or if there are differences.
 pub fn run(options: &TranscriptOptions) -> anyhow::Result<()> {
     let report = transcripts(
         &options.files,

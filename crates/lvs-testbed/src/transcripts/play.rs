@@ -1,4 +1,4 @@
-//! Runs one session: a process in separate namespaces, with its own dataplane in memory.
+//! Plays one session in separate namespaces, with its own dataplane in memory.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -22,20 +22,20 @@ use crate::conformance::MemoryDataplane;
 use crate::conformance::case::{sysctl_text, unhex};
 use crate::programs;
 
-/// The line that the player prints when its parent may map its users and send the session.
+/// Line by which the player asks its parent to map its users and to send the session.
 pub(super) const READY: &str = "ready\n";
 
-/// `lvs-testbed play-transcript`: reads a session from stdin once its parent has mapped the users
-/// of its namespace, and writes a report to stdout.
+/// Runs `lvs-testbed play-transcript`: reads a session from stdin after the parent has mapped the
+/// users, and writes a report to stdout.
 ///
 /// # Errors
-/// If no namespaces can be created.
+/// No namespaces can be created.
 pub fn main() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .context("cannot create namespaces: run this as root, or permit user namespaces")?;
     print!("{READY}");
     std::io::stdout().flush()?;
-    // The end of the input also means that the users are mapped.
+    // The parent writes the session after it has mapped the users.
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text)?;
     let session: Session = serde_json::from_str(&text).context("cannot read the session")?;
@@ -50,9 +50,9 @@ struct Stage {
     /// Path of `lvsadm` or `lvs-run`.
     executable: PathBuf,
     dataplane: Arc<MemoryDataplane>,
-    /// The server of the control socket.
+    /// Serves the control socket until it is dropped.
     _serving: Handle,
-    /// The directory of the stage, which is removed last.
+    /// Directory of the session's files, which is removed last.
     _dir: tempfile::TempDir,
 }
 
@@ -132,7 +132,7 @@ impl Stage {
     }
 }
 
-/// Properties of the machine on which the recording was made.
+/// Network and host of the machine that recorded the session, for [`MemoryDataplane`].
 fn machine(session: &Session) -> Value {
     let local: Vec<&String> = session.vips.iter().chain(&session.local).collect();
     json!({"local": local, "neigh": session.servers, "marks": session.marks})
@@ -199,7 +199,7 @@ fn play(session: &Session) -> anyhow::Result<TranscriptReport> {
     Ok(report)
 }
 
-/// Maximum duration of the recorded command: until the next step, without the waiting times in
+/// Maximum duration of a recorded command in seconds: until the next step, without the waits in
 /// between.
 fn took(steps: &[Step], number: usize) -> f64 {
     let Some(start) = steps[number].t else {

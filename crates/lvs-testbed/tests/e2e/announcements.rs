@@ -10,7 +10,6 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Topology, Vip, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A link-layer address that no host has.
 const WRONG: &str = "02:00:00:00:66:66";
 
 /// A neighbour whose table contains an address that the dataplane owns.
@@ -51,7 +50,6 @@ fn site(label: &str) -> Result<Site> {
     Ok(site)
 }
 
-/// Returns the VIPs and local addresses of both families.
 fn places(site: &Site) -> [Place<'_>; 4] {
     let place = |neighbour, address, device| Place {
         neighbour,
@@ -81,7 +79,7 @@ fn settle(places: &[Place<'_>]) -> Result<()> {
     )
 }
 
-/// Checks that all neighbours have the address of the director's interface after the event.
+/// Runs `script`, and checks that all neighbours then have the address of the director's interface.
 fn event(site: &Site, places: &[Place<'_>], what: &str, script: &str) -> Result<()> {
     settle(places)?;
     site.director.sh(script)?;
@@ -96,10 +94,12 @@ fn learnt(site: &Site, places: &[Place<'_>], what: &str) -> Result<()> {
         let mac = site
             .director
             .sh(&format!("cat /sys/class/net/{device}/address"))?;
-        wait_until(&format!("{what}: {address}"), PATIENCE, || {
-            place.known().is_ok_and(|known| known.contains(mac.trim()))
-        })
-        .with_context(|| format!("{:?}, not {mac}", place.known()))?;
+        wait_until(
+            &format!("{address} to be announced after: {what}"),
+            PATIENCE,
+            || place.known().is_ok_and(|known| known.contains(mac.trim())),
+        )
+        .with_context(|| format!("neighbour entry {:?} instead of {mac}", place.known()))?;
     }
     Ok(())
 }
@@ -120,7 +120,7 @@ fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
     let script =
         "ip link set eth0 down; ip link set eth1 down; ip link set eth0 up; ip link set eth1 up";
     event(&site, &places, "a link that is set up", script)?;
-    // Only the carrier is lost: the other end of the cable is pulled.
+    // Only the carrier is lost, as if the cable were pulled.
     settle(&places)?;
     let mac = site.director.sh("cat /sys/class/net/eth0/address")?;
     site.testbed
@@ -144,8 +144,7 @@ fn own_addresses_are_announced_after_interface_is_replaced() -> Result<()> {
     learnt(&site, &places, "another interface")
 }
 
-/// The director's interface is a bridge: a port with a lower link-layer address is added, and a
-/// port comes up while other ports keep the bridge running.
+/// If the director's interface is a bridge, added ports can change its link-layer address.
 #[test]
 fn own_addresses_are_announced_after_bridge_change() -> Result<()> {
     let mut options = SiteOptions::with_servers("annbridge", Forward::Nat, 1);
@@ -178,7 +177,7 @@ fn own_addresses_are_announced_after_bridge_change() -> Result<()> {
                   ip link set c0 master br0 up";
     event(&site, &places, "a port that joins the bridge", script)?;
     let after = site.director.sh("cat /sys/class/net/br0/address")?;
-    ensure!(before != after, "the bridge keeps its address: {after}");
+    ensure!(before != after, "the bridge still has the address {after}");
     let script = "ip link set eth0 down; ip link set eth0 up";
     event(&site, &places, "a port that is set up", script)
 }

@@ -17,14 +17,13 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const TOKEN: &str = "test-token-0123456789";
-/// A name that would be markup in a page that does not escape it.
+/// Markup as the name of a service: a page that does not escape it runs the script.
 const HOSTILE: &str = "<img src=x onerror=window.hacked=1>\\\"'{{7*7}}</script>&amp;";
 
 fn site(label: &str) -> Result<Site> {
     Site::new(SiteOptions::with_servers(label, Forward::Nat, 3))
 }
 
-/// Writes a file for lvsd with the site's servers, a hostile name, and all settings of the API.
 fn configure(site: &Site) -> Result<PathBuf> {
     let dir = site.testbed.dir();
     let token = dir.join("token");
@@ -93,7 +92,6 @@ fn series(text: &str) -> Result<BTreeMap<String, f64>> {
         .collect()
 }
 
-/// Sends requests to the service `web`, and returns when all are answered.
 fn load(site: &Site, requests: u64) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
@@ -102,8 +100,7 @@ fn load(site: &Site, requests: u64) -> Result<()> {
     Ok(())
 }
 
-/// The metrics contain no sample twice and obey every other rule of OpenMetrics, with services of
-/// all kinds.
+/// Checks every rule of OpenMetrics on metrics of services of all kinds.
 #[test]
 fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     let site = site("strict")?;
@@ -124,13 +121,16 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
         "lvs_drops_total{reason=\"untranslatable\"}",
         "lvs_dataplane_up{}",
     ] {
-        ensure!(samples.contains_key(series), "{series}:\n{page}");
+        ensure!(
+            samples.contains_key(series),
+            "the page has no {series}:\n{page}"
+        );
     }
     Ok(())
 }
 
-/// `node_exporter` reads the files in place of the kernel's, `promtool` reports no errors, and a
-/// Prometheus scrapes; counters of traffic continue after a restart of lvsd.
+/// `node_exporter`, `promtool` and Prometheus read the files and metrics of lvsd. Traffic counters
+/// continue after a restart of lvsd.
 #[test]
 #[ignore = "needs Prometheus and its node exporter"]
 fn metrics_are_read_by_third_party_programs() -> Result<()> {
@@ -140,14 +140,13 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     load(&site, 60)?;
     let dir = site.testbed.dir();
 
-    // promtool accepts the text.
     let text = get(&site, 9560, "metrics")?;
     let file = dir.join("metrics.txt");
     fs::write(&file, &text)?;
     let lint = site
         .director
         .sh(&format!("promtool check metrics <{} 2>&1", file.display()))?;
-    ensure!(lint.trim().is_empty(), "{lint}");
+    ensure!(lint.trim().is_empty(), "not empty: {lint}");
 
     // After all traffic has ended, node_exporter's values of the files equal those of lvsd.
     let proc = dir.join("proc");
@@ -190,7 +189,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         )
     })?;
     ensure!(read("net/ip_vs_app")? == "prot port    usecnt name\n");
-    soon("the counters of the worker", || {
+    soon("/proc to show the counters of the worker", || {
         read("net/ip_vs_stats_percpu").is_ok_and(|parts| {
             let worker = parts.lines().nth(2);
             worker.is_some_and(|l| l.starts_with("  0       3C "))
@@ -293,19 +292,22 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     )
     .with_context(|| prometheus.log())?;
 
-    // The dataplane's counters continue when lvsd is started again.
     let before = series(&get(&site, 9560, "metrics")?)?;
     let status = lvsd.stop(Signal::SIGTERM)?;
-    ensure!(status.success(), "{}", lvsd.log());
+    ensure!(status.success(), "lvsd failed at its exit: {}", lvsd.log());
     ensure!(
         fs::read_dir(proc.join("net"))?.next().is_none() && !proc.join("sys").exists(),
-        "files of the stopped lvsd remain"
+        "files of the stopped lvsd still exist"
     );
     load(&site, 30)?;
     let mut lvsd = start(&site)?;
-    soon("the connections of the meantime", || {
-        get(&site, 9560, "metrics").is_ok_and(|text| text.contains("lvs_connections_total 90\n"))
-    })?;
+    soon(
+        "the metrics to contain the connections made without lvsd",
+        || {
+            get(&site, 9560, "metrics")
+                .is_ok_and(|text| text.contains("lvs_connections_total 90\n"))
+        },
+    )?;
     let after = series(&get(&site, 9560, "metrics")?)?;
     for (name, value) in &before {
         let counter = name.split('{').next().unwrap_or_default();
@@ -322,8 +324,10 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
             .iter()
             .any(|part| counter.starts_with(&format!("lvs_{part}_")));
         if traffic && counter.ends_with("_total") {
-            let now = after.get(name).with_context(|| format!("{name} is gone"))?;
-            ensure!(now >= value, "{name}: {value}, then {now}");
+            let now = after
+                .get(name)
+                .with_context(|| format!("the page no longer has {name}"))?;
+            ensure!(now >= value, "counter {name} fell from {value} to {now}");
         }
     }
     soon("Prometheus to find no counter reset", || {
@@ -331,7 +335,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     })?;
     for name in ["service_packets", "server_bytes", "drops"] {
         let resets = ask(&format!("sum(resets(lvs_{name}_total[5m]))"))?;
-        ensure!(resets < 0.5, "lvs_{name}_total went back");
+        ensure!(resets < 0.5, "lvs_{name}_total was reset or fell");
     }
     let rules = PathBuf::from(concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -352,7 +356,9 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
 fn grafana_queries() -> Result<String> {
     let dashboard: Value =
         serde_json::from_str(include_str!("../../../../contrib/grafana/lvsd.json"))?;
-    let panels = dashboard["panels"].as_array().context("panels")?;
+    let panels = dashboard["panels"]
+        .as_array()
+        .context("the dashboard has no list of panels")?;
     let targets = panels
         .iter()
         .flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
@@ -367,13 +373,15 @@ fn grafana_queries() -> Result<String> {
             serde_json::json!({"record": format!("panel:{n}"), "expr": query})
         })
         .collect();
-    ensure!(rules.len() > 20, "{rules:?}");
+    ensure!(
+        rules.len() > 20,
+        "the dashboard has at most 20 queries: {rules:?}"
+    );
     let groups = serde_json::json!({"groups": [{"name": "grafana", "rules": rules}]});
     Ok(groups.to_string())
 }
 
-/// Reading needs no rights, and changes need the token or the socket. Requests have the same effect
-/// as the commands.
+/// Reading needs no credentials; a change needs a token or the control socket.
 #[test]
 fn api_agrees_with_commands() -> Result<()> {
     let site = site("api")?;
@@ -381,7 +389,7 @@ fn api_agrees_with_commands() -> Result<()> {
     let mut lvsd = start(&site)?;
     let program = programs::find("lvsd")?;
 
-    // The API and the commands show the same state.
+    // The status without values that change by themselves.
     let calm = |mut status: Value| {
         for key in ["uptime", "check_lag_ms", "dataplane"] {
             status[key] = Value::Null;
@@ -395,7 +403,7 @@ fn api_agrees_with_commands() -> Result<()> {
     };
     let config = path.display().to_string();
     let mut both = (Value::Null, Value::Null);
-    soon("both directors to have the same values", || {
+    soon("the API and the commands to show the same state", || {
         let cli = site
             .director
             .run(&program, &["--config", &config, "status", "--json"]);
@@ -420,10 +428,10 @@ fn api_agrees_with_commands() -> Result<()> {
         let status = json(&site, "v1/services/web")?;
         let servers = status[0]["status"]["servers"]
             .as_array()
-            .context("servers")?
+            .context("the first service has no list of servers")?
             .clone();
         let one = servers.iter().find(|s| s["server"] == server.as_str());
-        Ok(one.context("the server")?["admin"]
+        Ok(one.context("the status does not list the server")?["admin"]
             .as_str()
             .unwrap_or_default()
             .to_owned())
@@ -445,28 +453,34 @@ fn api_agrees_with_commands() -> Result<()> {
     let refused = post(&["http://127.0.0.1:9560/v1/admin"], &body("drain"))?;
     ensure!(
         refused.ends_with(" 401") && refused.contains("Bearer") && admin()? == "ready",
-        "{refused}"
+        "a change without a token was not refused, or has drained the server: {refused}"
     );
     let done = post(
         &["--unix-socket", socket.trim(), "http://lvsd/v1/admin"],
         &body("drain"),
     )?;
-    ensure!(done.ends_with(" 200") && admin()? == "drain", "{done}");
+    ensure!(
+        done.ends_with(" 200") && admin()? == "drain",
+        "the drain failed: {done}"
+    );
     let header = format!("Authorization: Bearer {TOKEN}");
     let done = post(
         &["-H", &header, "http://127.0.0.1:9560/v1/admin"],
         &body("ready"),
     )?;
-    ensure!(done.ends_with(" 200") && admin()? == "ready", "{done}");
+    ensure!(
+        done.ends_with(" 200") && admin()? == "ready",
+        "the return to service failed: {done}"
+    );
     let events = get(&site, 9560, "v1/events")?;
     ensure!(
         events.contains("token oncall (ann) has returned"),
-        "{events}"
+        "no `token oncall (ann) has returned` in {events}"
     );
     let done = post(&["-H", &header, "http://127.0.0.1:9560/v1/reload"], "")?;
     ensure!(
         done.ends_with(" 200") && done.contains("no change"),
-        "{done}"
+        "the repeated request is not reported as \"no change\": {done}"
     );
 
     // A reload that removes the address closes only this listener.
@@ -522,7 +536,11 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
         long,
         || output() > 0,
     )?;
-    ensure!(output() == 1, "{}", lvsd.log());
+    ensure!(
+        output() == 1,
+        "the omitted list was not logged once: {}",
+        lvsd.log()
+    );
     fs::write(&path, text)?;
     lvsd.signal(Signal::SIGHUP)?;
     // A connection that was reset is removed from the table earlier than the others.
@@ -536,7 +554,7 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
     Ok(())
 }
 
-/// The pages in a browser, as an operator uses them.
+/// Operates the dashboard in a browser.
 #[test]
 #[ignore = "needs Chromium"]
 fn dashboard_works_in_browser() -> Result<()> {
@@ -550,18 +568,21 @@ fn dashboard_works_in_browser() -> Result<()> {
     browser.open("http://127.0.0.1:9560/")?;
     browser.wait_for("#verdict", "All is well", long)?;
 
-    // A hostile name is shown as text, everywhere on the page.
+    // The page shows the hostile name as text everywhere.
     let seen =
         browser.run("return [...document.querySelectorAll('.name')].map((e) => e.textContent)")?;
     ensure!(
         seen.as_array()
             .is_some_and(|all| all.contains(&Value::from(HOSTILE))),
-        "{seen}"
+        "the page does not show the hostile name: {seen}"
     );
     let harmless = browser.run(
         "return [window.hacked === undefined, document.querySelectorAll('#list img').length]",
     )?;
-    ensure!(harmless == serde_json::json!([true, 0]), "{harmless}");
+    ensure!(
+        harmless == serde_json::json!([true, 0]),
+        "the hostile name was executed or is an element: {harmless}"
+    );
 
     // Without the token, no request can change anything.
     let services = "details[data-name=web]";
@@ -597,11 +618,14 @@ fn dashboard_works_in_browser() -> Result<()> {
         .lines()
         .find(|l| l.contains(&server))
         .unwrap_or_default();
-    ensure!(row.split_whitespace().nth(3) == Some("0"), "{listing}");
+    ensure!(
+        row.split_whitespace().nth(3) == Some("0"),
+        "the weight is not 0: {listing}"
+    );
     let entry = &json(&site, "v1/status")?["admin"][0];
     ensure!(
         entry["why"] == "new <b>disk</b>" && entry["state"] == "drain",
-        "{entry}"
+        "the status has another override: {entry}"
     );
     browser.wait_for("#events", "new <b>disk</b>", long)?;
     browser.click(&format!(
@@ -625,15 +649,16 @@ fn dashboard_works_in_browser() -> Result<()> {
     browser.wait_for("#verdict", "1 server down", long)?;
     let first = browser
         .run("return [...document.querySelectorAll('main section')].find((s) => !s.hidden).id")?;
-    ensure!(first == "trouble", "{first}");
+    ensure!(first == "trouble", "not `trouble`: {first}");
 
-    // The page can be used by keyboard, and its policy refused nothing.
+    // The page can be used by keyboard, and the browser reported no violation of its content
+    // security policy.
     browser.run("document.activeElement.blur()")?;
     browser.press('/')?;
     ensure!(browser.run("return document.activeElement.id")? == "filter");
     browser.type_into("#filter", "mark")?;
     let left = browser.run("return document.querySelectorAll('#list details').length")?;
-    ensure!(left == 1, "{left}");
+    ensure!(left == 1, "the filter does not leave one service: {left}");
     browser.press('\u{e00c}')?;
     narrow_page_and_filters(&site, &browser)?;
 
@@ -657,8 +682,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     Ok(())
 }
 
-/// The dashboard breaks no rule of axe-core, on a wide and on a narrow screen, in light and dark
-/// colours, with few and with many services, one of them open, and while it asks for a reason.
+/// Checks the dashboard with axe-core on wide and narrow screens, in light and dark colours.
 #[test]
 #[ignore = "needs Chromium, axe-core"]
 fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
@@ -673,8 +697,8 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
     let long = Duration::from_secs(20);
     let mut broken: Vec<String> = Vec::new();
     let mut check = |services: usize, state: &str| -> Result<()> {
-        // With many services, axe-core needs long; the colours are the same as with few services,
-        // so two of the four screens are enough.
+        // axe-core takes long with many services, whose colours are those of few services; two of
+        // the four screens are enough.
         let screens = [(1280, false), (320, true), (1280, true), (320, false)];
         let number = if services > 6 { 2 } else { screens.len() };
         for (width, dark) in screens.into_iter().take(number) {
@@ -683,7 +707,9 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
                 "{axe}; return axe.run().then((r) => r.violations.map((v) => \
                  [v.id, v.impact, v.nodes.length, v.nodes[0].html, v.nodes[0].failureSummary].join(' ')))"
             ))?;
-            let found = found.as_array().context("a list of broken rules")?;
+            let found = found
+                .as_array()
+                .context("the browser did not return a list of broken rules")?;
             let place = format!("{services} services, {state}, {width} pixels, dark: {dark}");
             broken.extend(found.iter().map(|one| format!("{place}: {one}")));
         }
@@ -712,7 +738,6 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
         browser.wait_for("#verdict", "All is well", Duration::from_secs(60))?;
         check(services, "all closed")?;
         browser.screen(1280, 900, false)?;
-        // The page keeps the token.
         if services == 6 {
             browser.type_into("#token", TOKEN)?;
             browser.click("#unlock button")?;
@@ -726,25 +751,34 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
         browser.click(&format!("{web} td.do button"))?;
         browser.wait_for("#ask-title", "Drain", long)?;
         check(services, "a question")?;
-        // While the dialog is open, axe-core applies no rule to the rest of the page.
+        // While the dialog is open, axe-core does not check the rest of the page.
         browser.screen(1280, 900, false)?;
         browser.click("#ask-cancel")?;
     }
     lvsd.stop_ok(Signal::SIGINT)?;
     browser.wait_for("#verdict", "does not answer", long)?;
     check(500, "a director that does not answer")?;
-    ensure!(broken.is_empty(), "{}", broken.join("\n"));
-    // A page that breaks a rule is reported: an image without a text.
+    ensure!(
+        broken.is_empty(),
+        "axe-core found broken rules: {}",
+        broken.join("\n")
+    );
+    // axe-core reports a page that breaks a rule: an image without alternative text.
     let found = browser.run(&format!(
         "document.body.append(new Image()); {axe}; \
          return axe.run().then((r) => r.violations.map((v) => v.id))"
     ))?;
-    let found = found.as_array().context("a list of broken rules")?;
-    ensure!(found.contains(&Value::from("image-alt")), "{found:?}");
+    let found = found
+        .as_array()
+        .context("the browser did not return a list of broken rules")?;
+    ensure!(
+        found.contains(&Value::from("image-alt")),
+        "axe-core did not find the image without text: {found:?}"
+    );
     Ok(())
 }
 
-/// The filter by state and by a server's address, a link to a service, and a screen of 320 pixels.
+/// Tests the filters and a link to a service on a screen of 320 pixels.
 fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     let long = Duration::from_secs(20);
     let set = |id: &str, value: &str, event: &str| {
@@ -755,7 +789,11 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     };
     let shown = || browser.run("return document.querySelectorAll('#list details').length");
     set("state", "degraded", "change")?;
-    ensure!(shown()? == 1, "{}", shown()?);
+    ensure!(
+        shown()? == 1,
+        "the filter by address does not show one service: {}",
+        shown()?
+    );
     ensure!(browser.run("return location.hash")? == "#state=degraded");
     set("state", "", "change")?;
     // Two services have a server on this host; the third service has one on another host.
@@ -774,16 +812,16 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
         title
             .as_str()
             .is_some_and(|title| title.contains(name.trim())),
-        "{title}"
+        "the title does not contain the result: {title}"
     );
     let icon = browser.run("return document.getElementById('icon').href")?;
     ensure!(
         icon.as_str()
             .is_some_and(|icon| icon.starts_with("data:image/svg")),
-        "{icon}"
+        "the icon is not an SVG image: {icon}"
     );
     browser.screen(320, 800, false)?;
-    wait_until("a page as wide as the screen", long, || {
+    wait_until("the page to be as wide as the screen", long, || {
         browser
             .run("return document.documentElement.scrollWidth <= 320")
             .is_ok_and(|fits| fits == true)
@@ -791,8 +829,7 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     browser.screen(1280, 900, false)
 }
 
-/// Makes the pictures for the documentation, with four minutes of load in the charts of an hour,
-/// and an expanded service.
+/// Makes the pictures for the documentation, with four minutes of load in the charts.
 fn pictures(site: &Site, browser: &Browser, place: &std::path::Path) -> Result<()> {
     for round in 0..48_u64 {
         load(site, 40 + 25 * (round % 7))?;

@@ -1,6 +1,5 @@
-//! Runs each attack for a second: the dataplane continues to run, its memory is bounded, refused
-//! packets are counted, and answers to valid clients are right. `lvs-testbed attack` measures their
-//! speed.
+//! Runs each attack for a second. The dataplane must continue to run with bounded memory, count
+//! refused packets, and serve valid clients. `lvs-testbed attack` measures the rates.
 
 use anyhow::Result;
 use lvs_testbed::attack;
@@ -8,7 +7,7 @@ use lvs_testbed::attack;
 /// The attacks run one after the other, because each uses the whole machine.
 #[test]
 #[ignore = "long"]
-fn attacks_are_bounded_and_counted() -> Result<()> {
+fn attacks_use_bounded_memory_and_are_counted() -> Result<()> {
     for name in attack::names() {
         attack::run(name, 1, 1, None)?.check()?;
     }

@@ -1,5 +1,5 @@
-//! Cases that IPVS in the kernel does not handle, or only with help: servers as clients of their
-//! own service, answers of direct routing through the director, addresses in no network.
+//! Cases that IPVS in the kernel does not handle: servers as clients of their own service, replies
+//! of direct routing through the director, VIPs outside of all networks.
 
 use crate::common;
 
@@ -19,8 +19,8 @@ fn ids(site: &Site, from: &Host, times: usize) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Every server connects to its own service, and receives answers of each server, including itself.
-/// The servers share one network, with or without the director.
+/// Every server connects to its own service and reaches each server, including itself. The director
+/// is or is not in the servers' network.
 #[test]
 fn hairpin_servers_reach_their_own_service() -> Result<()> {
     for (forward, topology, arguments) in [
@@ -48,7 +48,7 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
             let expected = [["rs1"; 5], ["rs2"; 5]].concat();
             ensure!(
                 names == expected,
-                "{forward:?} {topology:?}, {}: {names:?}",
+                "the names of the neighbours are wrong: {forward:?} {topology:?}, {}: {names:?}",
                 server.name()
             );
         }
@@ -59,16 +59,19 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
             .client
             .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
         if forward == Forward::Nat {
-            ensure!(seen.trim() == common::client_address(&site)?, "{seen}");
+            ensure!(
+                seen.trim() == common::client_address(&site)?,
+                "the server sees another client address: {seen}"
+            );
         } else {
-            ensure!(seen == "192.0.2.50\n", "{seen}");
+            ensure!(seen == "192.0.2.50\n", "not `192.0.2.50`: {seen}");
         }
     }
     Ok(())
 }
 
-/// By default, the director translates as the kernel does, and the answers to a client that is a
-/// server of the service bypass the director.
+/// Without hairpin NAT, the replies to a client that is a server of the service bypass the
+/// director, as with the kernel.
 #[test]
 fn hairpin_is_off_by_default() -> Result<()> {
     let mut options = SiteOptions::new("no-hairpin", Forward::Nat);
@@ -80,12 +83,12 @@ fn hairpin_is_off_by_default() -> Result<()> {
         "for i in 1 2; do curl -s -m 1 http://{}/id || echo lost; done | sort",
         site.vip
     ))?;
-    ensure!(printed.contains("lost"), "{printed}");
+    ensure!(printed.contains("lost"), "no `lost` in {printed}");
     Ok(())
 }
 
-/// Direct routing through a director that is the servers' gateway: their answers pass the director
-/// with the VIP as source, which a host with the VIP drops as forged.
+/// The director is the servers' gateway and receives their replies, whose source is the VIP. A host
+/// that owns the VIP would drop them as forged.
 #[test]
 #[ignore = "long"]
 fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
@@ -101,7 +104,7 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
             let load = site.load_of(40);
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
             common::upload(&site)?;
-            // The replies are counted like packets that pass the kernel's FORWARD hook.
+            // Packets that pass the kernel's FORWARD hook are counted as replies; so must these be.
             common::wait_for_counters(&site, "answers to be counted", |rows| {
                 Ok(rows[0].number(2)? > 100)
             })?;
@@ -110,8 +113,7 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
     Ok(())
 }
 
-/// The transparent reception of the LVS papers: the VIP is in no network, a route sends packets for
-/// it to the director.
+/// The VIP is in no network; a route sends its packets to the director.
 #[test]
 fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun, Forward::FullNat] {
@@ -122,13 +124,16 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
         let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
         let addresses = site.director.sh("ip -o addr")?;
-        ensure!(!addresses.contains(&site.vip.to_string()), "{addresses}");
+        ensure!(
+            !addresses.contains(&site.vip.to_string()),
+            "the director has the VIP: {addresses}"
+        );
     }
     Ok(())
 }
 
-/// One file with the ports 8000 to 8099, with all ports of another protocol, and with one port of a
-/// separate service.
+/// One service for the ports 8000 to 8099, one for all ports of another protocol, and one for a
+/// single port.
 #[test]
 fn services_with_many_ports_forward_each_port() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {
@@ -185,8 +190,8 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &expected)
                 .with_context(|| format!("port {port}"))?;
         }
-        // The servers receive datagrams to every port. They refuse ports that they do not use, and
-        // the client receives the error from the VIP.
+        // The servers receive datagrams to every port. For unused ports, they send an ICMP error,
+        // which the client receives from the VIP.
         if forward == Forward::Nat {
             let _dns = [
                 servers::dnsmasq(&site.servers[0])?,
@@ -197,7 +202,7 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             ))?;
             ensure!(
                 answers == "\"rs1\"\n\"rs1\"\n\"rs2\"\n\"rs2\"\n",
-                "{answers}"
+                "not `\"rs1\" / \"rs1\" / \"rs2\" / \"rs2\"`: {answers}"
             );
         }
         // A port outside all ranges belongs to the host.
@@ -209,7 +214,7 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             "curl's status for a refused connection: {refused}"
         );
 
-        // A file without rules removes those of lvsd, and keeps manual ones.
+        // A file without rules removes the rules of lvsd, and keeps those of the operator.
         site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
         std::fs::write(&file, [service("80"), real(&[0])].concat())?;
         daemon.signal(Signal::SIGHUP)?;
@@ -218,15 +223,15 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
         let marks = site.lvsadm("mark list")?;
         ensure!(
             marks.lines().count() == 1 && marks.contains("--mark 7"),
-            "{marks}"
+            "other mark rules than the manual one are left: {marks}"
         );
         daemon.stop(Signal::SIGTERM)?;
     }
     Ok(())
 }
 
-/// Full NAT is configured by a file, with a dataplane that lvsd starts; a reload then sets other
-/// local addresses.
+/// lvsd sets the local addresses from its file when it starts the dataplane, and others after a
+/// reload.
 #[test]
 fn full_nat_is_configured_from_a_file() -> Result<()> {
     let site = Site::new(SiteOptions::with_servers(
@@ -269,7 +274,7 @@ fn full_nat_is_configured_from_a_file() -> Result<()> {
     let listing = site.lvsadm("local")?;
     ensure!(
         listing.starts_with("192.0.2.61 ") && !listing.contains("192.0.2.60 "),
-        "{listing}"
+        "the local addresses were not replaced: {listing}"
     );
     daemon.stop(Signal::SIGTERM)?;
     Ok(())

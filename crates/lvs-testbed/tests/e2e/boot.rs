@@ -20,23 +20,24 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Waits until `lvsadm doctor` has a finding with these words, or until it has none.
+/// Waits until `lvsadm doctor` reports a finding with `words`, or none if `present` is false.
 fn wait_for_finding(site: &Site, words: &str, present: bool) -> Result<()> {
     let found = || findings(site).unwrap_or_default();
-    wait_until(&format!("{words:?}: {present}"), PATIENCE, || {
-        findings(site).is_ok_and(|found| found.contains(words) == present)
-    })
+    wait_until(
+        &format!("doctor to report {words:?}: {present}"),
+        PATIENCE,
+        || findings(site).is_ok_and(|found| found.contains(words) == present),
+    )
     .with_context(found)
 }
 
-/// The findings of `lvsadm doctor`.
 fn findings(site: &Site) -> Result<String> {
     let program = programs::find("lvsadm")?.display().to_string();
     site.director
         .sh(&format!("{program} --json doctor || true"))
 }
 
-/// Adds the director's interface towards the servers.
+/// Adds the director's interface to the servers' network.
 fn bring_back_arm(site: &Site) -> Result<()> {
     site.testbed.plug("back", &site.director, "eth1")?;
     site.director
@@ -65,7 +66,7 @@ fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
     bring_back_arm(&site)?;
     clients_are_served(&site)?;
     wait_for_finding(&site, "waiting for", false)?;
-    // The dataplane does the same for an interface that is removed later.
+    // An interface that is removed while the dataplane runs is used again, too.
     site.director.sh("ip link delete eth1")?;
     wait_for_finding(&site, waiting, true)?;
     bring_back_arm(&site)?;
@@ -162,7 +163,7 @@ fn lvsd_missing_interfaces_are_used_when_created() -> Result<()> {
     let path = path.display().to_string();
     let program = programs::find("lvsd")?;
     let checked = site.director.run(&program, &["check", &path])?;
-    ensure!(checked.contains("valid"), "{checked}");
+    ensure!(checked.contains("valid"), "no `valid` in {checked}");
     let lvsd = site.director.spawn(&program, &["--config", &path])?;
     let status = || site.director.run(&program, &["status", "--config", &path]);
     wait_until(
@@ -221,8 +222,7 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
         })
         .with_context(|| before.log())?;
         for signal in [Signal::SIGKILL; 5].into_iter().chain([Signal::SIGTERM; 2]) {
-            // The test does not wait for its exit: the process still exists when the next one
-            // starts.
+            // The next dataplane starts while this one still exits.
             before.signal(signal)?;
             let mut next = start(&site, words)?;
             let mut ended = false;
@@ -231,23 +231,30 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
                 ended || pid_that_answers(&site) == Some(next.pid().into())
             })
             .with_context(|| next.log())?;
-            ensure!(!ended, "{}", next.log());
-            ensure!(!next.log().contains("no warm restart"), "{}", next.log());
+            ensure!(!ended, "the dataplane exited: {}", next.log());
+            ensure!(
+                !next.log().contains("no warm restart"),
+                "unexpected `no warm restart` in {}",
+                next.log()
+            );
             before = next;
         }
         // A second dataplane does not wait for a running one.
         let mut second = start(&site, words)?;
         let status = second.wait(PATIENCE)?;
         let output = second.log();
-        ensure!(!status.success(), "{output}");
+        ensure!(!status.success(), "the second dataplane started: {output}");
         ensure!(
             output.contains(&format!("pid {}", before.pid())),
-            "{output}"
+            "the running dataplane is not named: {output}"
         );
         before.signal(Signal::SIGKILL)?;
         let program = programs::find("lvs-dataplane")?;
         let output = site.director.run(program, &["--cleanup"])?;
-        ensure!(output.starts_with("removed "), "{output}");
+        ensure!(
+            output.starts_with("removed "),
+            "does not begin with `removed `: {output}"
+        );
     }
     Ok(())
 }

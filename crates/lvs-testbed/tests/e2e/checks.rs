@@ -1,4 +1,4 @@
-//! Health checks: each kind against a real server, and on the path of a client's packets.
+//! Health checks of each kind against real servers, and through-VIP checks.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,7 +9,6 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_until};
 use nix::sys::signal::Signal;
 
-/// Starts `lvsd` on the director, with `text` in its configuration file.
 fn start(site: &Site, text: &str) -> Result<Proc> {
     let path = site.testbed.dir().join("lvsd.toml");
     let head = "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n";
@@ -230,8 +229,8 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
         )
         .with_context(|| why(name))?;
     }
-    // The agent of one server requests half of the weight 10, and the program of the other server
-    // requests 1.
+    // The agent of one server requests half of its weight 10; the program of the other server
+    // requests weight 1.
     let weights = || {
         let listing = site.lvsadm("-L -n").unwrap_or_default();
         (
@@ -349,8 +348,8 @@ fn https_without_ca_accepts_every_certificate() -> Result<()> {
     Ok(())
 }
 
-/// A through-VIP check uses the path of clients' packets to exactly the checked server. It finds
-/// faults that a check of the server's own address does not find.
+/// A through-VIP check finds faults on the path of clients' packets that a check of the server's
+/// own address does not find.
 fn on_a_clients_way(forward: Forward) -> Result<()> {
     let mut options = SiteOptions::with_servers("via", forward, 2);
     options.vip = Vip::Dataplane;
@@ -378,12 +377,12 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     }
     let text = match forward {
         Forward::Nat => text,
-        // One service cannot be changed to another port. Therefore it is checked in both ways, one
-        // after the other.
+        // lvsd cannot move a service to another port. Therefore each direction is checked with its
+        // own service.
         _ => {
             let (own, clients) = text
                 .split_once("[[service]]\nname = \"clients\"")
-                .context("two")?;
+                .context("the file has no service clients")?;
             let _ = own;
             format!("[[service]]\nname = \"clients\"{clients}").replace(":8080", ":80")
         }
@@ -402,7 +401,10 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     site.servers[1].sh(broken)?;
     wait_health(&site, "clients", &["up", "down"], &lvsd)?;
     let blamed = servers(&site, "clients");
-    ensure!(blamed[1]["code"] == "client_path", "{blamed:?}");
+    ensure!(
+        blamed[1]["code"] == "client_path",
+        "the wrong fault is reported: {blamed:?}"
+    );
     if forward == Forward::Nat {
         wait_health(&site, "own", &["up", "up"], &lvsd)?;
         through_another_router(&site, &lvsd)?;
@@ -413,14 +415,13 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
         );
         site.director
             .sh(&own)
-            .context("the server's own address answers")?;
+            .context("the server's own address does not answer")?;
     }
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
-/// The first server forwards the replies of the second one: the replies arrive, but the check does
-/// not accept them.
+/// The through-VIP check fails if the first server forwards the replies of the second one.
 fn through_another_router(site: &Site, lvsd: &Proc) -> Result<()> {
     site.servers[0].sh(
         "echo 1 > /proc/sys/net/ipv4/ip_forward; for file in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 > $file; done",

@@ -1,5 +1,5 @@
-//! Health checks whose connections fail: errors that count against the server, errors that do not,
-//! and the operator's view of both.
+//! Health checks whose connections fail: which errors set a server down, and how status and log
+//! show them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
-/// One program that serves HTTP, SMTP, the agent check and DNS (or UDP), for IPv4 and IPv6.
+/// A program that serves HTTP, SMTP, the agent check and DNS (or UDP), for IPv4 and IPv6.
 const SERVERS: &str = r#"
 use IO::Socket::IP; use IO::Select; $SIG{PIPE} = 'IGNORE';
 my $all = IO::Select->new; my (%greeting, %port);
@@ -145,7 +145,7 @@ impl Checked {
         services.into_iter().map(state).collect()
     }
 
-    /// Waits until all servers for which `are` returns true are in the state `state`, and all
+    /// Waits until the servers that `are` selects by service and name are in `state`, and all
     /// others are up.
     fn wait(&self, state: &str, are: impl Fn(&str, &str) -> bool) -> Result<()> {
         let wanted = |name: &str| {
@@ -160,8 +160,8 @@ impl Checked {
     }
 }
 
-/// Any ICMP error of the server's firewall or of the director's routes sets the server down; the
-/// server is up again after the error ends.
+/// An ICMP error of the server's firewall or of the director's routes sets the server down until
+/// the error ends.
 #[test]
 #[ignore = "long"]
 fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
@@ -207,8 +207,8 @@ fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
     Ok(())
 }
 
-/// An error of the director's own filter says nothing about a server: the state of the server
-/// remains, and the operator sees the error, until the checks work again.
+/// If the director's own filter refuses a check, the server keeps its state, and the status shows
+/// the error until the check works again.
 #[test]
 fn check_that_cannot_run_is_shown_until_it_can() -> Result<()> {
     let mut checked = Checked::start("checkown")?;
@@ -315,7 +315,11 @@ fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
     }
     wait(&checked, "refused")?;
     let down = checked.lvsd.log().matches("server is down, ").count();
-    ensure!(down == 1, "{}", checked.lvsd.log());
+    ensure!(
+        down == 1,
+        "the server did not go down once: {}",
+        checked.lvsd.log()
+    );
     checked.lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }

@@ -15,10 +15,10 @@ use lvs_testbed::oracle::{self, Health, Parts};
 use lvs_testbed::packet;
 use lvs_testbed::suite::size;
 
-/// `make test` runs one in this many of the rewrites of `make test-all`.
+/// `make test` runs one rewrite for this many in `make test-all`.
 const QUICK_SHARE: u64 = 50;
 
-/// The number of rewrites, out of `full` in `make test-all`.
+/// Number of rewrites in this run; `full` is the number in `make test-all`.
 fn amount(full: u64) -> u64 {
     size(full / QUICK_SHARE, full)
 }
@@ -27,7 +27,7 @@ fn amount(full: u64) -> u64 {
 const CHAIN: u64 = 8;
 
 fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {
-    // Values at which the sums have a carry are tested more often.
+    // Prefers values that cause a carry in the checksum.
     let mut octets = [0; 16];
     match entropy.below(4) {
         0 => octets.fill(0xff),
@@ -35,7 +35,7 @@ fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {
         _ => entropy.fill(&mut octets),
     }
     entropy.fill(&mut octets[12..16]);
-    // Multicast groups have no connections.
+    // Not a multicast address.
     if six {
         octets[0] &= 0x7f;
         octets.into()
@@ -83,7 +83,7 @@ fn random(entropy: &mut Entropy<'_>, six: bool) -> Vec<u8> {
 
 /// Checks that a packet has a valid IP header and a correct transport checksum.
 fn right(ip: &[u8]) -> (Parts, Health) {
-    let parts = oracle::parts(ip).unwrap_or_else(|| panic!("a wrong header: {ip:02x?}"));
+    let parts = oracle::parts(ip).unwrap_or_else(|| panic!("the header is wrong: {ip:02x?}"));
     assert_eq!(parts.len, ip.len());
     let health = oracle::health(ip, &parts);
     assert!(
@@ -120,7 +120,7 @@ fn translations(seed: u64, count: u64, six: bool) {
                     });
                     unfinished += 1;
                 }
-                // UDP over IPv4 may have no checksum; then the director computes one.
+                // A UDP packet over IPv4 may have no checksum; the director then computes one.
                 1 if parts.protocol == 17 && !six => ip[at..at + 2].fill(0),
                 _ => {}
             }

@@ -46,14 +46,14 @@ fn director_with_servers_down_releases_addresses() -> Result<()> {
     nothing_breaks(Scenario::Quorum, Forward::Dr)
 }
 
-/// While files are missing, `lvsadm doctor` reports these findings and no others.
+/// `lvsadm doctor` reports the missing files, and nothing else.
 #[test]
 #[ignore = "needs keepalived"]
 fn removed_files_between_lvsd_and_keepalived_are_reported_and_restored() -> Result<()> {
     nothing_breaks(Scenario::Files, Forward::Nat)
 }
 
-/// HAProxy in place of the director: its connections break when it dies, and the output shows this.
+/// With HAProxy instead of the director, the death of the proxy breaks its connections.
 #[test]
 #[ignore = "needs keepalived and HAProxy"]
 fn dead_proxy_breaks_its_connections() -> Result<()> {
@@ -63,7 +63,10 @@ fn dead_proxy_breaks_its_connections() -> Result<()> {
     };
     let outcome = play(Scenario::Kill, &options)?;
     println!("{}", serde_json::to_string(&outcome)?);
-    ensure!(outcome.broken == DOWNLOADS, "{outcome:?}");
+    ensure!(
+        outcome.broken == DOWNLOADS,
+        "not all downloads broke: {outcome:?}"
+    );
     ensure!(outcome.director == "haproxy" && outcome.forward == "proxy");
     Ok(())
 }
@@ -82,6 +85,9 @@ fn maintenance_on_and_off_keeps_connections_by_ipv6_nat() -> Result<()> {
         ..options(Forward::Nat)
     };
     let outcome = play(Scenario::Planned, &options)?;
-    ensure!(outcome.family == "ipv6", "{outcome:?}");
+    ensure!(
+        outcome.family == "ipv6",
+        "the downloads did not use IPv6: {outcome:?}"
+    );
     common::nothing_breaks(&[outcome])
 }

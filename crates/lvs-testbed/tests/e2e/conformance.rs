@@ -1,4 +1,4 @@
-//! Replays the recordings of the real kernel as frames. The minimum numbers of passed cases must
+//! Replays recordings of the kernel's IPVS as frames. The minimum numbers of passed cases must
 //! never be reduced.
 
 use std::path::{Path, PathBuf};
@@ -8,12 +8,11 @@ use lvs_sys::is_root_of_all;
 use lvs_sys::testing::not_run;
 use lvs_testbed::conformance::{ConformanceReport, Through, conformance};
 
-/// The recordings in a directory below `golden`.
 fn recordings(directory: &str) -> Vec<PathBuf> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     let mut files: Vec<PathBuf> = std::fs::read_dir(golden.join(directory))
-        .expect("recordings are part of the source")
-        .map(|entry| entry.expect("a directory").path())
+        .expect("the directory of recordings cannot be read")
+        .map(|entry| entry.expect("the directory entry cannot be read").path())
         .collect();
     files.sort();
     files
@@ -24,11 +23,10 @@ fn check(kind: &str, passed: usize) {
     check_kinds(kind, &[(kind, passed)]);
 }
 
-/// Runs [`check`] for cases of several kinds.
 fn check_kinds(directory: &str, wanted: &[(&str, usize)]) {
     let files = recordings(directory);
     let report = conformance(&files, None, 3, Through::Userspace);
-    let report = report.expect("recordings can be read");
+    let report = report.expect("a recording cannot be read");
     let ConformanceReport {
         kinds, mismatches, ..
     } = &report;
@@ -38,7 +36,9 @@ fn check_kinds(directory: &str, wanted: &[(&str, usize)]) {
     let shown = mismatches[..mismatches.len().min(20)].join("\n");
     assert!(mismatches.is_empty(), "{shown}");
     for &(kind, passed) in wanted {
-        let counts = kinds.get(kind).expect("cases of this kind");
+        let counts = kinds
+            .get(kind)
+            .expect("no cases of this kind were replayed");
         assert!(
             counts.passed >= passed,
             "only {} cases of {kind} passed",
@@ -87,10 +87,8 @@ fn sync_messages_equal_recordings() {
     check("sync", 1910);
 }
 
-/// Random operations and frames, recorded from Linux 6.12, which cover cases that the other
-/// recordings lack: changes of servers and sysctls, reuse, `drop_packet`, bundled SCTP chunks,
-/// fragments, ICMP errors about packets and tunnels, counters after them, messages of a master and
-/// of a backup.
+/// Random operations and frames, recorded from Linux 6.12, for cases that the other recordings
+/// lack.
 #[test]
 fn random_operations_equal_recordings() {
     let wanted = [
@@ -104,14 +102,13 @@ fn random_operations_equal_recordings() {
     check_kinds("differential", &wanted);
 }
 
-/// Replays the recordings with the programs of the kernel fast path in front of the packet path.
-/// The results must equal the kernel's and, frame by frame, those without the programs. The
-/// programs must forward at least `forwarded` frames.
+/// Replays the recordings with the BPF programs of the kernel fast path. The results must equal the
+/// recordings and, frame by frame, those without the programs. The programs must forward at least
+/// `forwarded` frames.
 fn check_fast_path(files: &[PathBuf], forwarded: u64) {
     let report = match conformance(files, None, 3, Through::FastPath) {
         Ok(report) => report,
-        // Without BPF, nothing can be compared. For root of the initial user namespace, that is a
-        // failure of the test.
+        // For root of the initial user namespace, missing BPF is a failure of the test.
         Err(error) => {
             let cause = error.downcast_ref();
             let excused = matches!(cause, Some(FastPathError::Permission(_))) && !is_root_of_all();
@@ -152,10 +149,9 @@ fn fast_path_persistence_and_helpers_equal_recordings() {
     check_fast_path(&recordings("ftp"), 10);
 }
 
-/// Schedulers and synchronisation with the kernel fast path. Cases with long bursts of first
-/// packets are left out: they take minutes, and the programs forward none of these packets. The
-/// master receives the counters of each forwarded packet before the next packet, so that it sends
-/// the same messages as the kernel.
+/// Cases with long bursts of first packets are omitted: they take minutes, and the programs forward
+/// none of these packets. The master receives the counters of each packet before the next one, so
+/// that it sends the same messages as the kernel.
 #[test]
 #[ignore = "long"]
 fn fast_path_schedulers_and_sync_equal_recordings() {
@@ -175,7 +171,7 @@ fn fast_path_random_operations_equal_recordings() {
     check_fast_path(&recordings("differential"), 300);
 }
 
-/// A recording with changed expectations fails, the report names it, and the program fails.
+/// If an expectation is changed, the program reports the case and exits with status 1.
 #[test]
 fn conformance_difference_is_reported() {
     let case = serde_json::json!({
@@ -187,37 +183,52 @@ fn conformance_difference_is_reported() {
             {"op": "connect", "client": "192.0.2.7:4001", "to": "SYN_RECV", "expect": "10.1.0.12:8080"},
         ],
     });
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("no temporary directory was created");
     let path = directory.path().join("case.jsonl");
-    std::fs::write(&path, case.to_string()).expect("a file");
+    std::fs::write(&path, case.to_string()).expect("the file cannot be written");
     let run = |path: &Path| {
         let program = env!("CARGO_BIN_EXE_lvs-testbed");
         let output = std::process::Command::new(program)
             .arg("conformance")
             .arg(path)
             .output()
-            .expect("the program runs");
+            .expect("the program did not start");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         (output.status.code(), text)
     };
     let (code, text) = run(&path);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("made-up step 1 (connect) server"), "{text}");
-    assert!(text.contains("expected Some(\"10.1.0.12:8080\")"), "{text}");
-    assert!(text.ends_with("\n0 passed, 1 failed\n"), "{text}");
+    assert!(
+        text.contains("made-up step 1 (connect) server"),
+        "no `made-up step 1 (connect) server` in {text}"
+    );
+    assert!(
+        text.contains("expected Some(\"10.1.0.12:8080\")"),
+        "no `expected Some(\"10.1.0.12:8080\")` in {text}"
+    );
+    assert!(
+        text.ends_with("\n0 passed, 1 failed\n"),
+        "does not end with ` / 0 passed, 1 failed`: {text}"
+    );
 
     let right = case.to_string().replace("10.1.0.12:8080", "10.1.0.11:8080");
-    std::fs::write(&path, right).expect("a file");
+    std::fs::write(&path, right).expect("the file cannot be written");
     let (code, text) = run(&path);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.ends_with("\n1 passed, 0 failed\n"), "{text}");
+    assert!(
+        text.ends_with("\n1 passed, 0 failed\n"),
+        "does not end with ` / 1 passed, 0 failed`: {text}"
+    );
 
-    // A step that is not implemented is a failure, unless it is allowed.
+    // An unknown step is a failure unless it is allowed.
     let unbuilt = serde_json::json!({
         "name": "made-up", "config": {"services": []}, "steps": [{"op": "made-up"}],
     });
-    std::fs::write(&path, unbuilt.to_string()).expect("a file");
+    std::fs::write(&path, unbuilt.to_string()).expect("the file cannot be written");
     let (code, text) = run(&path);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("1 skipped (step \"made-up\")"), "{text}");
+    assert!(
+        text.contains("1 skipped (step \"made-up\")"),
+        "no `1 skipped (step \"made-up\")` in {text}"
+    );
 }

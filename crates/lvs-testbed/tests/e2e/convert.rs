@@ -40,11 +40,14 @@ fn convert_check_compares_with_keepalived_and_runs_no_script() -> Result<()> {
     let marker = directory.path().join("marker");
     std::fs::write(&file, service(&marker))?;
     let (code, out, err) = check(&file)?;
-    ensure!(code == Some(0), "{code:?}: {out}{err}");
+    ensure!(
+        code == Some(0),
+        "the comparison failed: {code:?}: {out}{err}"
+    );
     ensure!(
         out.contains("compared with keepalived: 2 services, 4 servers")
             && out.contains("no difference"),
-        "{out}"
+        "no `compared with keepalived: 2 services, 4 servers` or no `no difference` in {out}"
     );
     ensure!(!marker.exists(), "keepalived has run a script of the file");
     Ok(())
@@ -61,9 +64,12 @@ fn convert_check_names_differences() -> Result<()> {
         "virtual_server 192.0.2.1 80 {\n    protocol TCP\n    real_server 10.0.0.1 80 {\n    }\n    real_server 192.0.2.1 80 {\n    }\n}\n",
     )?;
     let (code, out, err) = check(&file)?;
-    ensure!(code == Some(1), "{code:?}: {out}{err}");
+    ensure!(
+        code == Some(1),
+        "the exit status is not 1: {code:?}: {out}{err}"
+    );
     let expected =
         "192.0.2.1:80 tcp: server 192.0.2.1: missing in the result, present in keepalived";
-    ensure!(out.contains(expected), "{out}");
+    ensure!(out.contains(expected), "no {expected:?} in {out}");
     Ok(())
 }

@@ -129,7 +129,7 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
         status().contains("dns pool.test: 2 servers")
     })
     .with_context(status)?;
-    // The command reads the stored answers of the daemon, which are written with a delay.
+    // `lvsd plan` reads the answers that the daemon stores, with a delay.
     let plan = || ask(&site, "plan");
     soon("lvsd plan to report no change", || {
         plan().is_ok_and(|plan| plan.contains("othing"))
@@ -156,7 +156,7 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     )?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     dnsmasq.kill();
-    // A new daemon also uses the last usable answer.
+    // A restarted daemon also uses the last usable answer.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site)?;
@@ -170,7 +170,10 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     steady.wait_for_more(100)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 100, "{report:?}");
+    ensure!(
+        report.ok > 100,
+        "at most 100 requests were answered: {report:?}"
+    );
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
@@ -180,7 +183,7 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
 fn srv_records_over_tcp_set_hosts_ports_and_weights() -> Result<()> {
     let site = site("srv")?;
     let mut server = unbound(&site, &site.servers[0], &[0, 1])?;
-    // The file has precedence for a server that it names.
+    // For a server that the file also names, the settings of the file apply.
     let own = format!(
         "\n[[service.server]]\naddress = \"{}:80\"\nweight = 50\n",
         site.real_address(3)
@@ -200,8 +203,7 @@ fn srv_records_over_tcp_set_hosts_ports_and_weights() -> Result<()> {
     let _server = unbound(&site, &site.servers[0], &[1, 2, 3])?;
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
     ensure!((weight(1)?, weight(2)?, weight(3)?) == (2, 3, 50));
-    // `lvsd reload` of the same file changes nothing.
     let output = ask(&site, "reload")?;
-    ensure!(output.contains("no change"), "{output}");
+    ensure!(output.contains("no change"), "no `no change` in {output}");
     Ok(())
 }

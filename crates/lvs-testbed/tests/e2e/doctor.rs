@@ -10,7 +10,6 @@ use lvs_testbed::{Forward, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// The present findings.
 fn findings_as_json(site: &Site) -> Result<Vec<Value>> {
     let text = site.director.sh(&format!(
         "{} doctor --json || [ $? = 1 ]",
@@ -19,7 +18,6 @@ fn findings_as_json(site: &Site) -> Result<Vec<Value>> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// The present findings, each with its fix.
 fn findings(site: &Site) -> Result<Vec<(String, String)>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let all = findings_as_json(site)?;
@@ -29,7 +27,6 @@ fn findings(site: &Site) -> Result<Vec<(String, String)>> {
         .collect())
 }
 
-/// The present findings with this code.
 pub(super) fn findings_with_code(site: &Site, code: &str) -> Result<Vec<Value>> {
     let mut all = findings_as_json(site)?;
     all.retain(|finding| finding["code"] == code);
@@ -53,17 +50,17 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     let site = site("docthost", Forward::Nat)?;
     let all = findings(&site)?;
-    ensure!(all.is_empty(), "{all:?}");
+    ensure!(all.is_empty(), "not empty: {all:?}");
 
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
     let output = fix(&site, "rp_filter of eth0 is strict")?;
     ensure!(
         output.contains("net.ipv4.conf.eth0.rp_filter=2"),
-        "{output}"
+        "no `net.ipv4.conf.eth0.rp_filter=2` in {output}"
     );
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "0")?;
 
-    // The veth links have no such network card: the output of the tools is simulated.
+    // veth lacks these settings and counters: scripts replace the tools.
     let tools = [
         ("ethtool", "echo large-receive-offload: on"),
         (
@@ -93,7 +90,10 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
         "ethtool -G eth0 rx",
         "table filter, chain INPUT, no longer receives packets of TCP",
     ] {
-        ensure!(flat.contains(part), "{part}: {text}");
+        ensure!(
+            flat.contains(part),
+            "a part of the finding is missing: {part}: {text}"
+        );
     }
 
     // The kernel reports the change to the dataplane later.
@@ -103,15 +103,18 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     })
     .with_context(|| format!("{:?}", findings(&site)))?;
     let down = findings_with_code(&site, "interface_down")?;
-    ensure!(down.len() == 1 && down[0]["since"].is_u64(), "{down:?}");
+    ensure!(
+        down.len() == 1 && down[0]["since"].is_u64(),
+        "the interface is not reported as down once: {down:?}"
+    );
     site.director.sh("ip link set eth1 up")?;
     soon("doctor to report eth1 no more", || {
         findings_with_code(&site, "interface_down").is_ok_and(|found| found.is_empty())
     })
 }
 
-/// Filters of the host: those that run after the dataplane has received a copy of each packet, and
-/// those that process packets of the dataplane.
+/// Filters that run after the dataplane has received its copy of a packet, and filters that process
+/// packets of the dataplane.
 #[test]
 fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;
@@ -133,7 +136,7 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
             "tc qdisc add dev {device} clsact; tc filter add dev {device} {side} protocol ip pref 1 bpf da bytecode '1,6 0 0 0'"
         ))?;
         let output = fix(&site, what)?;
-        ensure!(output.contains(advice), "{output}");
+        ensure!(output.contains(advice), "no {advice:?} in {output}");
         site.director
             .sh(&format!("tc qdisc del dev {device} clsact"))?;
     }
@@ -145,21 +148,30 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     };
     chain("ingress", "eth0", "tcp dport 80 drop")?;
     let output = fix(&site, "does not keep packets of TCP")?;
-    ensure!(output.contains("lvsadm filter add"), "{output}");
+    ensure!(
+        output.contains("lvsadm filter add"),
+        "no `lvsadm filter add` in {output}"
+    );
     chain("egress", "eth0", "tcp sport 80 counter drop")?;
     let output = fix(&site, "also drops packets that the dataplane sends for TCP")?;
-    ensure!(output.contains("nft -a list chain netdev t c"), "{output}");
+    ensure!(
+        output.contains("nft -a list chain netdev t c"),
+        "no `nft -a list chain netdev t c` in {output}"
+    );
     site.director.sh("nft delete table netdev t")?;
     let all = findings(&site)?;
-    ensure!(all.is_empty(), "{all:?}");
+    ensure!(all.is_empty(), "not empty: {all:?}");
     Ok(())
 }
 
 #[test]
 fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
     let site = site("doctlost", Forward::Nat)?;
-    let dataplane = site.dataplane.as_ref().context("a dataplane")?;
-    // The dataplane reads nothing while the client floods it.
+    let dataplane = site
+        .dataplane
+        .as_ref()
+        .context("no dataplane was started")?;
+    // The dataplane is suspended, so that the flood fills its ring.
     dataplane.signal(Signal::SIGSTOP)?;
     let flood = site.client.sh(&format!(
         r#"perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); my $to = sockaddr_in(9, inet_aton("{}"));
@@ -177,9 +189,9 @@ fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
 #[test]
 fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     let site = site("docttun", Forward::Tun)?;
-    // Before any such packet arrives, the doctor reports what will happen.
+    // doctor reports the problem before any long packet arrives.
     let output = fix(&site, "full packets of clients do not fit")?;
-    ensure!(output.contains("advmss"), "{output}");
+    ensure!(output.contains("advmss"), "no `advmss` in {output}");
     let upload = site.serve("up", 100_000)?;
     // The client receives an ICMP error, and then sends shorter packets.
     for _ in 0..2 {
@@ -200,14 +212,14 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     );
     found.with_context(|| format!("{all:?}"))?;
     let found = all.iter().find(|(what, _)| is_found(what));
-    let (what, fix) = found.context("found above")?;
+    let (what, fix) = found.context("doctor does not report the finding")?;
     ensure!(
         what.contains("they had up to 1500 bytes, and 1480 fit"),
-        "{what}"
+        "no `they had up to 1500 bytes, and 1480 fit` in {what}"
     );
     ensure!(
         fix.contains("by 20,") && fix.ends_with("advmss 1440"),
-        "{fix}"
+        "the fix has another size: {fix}"
     );
     Ok(())
 }
@@ -223,7 +235,7 @@ fn doctor_reports_foreign_owner_of_vip() -> Result<()> {
         .context("the one-arm site has a router")?;
     router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
     site.start_dataplane(&[])?;
-    // This command may fail for the same reason.
+    // `add_service` may fail because of the foreign VIP.
     let _ = site.add_service(80, "rr");
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);
@@ -239,7 +251,7 @@ fn doctor_reports_foreign_owner_of_director_address() -> Result<()> {
     let server = &site.servers[0];
     let other = server.sh("cat /sys/class/net/eth0/address")?;
     server.sh("ip addr add 10.0.0.1/32 dev eth0")?;
-    // Its ARP request for another host has the address as its source.
+    // The ARP request of this host has the director's address as its source.
     let ask = "ping -q -c 1 -W 1 -I 10.0.0.1 10.0.0.77 || true";
     let condition = "doctor to report that a server has the director's address";
     soon(condition, || {
@@ -272,16 +284,18 @@ fn doctor_names_service_of_refused_connections() -> Result<()> {
     let finding = &reported[0];
     ensure!(
         finding["service"]["address"] == format!("{}:81", site.vip),
-        "{finding}"
+        "the finding names another service: {finding}"
     );
     for key in ["since", "ago", "recent", "last_minute"] {
-        ensure!(finding[key].is_u64(), "{key}: {finding}");
+        ensure!(
+            finding[key].is_u64(),
+            "the finding lacks a number: {key}: {finding}"
+        );
     }
     Ok(())
 }
 
-/// Packets of a connection are dropped after the connection was opened, because the route to the
-/// server was removed.
+/// The dataplane drops packets of an open connection after the route to the server was removed.
 #[test]
 fn doctor_names_service_of_dropped_packets() -> Result<()> {
     let site = site("doctdrop", Forward::Nat)?;
@@ -304,7 +318,7 @@ fn doctor_names_service_of_dropped_packets() -> Result<()> {
             .lines()
             .any(|line| line.trim().starts_with("services: "))
             && listed.contains(&service),
-        "{listed}"
+        "doctor prints no services: {listed}"
     );
     Ok(())
 }
@@ -316,15 +330,15 @@ fn doctor_reports_vip_without_owner() -> Result<()> {
     let output = fix(&site, "this host does not answer ARP for 203.0.113.77")?;
     ensure!(
         output.contains("ip addr add 203.0.113.77/32 dev lo"),
-        "{output}"
+        "no `ip addr add 203.0.113.77/32 dev lo` in {output}"
     );
     let output = fix(&site, "TCP 203.0.113.77:80 has no server")?;
-    ensure!(output.contains("lvsadm -a"), "{output}");
+    ensure!(output.contains("lvsadm -a"), "no `lvsadm -a` in {output}");
     Ok(())
 }
 
-/// A host with IPv6 sends multicast listener reports on each device, also on that of the dataplane;
-/// a router sends more of them. `doctor` reports none of them.
+/// A host with IPv6 sends multicast listener reports on each device, including the dataplane's; a
+/// router sends more of them.
 #[test]
 fn doctor_ignores_multicast_of_ipv6_router() -> Result<()> {
     let site = site("doctmld", Forward::Nat)?;
@@ -333,14 +347,20 @@ fn doctor_ignores_multicast_of_ipv6_router() -> Result<()> {
     let sent = site
         .director
         .sh("ping -6 -q -c 3 -i 0.2 -W 1 -I lvs-host0 ff02::16 || true")?;
-    ensure!(sent.contains("3 packets transmitted"), "{sent}");
+    ensure!(
+        sent.contains("3 packets transmitted"),
+        "no `3 packets transmitted` in {sent}"
+    );
     let drops = site.lvsadm("drops --all --json")?;
     let drops: Value = serde_json::from_str(&drops)?;
-    let drops = drops.as_array().context("a list")?;
+    let drops = drops.as_array().context("the JSON value is not a list")?;
     let stray = drops.iter().find(|drop| drop["reason"] == "host_stray");
-    ensure!(stray.context("host_stray")?["count"] == 0, "{stray:?}");
+    ensure!(
+        stray.context("the drop counters have no host_stray")?["count"] == 0,
+        "multicast packets count as host_stray: {stray:?}"
+    );
     for (what, _) in findings(&site)? {
-        ensure!(!what.contains("dropped"), "{what}");
+        ensure!(!what.contains("dropped"), "unexpected `dropped` in {what}");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Control sockets with hostile or faulty partners: users without rights, clients that do not read,
+//! Control sockets with hostile or faulty peers: users without rights, clients that do not read,
 //! and dataplanes that hang.
 
 use crate::common;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
-/// An unused user id and group id.
+/// Command that runs a program with a user id and group id that no account has.
 const NOBODY: [&str; 6] = [
     "setpriv",
     "--reuid=65534",
@@ -20,7 +20,7 @@ const NOBODY: [&str; 6] = [
     "--inh-caps=-all",
     "--",
 ];
-/// Root with the capabilities that containers have on the host's network.
+/// Command that runs a program as root without capabilities.
 const BARE_ROOT: [&str; 4] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"];
 
 fn site(label: &str) -> Result<Site> {
@@ -43,8 +43,7 @@ fn refused_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String>
     }
 }
 
-/// Starts a dataplane in memory at a socket name that the programs also use; any user can bind such
-/// a name.
+/// Listens at a control socket name that the programs also use. Any user can bind such a name.
 fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     let program = programs::own()?.display().to_string();
     let mut words = launcher.to_vec();
@@ -57,8 +56,8 @@ fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     Ok(squatter)
 }
 
-/// Returns the arguments before the command line of a program: a shell that runs `script`, with the
-/// command line as its parameters.
+/// Returns a launcher: a shell that runs `script`, whose parameters are the command line of a
+/// program.
 fn stderr_to(script: &str) -> [String; 4] {
     ["sh", "-c", script, "sh"].map(str::to_owned)
 }
@@ -94,8 +93,11 @@ fn log_without_reader_delays_no_packet() -> Result<()> {
             requests(&site, 40)?;
         }
         steady.finish_ok()?;
-        let dataplane = site.dataplane.as_mut().context("started above")?;
-        ensure!(dataplane.is_running(), "it has stopped");
+        let dataplane = site
+            .dataplane
+            .as_mut()
+            .context("no dataplane was started")?;
+        ensure!(dataplane.is_running(), "the dataplane has exited");
         ensure!(dataplane.stop(Signal::SIGTERM)?.success());
     }
     Ok(())
@@ -108,20 +110,26 @@ fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     let add = format!("-A -t {} -s rr", site.service(81));
     let own = "mark add --source 203.0.113.0/24 --destination 192.0.2.10 --drop";
     let output = refused_by(&site, &BARE_ROOT, own)?;
-    ensure!(output.contains("does not have CAP_NET_ADMIN"), "{output}");
+    ensure!(
+        output.contains("does not have CAP_NET_ADMIN"),
+        "no `does not have CAP_NET_ADMIN` in {output}"
+    );
     let output = refused_by(&site, &["unshare", "-U", "-r", "--"], own)?;
     ensure!(
         output.contains("user namespace that is not the dataplane's"),
-        "{output}"
+        "no `user namespace that is not the dataplane's` in {output}"
     );
     let output = refused_by(&site, &NOBODY, own)?;
-    ensure!(output.contains("only root with CAP_NET_ADMIN"), "{output}");
-    // All of these users may read the state.
+    ensure!(
+        output.contains("only root with CAP_NET_ADMIN"),
+        "no `only root with CAP_NET_ADMIN` in {output}"
+    );
+    // Users without any right may read the state.
     for launcher in [&BARE_ROOT[..], &["unshare", "-U", "-r", "--"], &NOBODY] {
         let output = refused_by(&site, launcher, &add)?;
         ensure!(
             output.contains("Permission denied (you must be root)"),
-            "{output}"
+            "no `Permission denied (you must be root)` in {output}"
         );
         ensure!(lvsadm_by(&site, launcher, "-L -n")?.contains("Scheduler"));
     }
@@ -136,7 +144,7 @@ fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     ensure!(lvsadm_by(&site, &member, "-L -n")?.contains("Scheduler"));
     refused_by(&site, &member, &add)?;
     let output = refused_by(&site, &NOBODY, "-L -n")?;
-    ensure!(output.contains("--readers"), "{output}");
+    ensure!(output.contains("--readers"), "no `--readers` in {output}");
     Ok(())
 }
 
@@ -149,13 +157,16 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
             squat(&site, launcher, "@lvsd")?,
         ];
         let output = refused_by(&site, &[], "-L -n")?;
-        ensure!(output.contains("no dataplane answers"), "{output}");
+        ensure!(
+            output.contains("no dataplane answers"),
+            "no `no dataplane answers` in {output}"
+        );
         let output = refused_by(&site, &[], "--socket @lvs-dataplane -L -n")?;
         ensure!(
             output.contains("it is possibly not a dataplane"),
-            "{output}"
+            "no `it is possibly not a dataplane` in {output}"
         );
-        // The foreign processes do not answer: a connection to them must not wait forever.
+        // The foreign processes do not answer: the programs must not wait forever for them.
         for squatter in &squatters {
             squatter.signal(Signal::SIGSTOP)?;
         }
@@ -180,7 +191,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
         ensure!(!second.wait(Duration::from_secs(10))?.success());
         ensure!(
             second.log().contains("another lvsd (pid"),
-            "{}",
+            "no `another lvsd (pid` in {}",
             second.log()
         );
         lvsd.stop_ok(Signal::SIGINT)?;
@@ -252,16 +263,17 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     replaced(&lvsd, first)?;
     soon("requests to be answered", || requests(&site, 20).is_ok())?;
 
-    // The daemon has crashed: the next daemon detects that lvsd started the dataplane, and also
-    // ends it.
+    // The next lvsd after a crash also stops a hung dataplane that lvsd started.
     let second = dataplane(&lvsd)?;
     lvsd.kill();
     site.director.sh(&format!("kill -STOP {second}"))?;
     let mut lvsd = start()?;
     replaced(&lvsd, second)?;
-    soon("traffic", || requests(&site, 20).is_ok())?;
+    soon("requests to be answered again", || {
+        requests(&site, 20).is_ok()
+    })?;
 
-    // A hung dataplane does not outlive the daemon either.
+    // Stopping lvsd also ends a hung dataplane.
     let third = dataplane(&lvsd)?;
     site.director.sh(&format!("kill -STOP {third}"))?;
     lvsd.stop_ok(Signal::SIGINT)?;
@@ -272,8 +284,8 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     soon("the third dataplane to end", is_gone).with_context(|| lvsd.log())
 }
 
-/// An unprivileged client that sends the most expensive requests to parse, and repeatedly requests
-/// the longest list.
+/// An unprivileged client that sends requests that are expensive to parse, and repeatedly requests
+/// the longest listing.
 const HOSTILE: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $seconds, $what) = @ARGV;
@@ -322,7 +334,7 @@ fn resident(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok());
-    Ok(kib.context("no VmHWM")? / 1024)
+    Ok(kib.context("/proc/PID/status has no VmHWM")? / 1024)
 }
 
 #[test]
@@ -344,7 +356,11 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
         }
     }
     site.lvsadm_restore(&rules)?;
-    let dataplane = site.dataplane.as_ref().context("started above")?.pid();
+    let dataplane = site
+        .dataplane
+        .as_ref()
+        .context("no dataplane was started")?
+        .pid();
     let socket = site
         .director
         .sh("ls /run/lvs/netns-$(stat -Lc %i /proc/self/ns/net).sock")?;
@@ -356,7 +372,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     load.keepalive = true;
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
-    // Users of both kinds that may receive answers have received some.
+    // The clients of both kinds have received answers before memory is measured.
     for kind in 0..2 {
         soon("an answer to a hostile user", || {
             let mut alike = users.iter().skip(kind).step_by(3);
@@ -364,14 +380,14 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
         })?;
     }
     steady.wait_for_more(1)?;
-    // Opening connections needs the lock that is held while lists are made.
+    // Opening connections needs the lock that listings hold.
     requests(&site, 200)?;
     // Users with write access still receive answers.
     site.lvsadm("-L -n --stats -t 198.51.100.1:80")?;
     let report = steady.finish_ok()?;
     let taken = resident(dataplane)?.saturating_sub(before);
     println!("{taken} MiB more at the most; {report:?}");
-    ensure!(taken <= 64, "{taken} MiB");
+    ensure!(taken <= 64, "peak memory grew by {taken} MiB");
     for user in &mut users {
         user.wait(Duration::from_secs(30))?;
     }

@@ -20,7 +20,6 @@ fn path(site: &Site, name: &str) -> String {
     site.testbed.dir().join(name).display().to_string()
 }
 
-/// Starts `lvsd` with the director name `name` and the configuration file of that name.
 fn start(site: &Site, host: &Host, name: &str) -> Result<Proc> {
     host.spawn(
         programs::find("lvsd")?,
@@ -124,14 +123,13 @@ fn wait_healthy(site: &Site, n: usize) -> Result<()> {
     })
 }
 
-/// Writes `text` under a key.
 fn put(site: &Site, n: usize, key: &str, text: &str) -> Result<()> {
     fs::write(site.testbed.dir().join("value"), text)?;
     ctl(site, n, &format!("put {key} <{}", path(site, "value")))?;
     Ok(())
 }
 
-/// Writes the file of the director `name`, with `members` members of etcd.
+/// Writes the file of the director `name`, for an etcd cluster of this many members.
 fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) -> Result<()> {
     let all = (0..members).map(|n| format!("\"http://{}:2379\"", site.real_address(n)));
     let all = all.collect::<Vec<_>>().join(", ");
@@ -143,8 +141,7 @@ fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) ->
 }
 
 const INTERFACES: &str = "interface = [\"eth0\", \"eth1\"]";
-/// A configuration with an interface that the host does not have: the dataplane waits for it, and
-/// uses no other interface.
+/// The dataplane waits for this missing interface, and uses no other.
 const NO_INTERFACE: &str = "interface = \"none0\"";
 
 fn service(site: &Site, more: &str) -> String {
@@ -191,7 +188,10 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     let mut registered = vec![register(&site, 0)?, register(&site, 1)?];
     // A server registers itself without lvsd.
     let granted = ctl(&site, 1, "lease grant 600")?;
-    let lease = granted.split_whitespace().nth(1).context("a lease")?;
+    let lease = granted
+        .split_whitespace()
+        .nth(1)
+        .context("the reply contains no lease")?;
     let plain = format!("{{\"address\":\"{}\",\"weight\":2}}", site.real_address(2));
     ctl(
         &site,
@@ -207,7 +207,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
                 && status.contains("1 service with 3 servers; this one")
         },
     )?;
-    // The command reads the state that the daemon has stored, which it stores with a delay.
+    // `lvsd plan` reads the state that the daemon stores, with a delay.
     let plan = || ask(&site, &site.director, "d1", "plan");
     wait_until("lvsd plan to report no change", PATIENCE, || {
         plan().is_ok_and(|plan| plan.contains("othing"))
@@ -225,7 +225,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     let steady = site.client.steady_load(&load)?;
     registered.push(register(&site, 3)?);
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
-    // One program deregisters its server; another one is killed.
+    // One `lvsd register` deregisters its server; the other one is killed.
     registered[0].signal(Signal::SIGTERM)?;
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
     registered[1].signal(Signal::SIGKILL)?;
@@ -250,7 +250,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         !status.contains("left out")
     })?;
 
-    // First one member is disconnected from the others, then all remaining members are.
+    // First one member is disconnected, then all others.
     let cut = "nft 'add table inet cut; add chain inet cut in { type filter hook input priority 0; }; \
                add chain inet cut out { type filter hook output priority 0; }; add rule inet cut in tcp dport 2380 drop; \
                add rule inet cut in tcp sport 2380 drop; add rule inet cut out tcp dport 2380 drop; add rule inet cut out tcp sport 2380 drop'";
@@ -265,7 +265,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     wait_status(&site, "the report of the loss", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
-    // A new daemon uses the same servers.
+    // A restarted daemon uses the same servers.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site, &site.director, "d1")?;
@@ -285,10 +285,13 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     steady.wait_for_more(100)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 100, "{report:?}");
+    ensure!(
+        report.ok > 100,
+        "at most 100 requests were answered: {report:?}"
+    );
     for one in [&mut first, &mut back, &mut registered[2]] {
         let over = one.stop(Signal::SIGTERM)?;
-        ensure!(over.success(), "{}", one.log());
+        ensure!(over.success(), "lvsd failed at its exit: {}", one.log());
     }
     // Only the manually registered server is left; when its lease also expires, the pool keeps it.
     wait_usable(&site, &[2], &lvsd)?;
@@ -301,7 +304,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     Ok(())
 }
 
-/// The dataplane's services stay until etcd answers.
+/// The dataplane keeps its services until etcd answers.
 #[test]
 #[ignore = "needs etcd"]
 fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
@@ -356,34 +359,37 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
                 && status.contains("DOES NOT ANSWER")
         })
         .with_context(|| lvsd.log())?;
-        // lvsd examines the dataplane again within this time.
+        // lvsd compares the dataplane again within this time.
         std::thread::sleep(Duration::from_secs(5));
         let (reported, log) = (status(&site)?, lvsd.log());
         ensure!(
             services() == 2 && usable(&site) == [1],
-            "{lost}: {reported}\n{log}"
+            "the services of the dataplane changed: {lost}: {reported}\n{log}"
         );
         ensure!(
             reported.contains("its servers are NOT KNOWN YET")
                 && !reported.contains("BELOW ITS QUORUM")
                 && !reported.contains("changed by hand"),
-            "{lost}: {reported}"
+            "the status is wrong: {lost}: {reported}"
         );
         for words in [
             "deleted",
             "its last answer is still used",
             "below its quorum",
         ] {
-            ensure!(!log.contains(words), "{lost}: {words}: {log}");
+            ensure!(
+                !log.contains(words),
+                "the log contains an unexpected message: {lost}: {words}: {log}"
+            );
         }
         let plan = || ask(&site, &site.director, "d1", "plan").unwrap_or_default();
-        wait_until("a plan without a change", PATIENCE, || {
+        wait_until("lvsd plan to print no changes", PATIENCE, || {
             let plan = plan();
             plan.contains("nothing to change") && plan.contains("etcd, which have not answered yet")
         })
         .with_context(plan)?;
     }
-    // The member is used as soon as it answers.
+    // lvsd uses the member as soon as it answers.
     let _member = self::member(&site, 0, 1, &[])?;
     wait_status(&site, "etcd to be known", |status| {
         status.contains("etcd /lvs/: 2 keys, revision")
@@ -395,7 +401,10 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
     wait_usable(&site, &[1, 2], &lvsd)?;
     steady.wait_for_more(100)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 100, "{report:?}");
+    ensure!(
+        report.ok > 100,
+        "at most 100 requests were answered: {report:?}"
+    );
     ctl(&site, 0, "del /lvs/services/web")?;
     wait_until("the director to have one service", PATIENCE, || {
         services() == 1
@@ -491,7 +500,7 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
     for (ca, client, password, words) in [
         ("other", shown.as_str(), "password", "TLS"),
         ("ca", "", "password", "DOES NOT ANSWER"),
-        // If authentication is on, the gateway refuses certificates that have a common name.
+        // With authentication, the gateway of etcd refuses certificates that have a common name.
         (
             "ca",
             &shown.replace("client", "named"),
@@ -530,7 +539,11 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
     let server = format!("{{\"address\":\"{}\"}}", site.real_address(2));
     tls(&format!("put /lvs/servers/web/b '{server}'"))?;
     wait_usable(&site, &[1, 2], &lvsd)?;
-    ensure!(!lvsd.log().contains("s3cret"), "{}", lvsd.log());
+    ensure!(
+        !lvsd.log().contains("s3cret"),
+        "unexpected `s3cret` in {}",
+        lvsd.log()
+    );
     Ok(())
 }
 
@@ -559,7 +572,7 @@ fn directors_list_each_other_and_check_servers_independently() -> Result<()> {
             && !status.contains("HAS OTHER SERVICES")
             && !status.contains("NOT READY")
     })?;
-    // The first director no longer reaches the servers, and the second one does.
+    // Only the first director cannot reach the servers.
     site.director.sh(
         "nft 'add table inet cut; add chain inet cut out { type filter hook output priority 0; }; add rule inet cut out tcp dport 80 drop'",
     )?;
@@ -600,10 +613,10 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
         registered().contains("directors/d1")
     })?;
 
-    // etcd assumes that the director is dead.
+    // The lease of the director expires, as if the director had died.
     let leases = ctl(&site, 0, "lease list")?;
     for lease in leases.lines().filter(|line| !line.contains("found")) {
-        // A lease that has already ended is lost, too.
+        // A lease may have expired already.
         let _ = ctl(&site, 0, &format!("lease revoke {lease}"));
     }
     wait_until(
@@ -657,7 +670,7 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
     wait_usable(&site, &[1], &lvsd)
 }
 
-/// The watch receives no more events, and all other requests succeed.
+/// The watch receives no more events, although all other requests succeed.
 #[test]
 #[ignore = "needs etcd"]
 fn stuck_watch_is_replaced() -> Result<()> {
@@ -670,7 +683,7 @@ fn stuck_watch_is_replaced() -> Result<()> {
     file(&site, "d1", 1, INTERFACES, "")?;
     let lvsd = start(&site, &site.director, "d1")?;
     wait_usable(&site, &[1], &lvsd)?;
-    // Of the two connections, that of the watch has sent one request and no more.
+    // The connection of the watch is the one that has sent only one request.
     let sent = |line: &str| -> Option<u64> {
         let rest = line.split_once("bytes_sent:")?.1;
         rest.split(' ').next()?.parse().ok()
@@ -695,13 +708,14 @@ fn stuck_watch_is_replaced() -> Result<()> {
         port = local.filter(|_| all.len() == 2 && apart);
         port.is_some()
     })?;
-    let port = port.context("found")?;
+    let port = port.context("no port was found")?;
     site.director.sh(&format!(
         "nft 'add table inet stuck; add chain inet stuck in {{ type filter hook input priority 0; }}; add rule inet stuck in tcp dport {port} drop'"
     ))?;
     put(&site, 0, "/lvs/servers/web/2", &server(2))?;
     wait_usable(&site, &[1, 2], &lvsd)?;
-    // On a busy machine, a request of lvsd takes longer than its second, and a new connection reads all keys.
+    // On a busy machine, a request of lvsd may exceed its time limit of one second. lvsd then
+    // connects again and reads all keys.
     wait_until(
         "lvsd to log why it connects to another member",
         PATIENCE,
@@ -713,8 +727,8 @@ fn stuck_watch_is_replaced() -> Result<()> {
     .with_context(|| lvsd.log())
 }
 
-/// etcd compacts events that a director could not receive: once while it is cut off, and reads
-/// again; and once while it is stopped, so that etcd reports a gap in its watch.
+/// etcd compacts events that the director has not received: first while the director is
+/// disconnected, then while lvsd is stopped.
 #[test]
 #[ignore = "needs etcd"]
 fn etcd_compacted_history_is_read_again() -> Result<()> {
@@ -739,9 +753,12 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     let remove = |n: usize| ctl(&site, 0, &format!("del /lvs/servers/web/{n}"));
     let compact = || -> Result<u64> {
         let message = ctl(&site, 0, "get nothing -w json")?;
-        let rest = message.split_once("\"revision\":").context("a revision")?.1;
+        let rest = message
+            .split_once("\"revision\":")
+            .context("the message has no revision")?
+            .1;
         let digits = rest.split(|c: char| !c.is_ascii_digit()).next();
-        let revision = digits.context("digits")?.parse()?;
+        let revision = digits.context("the revision is not a number")?.parse()?;
         ctl(&site, 0, &format!("compact --physical {revision}"))?;
         Ok(revision)
     };
@@ -763,8 +780,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     wait_status(&site, "the report of the loss", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
-    // The number of keys is the same as before, so that a comparison of numbers shows no
-    // difference.
+    // The number of keys is unchanged, so that lvsd cannot detect the difference by counting.
     add(2)?;
     remove(0)?;
     let revision = compact()?;
@@ -776,8 +792,8 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     })?;
 
     lvsd.signal(Signal::SIGSTOP)?;
-    // This is more than etcd buffers for a client that does not read: 128 answers, and 16 MiB in
-    // its gateway.
+    // etcd buffers 128 responses, and 16 MiB in its gateway, for a client that does not read; these
+    // events exceed that.
     let long = service(&site, &format!("# {}\n", "long ".repeat(12_000)));
     fs::write(site.testbed.dir().join("value"), long)?;
     let address = site.real_address(0);
@@ -796,7 +812,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     let revision = compact()?;
     ensure!(
         usable(&site) == [1, 2],
-        "the dataplane does not serve any more"
+        "not both servers are usable any more"
     );
     // Delayed events of etcd arrive first; with small buffers they would need half a minute.
     buffers("4096 131072 6291456", "4096 16384 4194304")?;
@@ -808,7 +824,8 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
             && !status.contains("left out")
             && !status.contains("DOES NOT ANSWER")
     })?;
-    // etcd before 3.4.31 and 3.5.13 sometimes loses its notice, with all pending events.
+    // etcd before 3.4.31 and 3.5.13 sometimes loses the notice of compaction, with all pending
+    // events.
     let reported = format!("its history up to revision {revision} was compacted");
     let (log, lost) = (
         lvsd.log(),
@@ -816,9 +833,13 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     );
     let read_again =
         (log.contains(&reported) || log.contains(lost)) && log.contains("reads all keys again");
-    // On a busy machine, a request of lvsd takes longer than its second, and a new connection reads all keys.
+    // On a busy machine, a request of lvsd may exceed its time limit of one second. lvsd then
+    // connects again and reads all keys.
     let connected_again = log.matches("answers again").count() > 1;
-    ensure!(read_again || connected_again, "{log}");
+    ensure!(
+        read_again || connected_again,
+        "the watch was not replaced: {log}"
+    );
     // lvsd watches the key again; it has not only read it.
     add(0)?;
     wait_usable(&site, &[0, 2, 3], &lvsd)?;

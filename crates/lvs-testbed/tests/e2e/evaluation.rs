@@ -1,6 +1,6 @@
-//! Repeats a published evaluation of LVS as printed: `ipvsadm` by its usual name and path, 2 to 8
-//! private servers behind a masquerading director, and clients that run `wget` in a loop. During
-//! the downloads, listings are appended to files.
+//! Repeats a published evaluation of LVS: `ipvsadm` by its usual path, 2 to 8 private servers
+//! behind a masquerading director, and clients that run `wget` in a loop. Files receive listings
+//! during the downloads.
 
 use crate::common;
 
@@ -45,7 +45,7 @@ fn published_evaluation_runs_as_printed() -> Result<()> {
 
     // Manually added services can be saved and restored.
     let saved = site.director.sh("ipvsadm-save -n")?;
-    ensure!(saved.lines().count() == 9, "{saved}");
+    ensure!(saved.lines().count() == 9, "not 9 lines: {saved}");
     site.director.sh("ipvsadm -C")?;
     site.director
         .sh(&format!("ipvsadm-restore <<END\n{saved}END\n"))?;
@@ -63,7 +63,7 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     script.push_str("/sbin/ipvsadm --zero\n");
     site.director.sh(&script)?;
 
-    // Four clients download, while a server has a download of its own.
+    // A server downloads a file itself while four clients download from the service.
     let dir = site.testbed.dir().join("clients");
     fs::create_dir_all(&dir)?;
     let mut clients = Vec::new();
@@ -85,11 +85,15 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     ))?;
     ensure!(
         address == "192.0.2.1\n",
-        "seen from outside, a server's address is {address}"
+        "the connection of a server has the source address {address} instead of 192.0.2.1"
     );
     for client in &mut clients {
         let status = client.wait(std::time::Duration::from_secs(120))?;
-        ensure!(status.success(), "a client: {status}: {}", client.log());
+        ensure!(
+            status.success(),
+            "a client failed: {status}: {}",
+            client.log()
+        );
     }
     let all = 4 * FILES.iter().sum::<u64>();
     let whole =
@@ -109,10 +113,13 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     }
     let exact = site.director.sh("ipvsadm -L -n --stats --exact")?;
     let rows = rows(&exact);
-    ensure!(rows.len() == 1 + servers, "{exact}");
+    ensure!(
+        rows.len() == 1 + servers,
+        "not all servers are listed: {exact}"
+    );
     ensure!(
         rows[0].number(0)? == 40 && rows[0].number(4)? > all,
-        "{exact}"
+        "the counters of the service are wrong: {exact}"
     );
     let least = 40 / servers as u64;
     for row in &rows[1..] {
@@ -120,11 +127,17 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
         let even = (least..=40_u64.div_ceil(servers as u64)).contains(&count);
         // The count of a server that returns includes its old connections until they expire.
         // Therefore lc prefers the new ones, as in the kernel.
-        ensure!(even || scheduler == "lc", "{scheduler}: {exact}");
+        ensure!(
+            even || scheduler == "lc",
+            "{scheduler} did not distribute connections evenly: {exact}"
+        );
     }
     for file in ["stats", "rate", "connection"] {
         let text = fs::read_to_string(dir.join(file))?;
-        ensure!(text.contains(&format!("{vip}:80")), "{file}: {text}");
+        ensure!(
+            text.contains(&format!("{vip}:80")),
+            "the listing in the file lacks the service: {file}: {text}"
+        );
         fs::remove_file(dir.join(file))?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Processes, interfaces and connections that end and start again, and damaged input.
+//! Processes, interfaces and connections that end and start again; invalid packets and arguments.
 
 use crate::common;
 
@@ -23,13 +23,13 @@ fn stopped_dataplane_restores_host() -> Result<()> {
             common::ok(site.client.load(&load)?, 20)?;
             ensure!(
                 common::host_state(&site)? != before,
-                "a running dataplane has no shield"
+                "the running dataplane has no shield"
             );
-            let mut dataplane = site.dataplane.take().context("started above")?;
+            let mut dataplane = site.dataplane.take().context("no dataplane was started")?;
             let status = dataplane.stop(signal)?;
             ensure!(
                 signal == Signal::SIGKILL || status.success(),
-                "{status}: {}",
+                "the dataplane failed at its exit: {status}: {}",
                 dataplane.log()
             );
             common::wait_for_host_state(&site, &before)
@@ -39,8 +39,7 @@ fn stopped_dataplane_restores_host() -> Result<()> {
     Ok(())
 }
 
-/// A script that sends one request, and another for each line of its input; it connects again after
-/// a failure.
+/// A client that sends one request for each line of its input, and reconnects after a failure.
 const ASKED: &str = r#"
 use IO::Socket::INET; $| = 1; $SIG{PIPE} = 'IGNORE';
 my $s;
@@ -68,23 +67,29 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     let rules = site.testbed.dir().join("rules");
     fs::write(&rules, site.lvsadm("-S -n")?)?;
 
-    // A client that sends a request over one connection on command: the dataplane is killed and
-    // started between two of its requests.
+    // The client sends requests over one connection; the dataplane is killed and restarted between
+    // two of them.
     let vip = site.vip.to_string();
     let mut old = site.client.spawn("perl", &["-e", ASKED, &vip])?;
     let says = |old: &Proc, lines: &str| {
-        soon(&format!("{lines:?}"), || old.log() == lines).with_context(|| old.log())
+        soon(&format!("the client to print {lines:?}"), || {
+            old.log() == lines
+        })
+        .with_context(|| old.log())
     };
     says(&old, "answered\n")?;
-    site.dataplane.as_mut().context("started above")?.kill();
+    site.dataplane
+        .as_mut()
+        .context("no dataplane was started")?
+        .kill();
     let path = rules.display().to_string();
     site.start_dataplane(&["--rules", &path, "--fast-path", "off"])?;
 
     // New connections work at once.
     let load = site.load_of(94);
     common::ok(site.client.load(&load)?, 94)?;
-    // The dataplane does not know the old connection. As after a reboot of an IPVS director, the
-    // host resets it, and the client connects again.
+    // The host resets the connection, which the new dataplane does not know, and the client
+    // connects again. The same happens after a reboot of an IPVS director.
     old.send("again\n")?;
     says(&old, "answered\nConnection reset by peer\nanswered\n")
 }
@@ -133,7 +138,10 @@ fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Res
         !status.success(),
         "the dataplane exited without an error: {text}"
     );
-    ensure!(!text.contains("panicked"), "{text}");
+    ensure!(
+        !text.contains("panicked"),
+        "unexpected `panicked` in {text}"
+    );
     Ok(text)
 }
 
@@ -144,7 +152,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     let text = refused(&site, &[], &["--interface", "eth0"])?;
     ensure!(
         text.contains("another dataplane is running"),
-        "a second instance: {text}"
+        "the second dataplane does not report the first: {text}"
     );
     site.add_service(80, "rr")?;
     let load = site.load_of(20);
@@ -153,16 +161,19 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
 
     for name in ["no/pe0", "a-name-that-is-too-long", "eth0.7=10.7.0.1/24"] {
         let text = refused(&site, &[], &["--interface", name])?;
-        ensure!(text.contains(name), "an impossible interface: {text}");
+        ensure!(
+            text.contains(name),
+            "the message does not name the unusable interface: {text}"
+        );
     }
     let caps = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"];
     let text = refused(&site, &caps, &["--interface", "eth0"])?;
     ensure!(
         text.contains("CAP_NET") || text.contains("root"),
-        "no privileges: {text}"
+        "the message does not name the missing privileges: {text}"
     );
     let text = refused(&site, &[], &["--rules", "/nonexistent"])?;
-    ensure!(text.contains("/nonexistent"), "{text}");
+    ensure!(text.contains("/nonexistent"), "no `/nonexistent` in {text}");
 
     // A socket file of a killed dataplane does not prevent the start.
     let socket = site
@@ -219,15 +230,15 @@ fn invalid_rules_change_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Truncated frames, wrong lengths and changes of every byte, from a neighbour, during real
-/// traffic.
+/// A neighbour sends truncated frames, frames with wrong lengths, and frames with each byte
+/// changed, during valid traffic.
 #[test]
 fn invalid_frames_are_dropped() -> Result<()> {
     let mut site = common::site(SiteOptions::with_servers("frames", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     let load = site.load_of(0);
     let steady = site.client.steady_load(&load)?;
-    // The client has then resolved the link-layer address.
+    // After the first answer, the client has resolved the link-layer address.
     steady.wait_for_more(1)?;
     let script = format!(
         r#"
@@ -261,18 +272,21 @@ fn invalid_frames_are_dropped() -> Result<()> {
         client = common::client_address(&site)?,
     );
     let sent: u64 = site.client.sh(&script)?.trim().parse()?;
-    ensure!(sent > 1000, "{sent} frames sent");
+    ensure!(sent > 1000, "only {sent} frames were sent");
     steady.finish_ok()?;
-    let dataplane = site.dataplane.as_mut().context("started above")?;
+    let dataplane = site
+        .dataplane
+        .as_mut()
+        .context("no dataplane was started")?;
     ensure!(
         dataplane.is_running() && !dataplane.log().contains("panicked"),
-        "{}",
+        "the dataplane exited or panicked: {}",
         dataplane.log()
     );
     Ok(())
 }
 
-/// Another host announces a virtual address: the director that owns it announces it again.
+/// Another host announces the VIP; the director announces it again.
 #[test]
 fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
     let mut options = SiteOptions::with_servers("claim", Forward::Dr, 2);
@@ -297,7 +311,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
         "the router has no neighbour entry for the director"
     );
     let monitor = router.spawn("ip", &["monitor", "neigh"])?;
-    // The program listens when it reports an event.
+    // The first reported event shows that the program listens.
     let something = "ip neigh replace 192.0.2.250 lladdr 02:00:00:00:77:08 dev eth1; \
                      ip neigh del 192.0.2.250 dev eth1";
     soon("the monitor to listen", || {
@@ -324,8 +338,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
     Ok(())
 }
 
-/// If another host answers for an address, the dataplane logs a message when it takes over the
-/// address.
+/// The dataplane logs that another host answers for the VIP.
 #[test]
 fn vip_of_another_host_is_reported() -> Result<()> {
     let mut options = SiteOptions::with_servers("conflict", Forward::Dr, 1);
@@ -343,7 +356,10 @@ fn vip_of_another_host_is_reported() -> Result<()> {
         .map(|error| format!("{error:#}"));
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let mac = mac.trim();
-    let dataplane = site.dataplane.as_ref().context("started above")?;
+    let dataplane = site
+        .dataplane
+        .as_ref()
+        .context("no dataplane was started")?;
     let output = || format!("{answer:?} {}", dataplane.log());
     soon(&format!("the dataplane to log {mac}"), || {
         output().contains(mac)

@@ -21,13 +21,13 @@ use nix::sys::signal::Signal;
 const ON: [&str; 2] = ["--fast-path", "on"];
 const TWO: [&str; 4] = ["--fast-path", "on", "--workers", "2"];
 
-/// Whether the kernel fast path is permitted here. For root of the initial user namespace, a
-/// missing permission is an error.
+/// Whether the kernel permits the fast path here. Returns an error if it refuses although the test
+/// runs as root of the initial user namespace.
 pub(super) fn is_permitted() -> Result<bool> {
     let permitted = Mode::detect()? != Mode::Rootless;
     ensure!(
         permitted || !lvs_sys::is_root_of_all(),
-        "a test as root may load BPF programs"
+        "BPF programs cannot be loaded, although the test runs as root"
     );
     Ok(permitted)
 }
@@ -40,13 +40,10 @@ pub(super) fn require_permission() -> Result<()> {
     Ok(())
 }
 
-/// Creates a site whose dataplane uses the kernel fast path. Ends the calling test as not run if
-/// the kernel does not permit that.
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     site_by(&ON, label, forward, servers)
 }
 
-/// As [`site`], with these options of the dataplane.
 fn site_by(words: &[&str], label: &str, forward: Forward, servers: usize) -> Result<Site> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::with_servers(label, forward, servers))?;
@@ -72,7 +69,7 @@ macro_rules! method {
                 let site = site(&label, Forward::$forward, 4)?;
                 common::requests_and_listings(&site)?;
                 let (requests, _) = shares(&site)?;
-                ensure!(requests > 0, "downloads of 10 MiB are published");
+                ensure!(requests > 0, "no downloads of 10 MiB were offloaded");
                 site.lvsadm("-C")?;
                 common::schedulers(&site)
             }
@@ -85,9 +82,9 @@ macro_rules! method {
                 site.add_service(80, "rr")?;
                 common::bulk(&site)?;
                 let (requests, replies) = shares(&site)?;
-                ensure!(requests > 1000, "{requests} requests");
+                ensure!(requests > 1000, "only {requests} requests were forwarded in the kernel");
                 let translated = matches!(Forward::$forward, Forward::Nat | Forward::FullNat);
-                ensure!((replies > 1000) == translated, "{replies} replies");
+                ensure!((replies > 1000) == translated, "{replies} replies were forwarded in the kernel");
                 common::iperf_and_dns(&site)
             }
 
@@ -123,12 +120,16 @@ method!(
 fn counted(server: &Host) -> Result<[u64; 4]> {
     let listing = server.sh("nft -j list table inet seen")?;
     let listing: serde_json::Value = serde_json::from_str(&listing)?;
-    let items = listing["nftables"].as_array().context("a list")?;
+    let items = listing["nftables"]
+        .as_array()
+        .context("the JSON value is not a list")?;
     let counter = |name: &str| {
         let found = items.iter().find(|item| item["counter"]["name"] == name);
         let counter = found.map(|item| &item["counter"]);
         let number = |field: &str| counter.and_then(|counter| counter[field].as_u64());
-        number("packets").zip(number("bytes")).context("a counter")
+        number("packets")
+            .zip(number("bytes"))
+            .context("the rule has no counter")
     };
     let (requests, replies) = (counter("requests")?, counter("replies")?);
     Ok([requests.0, replies.0, requests.1, replies.1])
@@ -165,8 +166,11 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
             .run("curl", &["-sS", "-f", "-m", "240", "-o", "/dev/null", &url])?;
     }
     let (requests, replies) = shares(&site)?;
-    ensure!(requests > 100 && replies > 100, "{requests}, {replies}");
-    // The last acknowledgements are still in transit.
+    ensure!(
+        requests > 100 && replies > 100,
+        "the kernel forwarded at most 100 requests or replies: {requests}, {replies}"
+    );
+    // Counters may change until the last acknowledgements have arrived.
     let counters_are_equal = |rows: &[Row]| -> Result<bool> {
         let rows = rows.iter().filter(|row| row.is_server());
         let mut sum = [0; 4];
@@ -189,8 +193,8 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
     )
 }
 
-/// Waits until the kernel fast path forwards no packet of a download any more, and returns the
-/// later counts. A packet may be in flight when the reason occurs.
+/// Waits until `count` stops growing, and returns its later values. A packet may be in flight when
+/// the kernel fast path stops forwarding.
 fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64, u64)> {
     let mut before = (0, 0);
     soon("the kernel fast path to forward no packets", || {
@@ -252,7 +256,7 @@ fn put_in_front(
         Ok(program.attach(ifindex)?)
     };
     let thread = std::thread::spawn(attach);
-    thread.join().expect("the dataplane does not panic")
+    thread.join().expect("the thread panicked")
 }
 
 const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> Instruction {
@@ -264,14 +268,13 @@ const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> In
     }
 }
 
-/// The instruction that sets a register to a number.
 const fn set(register: u8, number: i32) -> Instruction {
     instruction(0xb7, register, 0, number)
 }
 
 const EXIT: Instruction = instruction(0x95, 0, 0, 0);
 
-/// A tag with a priority only (VLAN 0) counts as none, and is not forwarded.
+/// The kernel fast path removes a VLAN tag with the ID 0 (priority only).
 #[test]
 #[ignore = "long"]
 fn fast_path_removes_priority_tags() -> Result<()> {
@@ -298,7 +301,10 @@ fn fast_path_removes_priority_tags() -> Result<()> {
     }
     common::bulk(&site)?;
     let (requests, replies) = shares(&site)?;
-    ensure!(requests > 1000 && replies > 1000, "{requests}, {replies}");
+    ensure!(
+        requests > 1000 && replies > 1000,
+        "the kernel forwarded at most 1000 requests or replies: {requests}, {replies}"
+    );
     Ok(())
 }
 
@@ -320,12 +326,12 @@ fn vxlan_datagrams_with_partial_inner_checksums_arrive_through_nat() -> Result<(
         ))
     };
     let (client, server) = (&site.client, &site.servers[0]);
-    // This end of the tunnel only receives.
     tunnel(server, "2", "10.0.0.250", "udpcsum")?;
     for checksum in ["udpcsum", "noudpcsum"] {
         tunnel(client, "1", &site.vip.to_string(), checksum)?;
         client.sh("ip neigh add 198.18.5.2 lladdr 02:00:00:00:05:02 dev vx")?;
-        // There is no listener: the server's kernel counts such datagrams after the checksum test.
+        // No program listens: the server's kernel counts a datagram here only if its checksum is
+        // right.
         let arrived = || server.counter("Udp", "NoPorts");
         let (before, (start, _)) = (arrived()?, shares(&site)?);
         let script = "exec 3> /dev/udp/198.18.5.2/9; while sleep 0.01; do echo x >&3; done";
@@ -341,13 +347,16 @@ fn vxlan_datagrams_with_partial_inner_checksums_arrive_through_nat() -> Result<(
         .with_context(|| checksum)?;
         sender.kill();
         let wrong = server.counter("Udp", "InCsumErrors")?;
-        ensure!(wrong == 0, "{checksum}: {wrong} with a wrong checksum");
+        ensure!(
+            wrong == 0,
+            "{checksum}: {wrong} packets have a wrong checksum"
+        );
         client.sh("ip link del vx")?;
     }
     Ok(())
 }
 
-/// Another program in front of the dataplane's program may end the chain: the dataplane continues
+/// If a TC program in front of the dataplane's program ends the chain, the dataplane continues
 /// without its program, and no connection breaks.
 #[test]
 #[ignore = "long"]
@@ -362,18 +371,17 @@ fn fast_path_detects_earlier_program() -> Result<()> {
     };
     const FINDING: &str = "not forwarded by the kernel fast path: lvs_ingress is not the first";
     ensure!(!doctor()?.contains(FINDING));
-    // TCX_PASS is returned, so that lvs_ingress does not run.
+    // TCX_PASS ends the chain before lvs_ingress.
     let pass = [set(0, 0), EXIT];
     let other = put_in_front(&site.director, "eth0", ProgramKind::Ingress, &pass)?;
     let output =
         || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
     soon("doctor to report that the program is not the first", output)?;
-    // The dataplane forwards all packets.
     let before = wait_for_none(&site, |(requests, replies)| requests + replies)?;
     download.goes_on()?;
     drop(other);
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
-    soon("packets in the kernel again", flows)?;
+    soon("the kernel to forward packets again", flows)?;
     let gone =
         || doctor().is_ok_and(|text| !text.replace("\n  ", " ").contains("is not the first"));
     soon("doctor to report nothing about the program's place", gone)?;
@@ -386,9 +394,12 @@ fn capture_contains_offloaded_packets() -> Result<()> {
     let _download = download_in_the_kernel(&site)?;
     let file = site.testbed.dir().join("capture.pcapng");
     site.lvsadm(&format!("capture tcp port 80 -c 300 -w {}", file.display()))?;
-    // A download has this number of packets within a moment; if the kernel forwarded the
-    // connection, the dataplane would see almost none.
-    ensure!(std::fs::metadata(&file)?.len() > 100_000, "an empty file");
+    // The download has this many bytes within a moment. If the kernel forwarded the connection, the
+    // dataplane would capture almost none of them.
+    ensure!(
+        std::fs::metadata(&file)?.len() > 100_000,
+        "the capture has at most 100,000 bytes"
+    );
     wait_for_offload(&site)
 }
 
@@ -410,13 +421,13 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
     let other = ["-sS", "-f", "-m", "300", "-o", "/dev/null", &url];
     let _other = site.client.spawn("curl", &other)?;
     let mut second = None;
-    soon("a second connection", || {
+    soon("a second connection to be listed", || {
         let listed = site.lvsadm("-L -n -c").and_then(|text| connections(&text));
         let sources = listed.unwrap_or_default().into_iter().map(|row| row.source);
         second = sources.into_iter().find(|source| *source != first);
         second.is_some()
     })?;
-    let second = second.context("the wait has ended")?;
+    let second = second.context("no line was found")?;
     let explained = |source: &str, text: &str| {
         let question = format!("explain tcp {source} {}", site.service(80));
         let subject = format!("explain {source}: {text}");
@@ -432,7 +443,9 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
         site.director.spawn(programs::find("lvsadm")?, &words)
     };
     let _dropped = capture("dropped.pcapng", &["dropped"])?;
-    let (_, port) = second.rsplit_once(':').context("address and port")?;
+    let (_, port) = second
+        .rsplit_once(':')
+        .context("the text has no address and port")?;
     let mut shown = capture("port.pcapng", &["tcp", "port", port])?;
     explained(&second, "no: a capture shows the packets of the connection")?;
     explained(&first, "yes")?;
@@ -449,7 +462,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let listed = site.lvsadm("-L -n -c")?;
     let known = connections(&listed)?;
     let question = format!("explain tcp {} {}", known[0].source, site.service(80));
-    // After each change, one packet of the connection must arrive first.
+    // The output shows a change after the connection's next packet.
     let output = |what: &str| {
         soon(what, || {
             let output = site.lvsadm(&question);
@@ -457,7 +470,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
         })
     };
     output("yes")?;
-    // The host's tables may have changed in the meantime.
+    // Packets may arrive between the two outputs.
     soon("the JSON output to have the same values", || {
         let output = site.lvsadm(&format!("{question} --json"));
         let output = output.ok().and_then(|output| output.parse().ok());
@@ -468,9 +481,15 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let new = format!("explain tcp 192.0.2.77:1000 {}", site.service(80));
     let new = site.lvsadm(&new)?;
     let before = "no: connections are offloaded after 16 packets from the client";
-    ensure!(new.contains(&format!("in kernel   {before}\n")), "{new}");
+    ensure!(
+        new.contains(&format!("in kernel   {before}\n")),
+        "explain does not say when the connection is offloaded: {new}"
+    );
     let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
-    ensure!(!nobody.contains("in kernel"), "{nobody}");
+    ensure!(
+        !nobody.contains("in kernel"),
+        "unexpected `in kernel` in {nobody}"
+    );
 
     let rule = format!("--destination {}", site.vip);
     site.lvsadm(&format!("mark add {rule} --mark 7"))?;
@@ -495,14 +514,17 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     output("yes")
 }
 
-/// An orderly stop removes all programs that forward; the successor starts without connections.
+/// An orderly stop removes all BPF programs; the successor starts without connections.
 #[test]
 fn stopped_dataplane_removes_its_programs() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         site.add_service(80, "rr")?;
         common::bulk(&site)?;
-        ensure!(shares(&site)?.0 > 100, "packets in the kernel");
+        ensure!(
+            shares(&site)?.0 > 100,
+            "at most 100 requests were forwarded in the kernel"
+        );
         site.end_dataplane(signal)?;
         let url = format!("http://{}/s/1", site.vip);
         let answer = site.client.run("curl", &["-sS", "-m", "1", &url]);
@@ -513,7 +535,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
         site.start_dataplane(&ON)?;
         ensure!(
             shares(&site)? == (0, 0),
-            "the successor has not forwarded packets yet"
+            "the successor has already forwarded packets in the kernel"
         );
     }
     Ok(())
@@ -546,20 +568,19 @@ fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
         ensure!(requests > 100, "{forward:?}: {requests} requests");
         ensure!(
             (replies > 100) == (forward != Forward::Dr),
-            "{replies} replies"
+            "{replies} replies were forwarded in the kernel"
         );
     }
     Ok(())
 }
 
-/// Parallel downloads that a killed dataplane must not break, each at 60 kB/s; their content is
-/// compared.
+/// Number of parallel downloads that a killed dataplane must not break, each at 60 kB/s.
 const DOWNLOADS: usize = 200;
 
 fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     let mut site = site_by(words, label, forward, 2)?;
     site.add_service(80, "rr")?;
-    // The server limits the rate: curl's own limit reads everything that is available at once.
+    // The server limits the rate, because curl's limit would first read everything in its buffers.
     site.serve("much", 3 << 20)?;
     let dir = site.testbed.dir().join("downloads");
     std::fs::create_dir_all(&dir)?;
@@ -582,13 +603,13 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
     soon("all downloads to run", all)?;
     if forward == Forward::FullNat {
-        // A connection is offloaded when it opens, once the map of local ports exists. The first
-        // offloaded packets show that it exists.
+        // Connections are offloaded when they open only after the map of local ports exists. The
+        // first offloaded replies show that it exists.
         let output = || shares(&site).is_ok_and(|(_, replies)| replies > 0);
         soon("the kernel fast path to have the local ports", output)?;
     } else {
         let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
-        soon("packets in the kernel", flows)?;
+        soon("the kernel to forward packets", flows)?;
     }
     let stats = |site: &Site| -> Result<f64> {
         let listing = site.lvsadm("-L -n --stats --exact")?;
@@ -598,33 +619,40 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     let before = stats(&site)?;
     site.end_dataplane(Signal::SIGKILL)?;
     std::thread::sleep(Duration::from_secs(5));
-    ensure!(downloads.is_running(), "{}", downloads.log());
+    ensure!(
+        downloads.is_running(),
+        "the downloads ended early: {}",
+        downloads.log()
+    );
     site.start_dataplane(words)?;
     let status = downloads.wait(Duration::from_secs(80))?;
     let log = common::says(&site, "took over")?;
-    ensure!(status.success(), "{status}: {}{log}", downloads.log());
+    ensure!(
+        status.success(),
+        "a download failed: {status}: {}{log}",
+        downloads.log()
+    );
     let sums = site.client.sh(&format!(
         "cd {} && sha256sum * | cut -c 1-64 | sort | uniq -c",
         dir.display()
     ))?;
     ensure!(
         sums.trim().lines().count() == 1 && sums.trim().starts_with(&many),
-        "{sums}"
+        "the downloads differ: {sums}"
     );
     let output = log.lines().find(|line| line.contains("took over"));
-    println!("{}", output.context("the log says so")?);
+    println!("{}", output.context("the log does not report a takeover")?);
     // The services exist, the counters continue, and new connections are opened.
     let counts = || stats(&site).is_ok_and(|after| after > before);
     soon("the counters to continue", counts)?;
     let url = format!("http://{}/much", site.vip);
     site.client
         .run("curl", &["-sS", "-f", "-m", "120", "-o", "/dev/null", &url])?;
-    // An orderly stop removes everything.
     site.end_dataplane(Signal::SIGTERM)?;
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
-    ensure!(left.trim().is_empty(), "{left}");
+    ensure!(left.trim().is_empty(), "not empty: {left}");
     Ok(())
 }
 
@@ -667,34 +695,42 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
     let refused = site
         .director
         .sh(&format!("{program} --cleanup 2>&1 || true"))?;
-    ensure!(refused.contains("stop it"), "{refused}");
+    ensure!(refused.contains("stop it"), "no `stop it` in {refused}");
     // A second dataplane does not take over the state of a running one.
     let second = format!("{program} --fast-path on --socket @second 2>&1 || true");
     let refused = site.director.sh(&second)?;
-    ensure!(refused.contains("another dataplane"), "{refused}");
+    ensure!(
+        refused.contains("another dataplane"),
+        "no `another dataplane` in {refused}"
+    );
     for cleanup in [true, false] {
         site.end_dataplane(Signal::SIGKILL)?;
         let links = site.director.sh("ls /sys/fs/bpf/lvs/*")?;
-        ensure!(links.contains("link-"), "{links}");
+        ensure!(links.contains("link-"), "no `link-` in {links}");
         if cleanup {
             let output = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(output.starts_with("removed "), "{output}");
+            ensure!(
+                output.starts_with("removed "),
+                "does not begin with `removed `: {output}"
+            );
             let output = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(output.starts_with("found no state"), "{output}");
+            ensure!(
+                output.starts_with("found no state"),
+                "does not begin with `found no state`: {output}"
+            );
             site.start_dataplane(&ON)?;
             ensure!(
                 !site.lvsadm("-L -n")?.contains(":80"),
-                "the successor took over state"
+                "the successor lists services of the killed dataplane"
             );
             site.add_service(80, "rr")?;
             continue;
         }
-        // A dataplane with another table size cannot continue the connections, and reports this.
         site.start_dataplane(&["--fast-path", "on", "--max-connections", "5000"])?;
         common::says(&site, "it had another --max-connections")?;
         ensure!(
             !site.lvsadm("-L -n")?.contains(":80"),
-            "the successor took over state"
+            "the successor lists services of the killed dataplane"
         );
     }
     Ok(())

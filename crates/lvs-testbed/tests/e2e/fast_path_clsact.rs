@@ -1,4 +1,4 @@
-//! The kernel fast path by filters (clsact), as on kernels without tcx.
+//! The kernel fast path with clsact filters, as on kernels without tcx.
 
 use anyhow::{Result, ensure};
 use lvs_testbed::{Forward, Host, Site, SiteOptions, programs, soon};
@@ -7,8 +7,8 @@ use nix::sys::signal::Signal;
 use super::common;
 use super::fast_path::{require_permission, shares};
 
-/// Parts of the output of [`shown`] if the dataplane has created the queueing discipline, and if
-/// another program had created it before.
+/// Parts of the output of [`shown`] if the dataplane created the clsact qdisc, and if another
+/// program created it.
 const OWN: &str = "lvs_ingress+clsact";
 const SHARED: &str = "lvs_ingress direct-action";
 
@@ -26,7 +26,7 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_dataplane_by(&[&testbed, "without-tcx"], &["--fast-path", "on"])
 }
 
-/// tc's view of the ingress of an interface: queueing discipline and filters.
+/// Returns the qdisc and the ingress filters of an interface, from `tc`.
 fn shown(host: &Host, interface: &str) -> Result<String> {
     host.sh(&format!(
         "tc qdisc show dev {interface} ingress; tc filter show dev {interface} ingress"
@@ -45,7 +45,6 @@ fn end(site: &mut Site, signal: Signal) -> Result<()> {
     site.end_dataplane(signal)
 }
 
-/// Starts a download, and waits until it is offloaded.
 fn download(site: &Site) -> Result<common::Download> {
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(requests, replies)| requests > 50 && replies > 50);
@@ -53,8 +52,7 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// All bytes arrive, all listings are right, and each output that shows the attachment method shows
-/// clsact.
+/// All bytes arrive, and each output that shows the attachment method shows clsact.
 #[test]
 fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Result<()> {
     let mut site = site("inkc-http", 4)?;
@@ -63,37 +61,45 @@ fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Resul
         "{} doctor || [ $? = 1 ]",
         programs::find("lvsadm")?.display()
     ))?;
-    ensure!(doctor.contains("kernel fast path (clsact)"), "{doctor}");
-    ensure!(!doctor.contains("of tc at the ingress"), "{doctor}");
+    ensure!(
+        doctor.contains("kernel fast path (clsact)"),
+        "no `kernel fast path (clsact)` in {doctor}"
+    );
+    ensure!(
+        !doctor.contains("of tc at the ingress"),
+        "unexpected `of tc at the ingress` in {doctor}"
+    );
     let there = shown(&site.director, "eth0")?;
     ensure!(
         there.contains("qdisc clsact") && there.contains(OWN),
-        "{there}"
+        "no `qdisc clsact` or no {OWN:?} in {there}"
     );
     site.lvsadm("-C")?;
     common::requests_and_listings(&site)?;
     let (requests, replies) = shares(&site)?;
-    ensure!(requests > 0 && replies > 0, "{requests}, {replies}");
+    ensure!(
+        requests > 0 && replies > 0,
+        "the kernel forwarded no requests or no replies: {requests}, {replies}"
+    );
     end(&mut site, Signal::SIGTERM)?;
     let left = shown(&site.director, "eth0")?;
     ensure!(
         !left.contains("clsact") && filters(&site.director)? == 0,
-        "{left}"
+        "the qdisc or a filter is left: {left}"
     );
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
-    ensure!(left.trim().is_empty(), "{left}");
+    ensure!(left.trim().is_empty(), "not empty: {left}");
     Ok(())
 }
 
-/// Filters of other programs stay, and run after the dataplane's filter.
+/// Filters of other programs remain, and run after the dataplane's filter.
 #[test]
 #[ignore = "long"]
 fn clsact_filters_of_other_programs_stay() -> Result<()> {
     let mut site = site("inkc-other", 2)?;
-    // First a filter without this project's program before it, then a filter that is added after
-    // this project's program.
+    // First another program's filter exists before the dataplane starts, then one is added later.
     end(&mut site, Signal::SIGTERM)?;
     let other = "tc filter add dev eth0 ingress pref 1 protocol all handle 7 bpf direct-action bytecode \
                  '1,6 0 0 4294967295'";
@@ -103,16 +109,22 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
     site.add_service(80, "rr")?;
     let there = shown(&site.director, "eth0")?;
     let (ours, theirs) = (there.find(SHARED), there.find("handle 0x7"));
-    ensure!(ours.is_some() && ours < theirs, "{there}");
+    ensure!(
+        ours.is_some() && ours < theirs,
+        "the dataplane's filter does not precede the other one: {there}"
+    );
     download(&site)?.finish()?;
     end(&mut site, Signal::SIGTERM)?;
     let left = shown(&site.director, "eth0")?;
     ensure!(
         left.contains("qdisc clsact") && left.contains("handle 0x7"),
-        "{left}"
+        "no `qdisc clsact` or no `handle 0x7` in {left}"
     );
-    ensure!(filters(&site.director)? == 0, "{left}");
-    // The dataplane has created the queueing discipline, and another program now uses it, too.
+    ensure!(
+        filters(&site.director)? == 0,
+        "a filter of the dataplane is left: {left}"
+    );
+    // The qdisc of the dataplane remains, because another program now uses it, too.
     site.director.sh("tc qdisc del dev eth0 clsact")?;
     start(&mut site)?;
     site.director.sh(&other.replace("pref 1", "pref 50"))?;
@@ -120,13 +132,12 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
     let left = shown(&site.director, "eth0")?;
     ensure!(
         left.contains("qdisc clsact") && left.contains("handle 0x7"),
-        "{left}"
+        "no `qdisc clsact` or no `handle 0x7` in {left}"
     );
     Ok(())
 }
 
-/// A filter in front of the dataplane's, or a removed filter of the dataplane, is detected as with
-/// tcx.
+/// The dataplane reports a filter in front of its own, and a removed filter of its own.
 #[test]
 #[ignore = "long"]
 fn earlier_filter_of_another_program_is_reported() -> Result<()> {
@@ -137,8 +148,8 @@ fn earlier_filter_of_another_program_is_reported() -> Result<()> {
         let answer = site.director.sh(&format!("{program} doctor || [ $? = 1 ]"));
         anyhow::Ok(answer?.replace("\n  ", " "))
     };
-    // Of two filters with equal preference, the newer one runs first. It returns TC_ACT_OK, so this
-    // project's program does not run.
+    // Of two filters with equal preference, the newer one runs first. It returns TC_ACT_OK, so the
+    // dataplane's program does not run.
     let other = "dev eth0 ingress pref 1 protocol all handle 7 bpf";
     site.director.sh(&format!(
         "tc filter add {other} direct-action bytecode '1,6 0 0 0'"
@@ -153,7 +164,7 @@ fn earlier_filter_of_another_program_is_reported() -> Result<()> {
     running.finish()
 }
 
-/// Filters stay when the dataplane is killed, and its successor replaces them.
+/// A killed dataplane leaves its filters, which its successor replaces.
 #[test]
 #[ignore = "long"]
 fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
@@ -161,8 +172,11 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     let mut running = download(&site)?;
     let before = filters(&site.director)?;
     end(&mut site, Signal::SIGKILL)?;
-    ensure!(before > 0 && filters(&site.director)? == before, "{before}");
-    // The same is true while no dataplane runs.
+    ensure!(
+        before > 0 && filters(&site.director)? == before,
+        "the filters were removed with the dataplane: {before}"
+    );
+    // The download continues while no dataplane runs.
     let received = || site.client.counter("Tcp", "InSegs").unwrap_or_default();
     let already = received();
     soon("the download to continue", || received() > already + 500)?;
@@ -172,15 +186,14 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     running.finish()?;
     ensure!(
         filters(&site.director)? == before,
-        "the same attachment points"
+        "the number of filters changed"
     );
     ensure!(site.lvsadm("-L -n")?.contains(":80"));
-    // The next dataplane attaches the programs by the other mechanism, if the kernel has it, and
-    // removes the filters.
+    // If the kernel has tcx, the next dataplane uses tcx, and removes the filters.
     end(&mut site, Signal::SIGKILL)?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let log = common::says(&site, common::READY)?;
-    ensure!(log.contains("took over"), "{log}");
+    ensure!(log.contains("took over"), "no `took over` in {log}");
     if log.contains("(tcx)") {
         let gone = || filters(&site.director).is_ok_and(|left| left == 0);
         soon("the interface to have no filters", gone)?;
@@ -193,7 +206,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     let left = shown(&site.director, "eth0")?;
     ensure!(
         !left.contains("clsact") && filters(&site.director)? == 0,
-        "{left}"
+        "the qdisc or a filter is left: {left}"
     );
     Ok(())
 }
@@ -204,27 +217,33 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
     let program = programs::find("lvs-dataplane")?.display().to_string();
     for cleanup in [true, false] {
         end(&mut site, Signal::SIGKILL)?;
-        ensure!(filters(&site.director)? > 0, "filters stay");
+        ensure!(filters(&site.director)? > 0, "the filters were removed");
         if cleanup {
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(answer.starts_with("removed "), "{answer}");
+            ensure!(
+                answer.starts_with("removed "),
+                "does not begin with `removed `: {answer}"
+            );
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(answer.starts_with("found no state"), "{answer}");
+            ensure!(
+                answer.starts_with("found no state"),
+                "does not begin with `found no state`: {answer}"
+            );
             let left = shown(&site.director, "eth0")?;
             ensure!(
                 !left.contains("clsact") && filters(&site.director)? == 0,
-                "{left}"
+                "the qdisc or a filter is left: {left}"
             );
             start(&mut site)?;
             ensure!(
                 !site.lvsadm("-L -n")?.contains(":80"),
-                "the successor took over state"
+                "the successor lists services of the killed dataplane"
             );
             continue;
         }
-        // A dataplane that forwards all packets itself removes them, too.
+        // A dataplane with `--fast-path off` removes the filters, too.
         site.start_dataplane(&["--fast-path", "off"])?;
-        ensure!(filters(&site.director)? == 0, "a filter remains");
+        ensure!(filters(&site.director)? == 0, "a filter still exists");
     }
     Ok(())
 }

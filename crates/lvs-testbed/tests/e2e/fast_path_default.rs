@@ -1,4 +1,5 @@
-//! The default of the kernel fast path: connections are offloaded if that is possible.
+//! Without an option for the kernel fast path, the dataplane offloads connections if the kernel
+//! permits it.
 
 use anyhow::{Result, ensure};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, programs};
@@ -15,7 +16,7 @@ fn kill(site: &mut Site) -> Result<()> {
     site.end_dataplane(Signal::SIGKILL)
 }
 
-/// Starts a dataplane with the options `words`, independent of the environment.
+/// Starts a dataplane with these options, without the environment variable that tests use.
 fn start(site: &mut Site, words: &[&str]) -> Result<()> {
     site.start_dataplane_without_environment(words)
 }
@@ -40,12 +41,18 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
         .unwrap_or_else(|error| error.to_string());
     if permitted {
         says(&site, FAST_PATH)?;
-        ensure!(doctor.contains(FAST_PATH), "{doctor}");
-        ensure!(shares(&site)?.0 > 0, "downloads of 10 MiB are published");
+        ensure!(doctor.contains(FAST_PATH), "no {FAST_PATH:?} in {doctor}");
+        ensure!(
+            shares(&site)?.0 > 0,
+            "no downloads of 10 MiB were offloaded"
+        );
     } else {
         says(&site, BY_ITSELF)?;
-        ensure!(doctor.contains(BY_ITSELF), "{doctor}");
-        ensure!(!doctor.contains("* established"), "{doctor}");
+        ensure!(doctor.contains(BY_ITSELF), "no {BY_ITSELF:?} in {doctor}");
+        ensure!(
+            !doctor.contains("* established"),
+            "unexpected `* established` in {doctor}"
+        );
     }
     let cases = [(&["--reverse-path", "loose"][..], ": --reverse-path needs")];
     for (words, why) in cases {
@@ -56,17 +63,20 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
             .lvsadm("doctor")
             .unwrap_or_else(|error| error.to_string());
         says(&site, BY_ITSELF)?;
-        ensure!(doctor.contains(BY_ITSELF), "{doctor}");
-        ensure!(!doctor.contains("* established"), "{doctor}");
+        ensure!(doctor.contains(BY_ITSELF), "no {BY_ITSELF:?} in {doctor}");
+        ensure!(
+            !doctor.contains("* established"),
+            "unexpected `* established` in {doctor}"
+        );
         let output = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}", site.service(80)))?;
         let expected =
             format!("in kernel   no: the dataplane does not use the kernel fast path{why}");
-        ensure!(output.contains(&expected), "{output}");
+        ensure!(output.contains(&expected), "no {expected:?} in {output}");
     }
     Ok(())
 }
 
-/// The capabilities of the systemd units are sufficient, and a missing one is named.
+/// The capabilities of the systemd units are sufficient. The dataplane names each missing one.
 #[test]
 fn missing_capabilities_are_named() -> Result<()> {
     require_permission()?;
@@ -83,7 +93,7 @@ fn missing_capabilities_are_named() -> Result<()> {
         site.start_dataplane_by(&launcher, &["--fast-path", "auto"])?;
         says(&site, expected)?;
         let log = says(&site, READY)?;
-        ensure!(!log.contains("R0="), "{log}");
+        ensure!(!log.contains("R0="), "unexpected `R0=` in {log}");
     }
     Ok(())
 }
@@ -100,12 +110,12 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
-    ensure!(left.trim().is_empty(), "{left}");
+    ensure!(left.trim().is_empty(), "not empty: {left}");
     site.add_service(80, "rr")?;
     download(&site)
 }
 
-/// The state that a dataplane inherits may be the cause of its crashes.
+/// The sixth dataplane starts without the inherited state, which may be the cause of the crashes.
 #[test]
 fn state_of_repeatedly_crashing_dataplanes_is_discarded() -> Result<()> {
     require_permission()?;
@@ -118,15 +128,18 @@ fn state_of_repeatedly_crashing_dataplanes_is_discarded() -> Result<()> {
         let (log, listed) = (says(&site, READY)?, site.lvsadm("-L -n")?);
         ensure!(
             log.contains("exited soon after they had taken over") == (number == 6),
-            "{number}: {log}"
+            "the state was not discarded after the fifth crash, or earlier: {number}: {log}"
         );
-        ensure!(listed.contains(":80") == (number < 6), "{number}: {listed}");
+        ensure!(
+            listed.contains(":80") == (number < 6),
+            "the service is listed after the fifth crash, or was lost earlier: {number}: {listed}"
+        );
     }
     Ok(())
 }
 
-/// With `--warm-restart`, a process may keep connections of an earlier dataplane. The new dataplane
-/// continues them although the fast path is not configured.
+/// With `--warm-restart`, the new dataplane continues connections of an earlier one on the fast
+/// path, although its own fast path is not configured.
 #[test]
 fn fast_path_continues_connections_of_state_keeper() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd-hold", Forward::Nat))?;

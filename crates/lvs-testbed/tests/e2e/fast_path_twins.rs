@@ -1,6 +1,6 @@
-//! Compares the kernel fast path with the packet path: the same frames, valid and hostile, pass
-//! through a dataplane with the BPF programs and one without. Both send the same frames, and have
-//! the same connections, states, deadlines and counters.
+//! Sends the same frames, valid and hostile, to a dataplane with the BPF programs and to one
+//! without. Both must send the same frames, and have the same connections, states, deadlines and
+//! counters.
 
 use lvs_dataplane::fast_path::FastPathError;
 use lvs_sys::is_root_of_all;
@@ -13,8 +13,8 @@ use lvs_testbed::suite::size;
 const QUICK_FRAMES: u64 = 15_000;
 const FULL_FRAMES: u64 = 150_000;
 
-/// Reports a test as not run, because without BPF there is nothing to compare; for root of the
-/// initial user namespace, this is an error.
+/// Reports a test as not run because BPF is not permitted. For root of the initial user namespace,
+/// this is a failure.
 fn not_tested(error: &FastPathError) -> ! {
     let excused = matches!(error, FastPathError::Permission(_)) && !is_root_of_all();
     assert!(excused, "{error:?}");
@@ -24,7 +24,7 @@ fn not_tested(error: &FastPathError) -> ! {
 fn same(names: &[&str], seed: u64) {
     let frames = size(QUICK_FRAMES, FULL_FRAMES);
     for name in names {
-        let method = Method::named(name).expect("a method");
+        let method = Method::named(name).expect("no forwarding method has this name");
         match twins(method, seed, frames) {
             Ok(forwarded) => {
                 let Forwarded { all, early } = forwarded;
@@ -79,7 +79,7 @@ fn kernel_fast_path_equals_userspace_gue() {
 #[test]
 fn fast_path_passes_other_tunnels_unchanged() {
     for name in ["ipip-4in6", "gre-4in4", "gue-6in6"] {
-        let method = Method::named(name).expect("a method");
+        let method = Method::named(name).expect("no forwarding method has this name");
         match twins(method, 6, 5000) {
             Ok(forwarded) => assert_eq!(forwarded, Forwarded::default()),
             Err(error) => not_tested(&error),

@@ -1,5 +1,5 @@
-//! The kernel fast path with XDP, end to end, at veth interfaces whose peers finish checksums,
-//! unless a test disables that.
+//! The kernel fast path with XDP at veth interfaces. Their peers complete partial checksums unless
+//! a test disables that.
 
 use crate::common;
 
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, Topology, programs, soon};
 use nix::sys::signal::Signal;
 
-/// A site for a director with XDP at its interfaces.
+/// Creates a site whose veth interfaces suit XDP.
 fn site(label: &str, forward: Forward) -> Result<Site> {
     let site = site_as_it_is(label, forward, false)?;
     site.testbed.finish_checksums()?;
@@ -50,22 +50,21 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_dataplane(&words)
 }
 
-/// Number of packets that the kernel fast path has forwarded: by XDP, and by the program that runs
-/// after XDP.
+/// Number of packets that the kernel fast path has forwarded: in XDP, and with a socket buffer.
 fn shares(site: &Site) -> Result<(u64, u64)> {
     let reasons = ["kernel_xdp", "kernel_requests", "kernel_replies"];
     let [xdp, requests, replies] = common::drops(site, reasons)?;
     Ok((xdp, requests + replies))
 }
 
-/// The dataplane's XDP programs and their links, in the director's namespace.
+/// Lists XDP programs and their links in the director's namespace.
 fn programs_of(site: &Site) -> Result<String> {
     site.director
         .sh("ip -d link | grep -o 'prog/xdp.*' || true")
 }
 
-/// Without super-packets, each of many small frames waits in a short ring for the one softirq that
-/// reads it. If other programs delay the softirq, some frames are lost and sent again.
+/// Compares the bulk file, with more retransmissions than elsewhere: without super-packets, frames
+/// are lost if the softirq reads the veth ring too late.
 fn bulk(site: &Site) -> Result<()> {
     common::bulk_with(site, 10)
 }
@@ -80,15 +79,15 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
     let (xdp, behind) = shares(&site)?;
     ensure!(
         xdp > 1000 && xdp > 9 * behind,
-        "{xdp} frames by XDP, {behind} with a socket buffer"
+        "{xdp} frames were forwarded by XDP, {behind} with a socket buffer"
     );
     ensure!(programs_of(&site)?.contains("lvs_xdp"));
     let doctor = diagnosis(&site)?;
-    // The program belongs to the dataplane: no line calls it foreign.
+    // doctor does not report the dataplane's own program as foreign.
     let mut lines = doctor.lines().filter(|line| line.contains("XDP"));
     ensure!(
         doctor.contains("eth0: XDP\n") && lines.all(|line| line.ends_with(": XDP")),
-        "{doctor}"
+        "not all interfaces use XDP: {doctor}"
     );
     common::iperf_and_dns(&site)?;
     site.end_dataplane(Signal::SIGTERM)?;
@@ -141,8 +140,8 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// A packet that can leave only with a socket buffer is forwarded with one; packets are forwarded
-/// by XDP again as soon as possible.
+/// The tc program forwards packets that can leave only with a socket buffer; XDP forwards packets
+/// again as soon as possible.
 #[test]
 #[ignore = "long"]
 fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
@@ -151,7 +150,7 @@ fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
     let download = download(&site)?;
     site.testbed.take_no_frames()?;
     let pace = Duration::from_millis(500);
-    // A frame in transit during the change is lost, and sent again.
+    // The change loses frames in transit, which are sent again.
     let stands = || {
         let before = shares(&site).unwrap_or_default();
         std::thread::sleep(pace);
@@ -165,8 +164,8 @@ fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
     download.finish()
 }
 
-/// A killed dataplane leaves the program, and connections continue. Its successor takes the program
-/// over, or removes it if it is not configured.
+/// A killed dataplane leaves the XDP program, and connections continue. The successor adopts the
+/// program, or removes it if XDP is not configured.
 #[test]
 #[ignore = "long"]
 fn xdp_program_survives_dataplane() -> Result<()> {
@@ -178,7 +177,7 @@ fn xdp_program_survives_dataplane() -> Result<()> {
     start(&mut site)?;
     let (before, _) = shares(&site)?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
-    soon("packets by XDP again", flows)?;
+    soon("XDP to forward packets again", flows)?;
     site.end_dataplane(Signal::SIGKILL)?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
@@ -200,12 +199,18 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
         common::says(site, "eth0 uses XDP")?;
         common::says(site, "xdp_aggregation")?;
         let programs = programs_of(site)?;
-        ensure!(programs.matches("lvs_xdp").count() == 1, "{programs}");
+        ensure!(
+            programs.matches("lvs_xdp").count() == 1,
+            "not one interface uses XDP: {programs}"
+        );
         let doctor = diagnosis(site)?;
         let reason =
             "\neth0: XDP\neth1: tc instead of XDP, because it merges received packets (gro)";
-        ensure!(doctor.contains(reason), "{doctor}");
-        ensure!(doctor.contains("`ethtool -K eth1 gro off`"), "{doctor}");
+        ensure!(doctor.contains(reason), "no {reason:?} in {doctor}");
+        ensure!(
+            doctor.contains("`ethtool -K eth1 gro off`"),
+            "no \"`ethtool -K eth1 gro off`\" in {doctor}"
+        );
         Ok(())
     };
     at_eth0_only(&site)?;
@@ -214,7 +219,7 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
     let (xdp, behind) = shares(&site)?;
     ensure!(
         xdp > 500 && behind > 500,
-        "{xdp} requests by XDP, {behind} replies with a socket buffer"
+        "{xdp} requests were forwarded by XDP, {behind} replies with a socket buffer"
     );
     site.lvsadm("-C")?;
     let download = download(&site)?;
@@ -223,7 +228,7 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
     at_eth0_only(&site)?;
     let (before, _) = shares(&site)?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
-    soon("packets by XDP again", flows)?;
+    soon("XDP to forward packets again", flows)?;
     site.end_dataplane(Signal::SIGKILL)?;
     site.director.sh("ethtool -K eth0 gro on")?;
     site.start_dataplane(&AUTO)?;
@@ -232,8 +237,8 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
     download.finish()
 }
 
-/// The dataplane starts, and uses tc at each interface that does not support XDP. (Unit tests check
-/// the reasons at bonds and VLANs, which not every kernel has.)
+/// The dataplane starts, and uses tc at each interface without XDP support. Unit tests cover bonds
+/// and VLANs, which not every kernel has.
 #[test]
 fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
     let mut site = site("xdp-why", Forward::Nat)?;
@@ -249,8 +254,10 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
     let mut taken = site
         .director
         .spawn("perl", &["-e", super::filters::XDP_DROP, "taken"])?;
-    soon("the foreign program", || taken.log().contains("attached"))
-        .with_context(|| taken.log())?;
+    soon("the foreign program to be attached", || {
+        taken.log().contains("attached")
+    })
+    .with_context(|| taken.log())?;
     let names = ["br0", "alone", "port", "taken"];
     let interfaces = names.iter().flat_map(|name| ["--interface", name]);
     let words: Vec<&str> = AUTO.into_iter().chain(interfaces).collect();
@@ -275,9 +282,15 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
         ),
     ] {
         common::says(&site, code)?;
-        ensure!(doctor.contains(reason), "{reason}: {doctor}");
+        ensure!(
+            doctor.contains(reason),
+            "the reason is missing: {reason}: {doctor}"
+        );
     }
-    ensure!(doctor.contains("eth0: XDP\neth1: XDP\n"), "{doctor}");
+    ensure!(
+        doctor.contains("eth0: XDP\neth1: XDP\n"),
+        "no `eth0: XDP / eth1: XDP` in {doctor}"
+    );
     taken.kill();
     site.dataplane.take();
     site.start_dataplane(&["--fast-path", "off", "--xdp", "auto"])?;
@@ -285,7 +298,7 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
     let reason = "--xdp auto has no effect with --fast-path off";
     ensure!(
         doctor.contains(reason) && !doctor.contains(": XDP"),
-        "{doctor}"
+        "no {reason:?} or unexpected `: XDP` in {doctor}"
     );
     Ok(())
 }
@@ -310,8 +323,14 @@ fn impossible_xdp_options_are_refused() -> Result<()> {
         let refused = site
             .director
             .sh(&format!("timeout 120 {program} {words} 2>&1 || true"))?;
-        ensure!(refused.contains(output), "{words}: {refused}");
+        ensure!(
+            refused.contains(output),
+            "the refusal is not reported: {words}: {refused}"
+        );
     }
-    ensure!(programs_of(&site)?.is_empty(), "no message remains");
+    ensure!(
+        programs_of(&site)?.is_empty(),
+        "an XDP program is still attached"
+    );
     Ok(())
 }

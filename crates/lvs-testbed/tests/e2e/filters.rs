@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Site, SiteOptions, soon, wait_until};
 
-/// An unused port; the host counts datagrams to it that reach the host.
+/// An unused UDP port. The host counts the datagrams to it (`UdpNoPorts`).
 const PORT: u16 = 9999;
 /// Pause between two datagrams.
 const IN_TIME: Duration = Duration::from_millis(500);
@@ -19,7 +19,6 @@ fn site(label: &str) -> Result<Site> {
     common::site(SiteOptions::with_servers(label, Forward::Nat, 1))
 }
 
-/// Datagrams that the host's UDP stack has received, of either family.
 fn seen(host: &Host) -> Result<u64> {
     let six = std::fs::read_to_string(format!("/proc/{}/net/snmp6", host.pid()))?;
     let six = six
@@ -29,7 +28,6 @@ fn seen(host: &Host) -> Result<u64> {
     Ok(host.counter("Udp", "NoPorts")? + six)
 }
 
-/// Sends the host a datagram of `bytes` bytes.
 fn send(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let script = format!("head -c {bytes} /dev/zero > /dev/udp/{to}/{PORT}");
     site.client.run("bash", &["-c", &script]).map(drop)
@@ -59,14 +57,14 @@ fn is_dropped(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let (before, already) = (seen(&site.director)?, dropped()?);
     soon(&format!("{bytes} bytes to {to} to be dropped"), || {
         let more = || dropped().is_ok_and(|now| now > already);
-        send(site, to, bytes).is_ok() && wait_until("it", IN_TIME, more).is_ok()
+        send(site, to, bytes).is_ok()
+            && wait_until("the rule to count the datagram", IN_TIME, more).is_ok()
     })?;
     let now = seen(&site.director)?;
-    ensure!(now == before, "{} have passed the rules", now - before);
+    ensure!(now == before, "{} packets passed the rules", now - before);
     Ok(())
 }
 
-/// Replaces the host's rules for incoming packets.
 fn firewall(site: &Site, rule: &str) -> Result<()> {
     site.director.sh(
         "nft 'add table inet fw; flush table inet fw; add chain inet fw input { type filter hook input priority 0; }'",
@@ -112,7 +110,7 @@ fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
         false,
         "iif eth0 ether saddr != 00:00:00:00:00:00 meta l4proto udp counter drop",
     )?;
-    // No packet arrives on another interface, and none has a mark of another program.
+    // No packet arrives on lvs-host0, and none has a mark.
     all(&site, true, "iifname lvs-host0 counter drop")?;
     all(&site, true, "meta mark != 0 counter drop")?;
     firewall(&site, &format!("ip saddr {client} counter drop"))?;
@@ -125,16 +123,16 @@ fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
     site.client
         .sh(&format!("ip route add {four} dev eth0 mtu lock 68"))?;
     firewall(&site, "")?;
-    comes(&site, four, 2000).context("small fragments")?;
+    comes(&site, four, 2000).context("without rules, small fragments do not arrive")?;
     firewall(
         &site,
         &format!("iifname eth0 udp dport {PORT} counter drop"),
     )?;
-    is_dropped(&site, four, 2000).context("small fragments")?;
-    // With a reverse-path filter, the interface is also the expected one.
+    is_dropped(&site, four, 2000).context("small fragments pass the rules")?;
+    // With rp_filter, packets also arrive on the interface of the client's route.
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
     firewall(&site, "")?;
-    comes(&site, four, 2000).context("rp_filter drops reinjected packets")
+    comes(&site, four, 2000).context("with rp_filter, reinjected packets do not arrive")
 }
 
 /// Without the right to use BPF, reinjected packets arrive through the dataplane's device, and the
@@ -150,7 +148,7 @@ fn fragments_without_bpf_arrive_on_the_dataplanes_device() -> Result<()> {
     firewall(&site, "")?;
     comes(&site, vip, 3000)?;
     firewall(&site, "iifname eth0 meta l4proto udp counter drop")?;
-    comes(&site, vip, 3000).context("the packet arrives on eth0")?;
+    comes(&site, vip, 3000).context("the packet does not arrive on lvs-host0")?;
     firewall(
         &site,
         "iifname { eth0, lvs-host0 } meta l4proto udp counter drop",
@@ -158,7 +156,8 @@ fn fragments_without_bpf_arrive_on_the_dataplanes_device() -> Result<()> {
     is_dropped(&site, vip, 3000)
 }
 
-/// Ends all links of BPF programs at the egress of an interface, as `bpftool link detach` does.
+/// Program that detaches all BPF links at the egress of an interface, as `bpftool link detach`
+/// does.
 const DETACH: &str = r#"
 my ($interface) = @ARGV;
 my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
@@ -183,10 +182,11 @@ print $ended;
 /// The dataplane's log line when its reinjection program is removed.
 const GONE: &str = "lvs_back is not attached to the egress of eth0 any more";
 
-/// Frames that the dataplane has handled.
 fn received(site: &Site) -> Result<u64> {
     let workers: serde_json::Value = serde_json::from_str(&site.lvsadm("workers --json")?)?;
-    workers[0]["packets"].as_u64().context("packets")
+    workers[0]["packets"]
+        .as_u64()
+        .context("the worker has no count of packets")
 }
 
 /// An operator removes the program that reinjects frames. No frame leaves the director with the
@@ -199,20 +199,28 @@ fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
     site.add_service(80, "rr")?;
     let vip: IpAddr = site.vip.into();
     firewall(&site, "iifname lvs-host0 counter drop")?;
-    comes(&site, vip, 3000).context("reinjection is not possible at first")?;
+    comes(&site, vip, 3000)
+        .context("the packet arrives on lvs-host0 although the program is attached")?;
     firewall(&site, "")?;
     let sender = site.client.sh("cat /sys/class/net/eth0/address")?;
     let sender = sender.trim();
     let there = site.testbed.port_of(sender)?;
     let ended = site.director.run("perl", &["-e", DETACH, "eth0"])?;
-    ensure!(ended == "1", "{ended:?} programs");
-    // No program sends this frame back. Here, the switch has not learned its source address.
+    ensure!(
+        ended == "1",
+        "{ended:?} programs were detached instead of 1"
+    );
+    // No program reinjects this packet any more. If its frames left the director, the switch would
+    // learn the client's address at the director's port.
     let (leaked, received) = (seen(&site.director)?, received(&site)?);
     send(&site, vip, 3000)?;
     soon("the dataplane to handle the fragments", || {
         self::received(&site).is_ok_and(|now| now >= received + 3)
     })?;
-    let dataplane = site.dataplane.as_ref().context("started above")?;
+    let dataplane = site
+        .dataplane
+        .as_ref()
+        .context("no dataplane was started")?;
     let noticed = || dataplane.log().contains(GONE);
     ensure!(
         seen(&site.director)? == leaked
@@ -226,8 +234,8 @@ fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
     );
     ensure!(site.testbed.port_of(sender)? == there);
     soon("the dataplane to notice", noticed).with_context(|| dataplane.log())?;
-    comes(&site, vip, 3000).context("the packet reinjected on the other device")?;
-    // The host receives it through the device, as if it came from the interface.
+    comes(&site, vip, 3000).context("the packet does not arrive through lvs-host0")?;
+    // The host receives the packet through lvs-host0.
     firewall(&site, "iifname lvs-host0 counter drop")?;
     is_dropped(&site, vip, 3000)
 }
@@ -265,7 +273,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
     ensure!(
         message.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` does")
             && message.contains("1 rule(s) for marks"),
-        "{message}"
+        "no \"-S does not save 4 filter(s) by source: `lvsadm filter save` does\" or no `1 rule(s) for marks` in {message}"
     );
     ensure!(saved("cat rules")? == format!("{message}{plain}"));
     // Under the name ipvsadm, the output is that of ipvsadm.
@@ -279,7 +287,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
         "fwmark6:7 deny ::/0".to_owned(),
         "all deny 198.51.100.0/24".to_owned(),
     ] {
-        ensure!(filters.contains(&line), "{filters}");
+        ensure!(filters.contains(&line), "no {line:?} in {filters}");
     }
     let restore = |text: &str| {
         site.director.sh(&format!(
@@ -290,9 +298,17 @@ fn filters_are_saved_and_restored() -> Result<()> {
     let before = listed()?;
     // Replace the set by another one, and restore it.
     restore("all allow 10.0.0.0/8\n")?;
-    ensure!(listed()?.lines().count() == 2, "{}", listed()?);
+    ensure!(
+        listed()?.lines().count() == 2,
+        "not 2 filters are listed: {}",
+        listed()?
+    );
     restore(&filters)?;
-    ensure!(listed()? == before, "{}", listed()?);
+    ensure!(
+        listed()? == before,
+        "the filters were not restored: {}",
+        listed()?
+    );
     for (bad, why) in [
         (
             "all deny 10.0.0.0/8\nudp:192.0.2.77:53 deny 10.0.0.0/8\n",
@@ -308,27 +324,41 @@ fn filters_are_saved_and_restored() -> Result<()> {
             "line 2: expected SERVICE|all allow|deny PREFIX",
         ),
     ] {
-        let refused = restore(bad).err().context("the filter was applied")?;
+        let refused = restore(bad)
+            .err()
+            .context("the invalid filter was applied")?;
         let refused = format!("{refused:#}");
         ensure!(
             refused.contains(why) && refused.contains("nothing was changed"),
-            "{bad}: {refused}"
+            "the refusal is not reported: {bad}: {refused}"
         );
-        ensure!(listed()? == before, "{}", listed()?);
+        ensure!(
+            listed()? == before,
+            "an invalid file changed filters: {}",
+            listed()?
+        );
     }
-    // A truncated file removes no filter; a file without filters removes all.
+    // A truncated file changes nothing; a file without filters removes all filters.
     for early in ["", "all deny 10.0.0.0/8\n"] {
         let refused = site
             .director
             .sh(&format!("printf '{early}' | {lvsadm} filter restore"));
-        ensure!(refused.is_err() && listed()? == before, "{}", listed()?);
+        ensure!(
+            refused.is_err() && listed()? == before,
+            "a truncated file was accepted or changed filters: {}",
+            listed()?
+        );
     }
     restore("# none\n")?;
-    ensure!(listed()? == "no filters\n", "{}", listed()?);
+    ensure!(
+        listed()? == "no filters\n",
+        "an empty file did not remove all filters: {}",
+        listed()?
+    );
     Ok(())
 }
 
-/// An XDP program that drops every frame at an interface, while the process runs.
+/// Program that drops every frame at an interface with XDP until it exits.
 pub(super) const XDP_DROP: &str = r#"
 my ($interface) = @ARGV;
 my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
@@ -347,7 +377,7 @@ print "attached\n";
 sleep 600;
 "#;
 
-/// A program that drops every frame in one direction of an interface (tcx), while the process runs.
+/// Program that drops every frame in one direction of an interface with tcx until it exits.
 pub(crate) const TCX_DROP: &str = r#"
 my ($interface, $side) = @ARGV;
 my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
@@ -380,7 +410,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         site.director.sh(&message)
     };
     let finds = |words: &str, present: bool| {
-        soon(&format!("{words:?}: {present}"), || {
+        soon(&format!("doctor to contain {words:?}: {present}"), || {
             doctor().is_ok_and(|message| message.contains(words) == present)
         })
         .with_context(|| format!("{:?}", doctor()))
@@ -393,11 +423,18 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         soon("the BPF program to be attached", || {
             tcx.log().contains("attached") || tcx.log().contains(':')
         })?;
-        ensure!(tcx.log().contains("attached"), "{}", tcx.log());
+        ensure!(
+            tcx.log().contains("attached"),
+            "no `attached` in {}",
+            tcx.log()
+        );
         if passes {
             serves(&site, side)?;
         } else {
-            ensure!(!served(&site)?, "{side}");
+            ensure!(
+                !served(&site)?,
+                "the service is reached although its packets are dropped at {side}"
+            );
         }
         let found = format!("a BPF program at the {side} of {device} (tcx: somebodys)");
         finds(&found, true)?;
@@ -406,11 +443,18 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         finds("BPF program", false)?;
     }
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth1"])?;
-    soon("the program", || {
+    soon("the XDP program to be attached", || {
         xdp.log().contains("attached") || xdp.log().contains(':')
     })?;
-    ensure!(xdp.log().contains("attached"), "{}", xdp.log());
-    ensure!(!served(&site)?, "XDP");
+    ensure!(
+        xdp.log().contains("attached"),
+        "no `attached` in {}",
+        xdp.log()
+    );
+    ensure!(
+        !served(&site)?,
+        "the service is reached although its packets are dropped by XDP"
+    );
     let found =
         "a BPF program at the driver of eth1 (XDP: early) may drop or redirect packets of services";
     finds(found, true)?;
@@ -419,7 +463,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     finds("BPF program", false)
 }
 
-/// Whether a client is served within a second.
+/// Whether the service answers a request of the client within a second.
 fn served(site: &Site) -> Result<bool> {
     let fetch = format!(
         "curl -s -m 1 -o /dev/null http://{}/ && echo yes || echo no",
@@ -428,7 +472,7 @@ fn served(site: &Site) -> Result<bool> {
     Ok(site.client.sh(&fetch)?.trim() == "yes")
 }
 
-/// Waits until a client is served, which may take longer on a busy machine.
+/// Waits until the service answers a request, which may take longer on a busy machine.
 fn serves(site: &Site, what: &str) -> Result<()> {
     soon(&format!("a request to be answered: {what}"), || {
         served(site).unwrap_or(false)
@@ -455,7 +499,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         let seen = director("nft list table inet whole")?;
         ensure!(
             seen.matches("packets 0 bytes 0").count() == 2,
-            "{hook}: {seen}"
+            "the rules counted packets: {hook}: {seen}"
         );
         director("nft delete table inet whole")?;
     }
@@ -467,8 +511,8 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         serves(&site, "iptables")?;
         director("iptables-legacy -F")?;
     }
-    // The family netdev at ingress: it sees the packet and drops it, and the dataplane forwards its
-    // copy.
+    // nftables `netdev` at ingress sees and drops packets, but the dataplane forwards its own
+    // copies.
     for priority in [-500, 0] {
         director(&format!(
             "nft 'add table netdev early; add chain netdev early c {{ type filter hook ingress device eth0 priority {priority}; }}; \
@@ -476,9 +520,12 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         ))?;
         serves(&site, &format!("ingress {priority}"))?;
         let seen = director("nft list table netdev early")?;
-        // After the shield, none of these packets are left.
+        // The shield has removed all packets before chains with a higher priority number.
         let dropped = !seen.contains("packets 0 bytes 0");
-        ensure!(dropped == (priority < -300), "{priority}: {seen}");
+        ensure!(
+            dropped == (priority < -300),
+            "the rule at the priority {priority} counts other packets than expected: {seen}"
+        );
         director("nft delete table netdev early")?;
     }
     // rp_filter and routing rules have no effect.
@@ -492,18 +539,20 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     director(&format!(
         "ip rule del from {client}; ip rule del to {client} iif eth1"
     ))?;
-    // The family netdev at egress has an effect on requests and on answers.
+    // nftables `netdev` at egress drops requests and replies.
     for (device, port) in [("eth1", "dport"), ("eth0", "sport")] {
         director(&format!(
             "nft 'add table netdev late; add chain netdev late c {{ type filter hook egress device {device} priority 0; }}; \
              add rule netdev late c tcp {port} 80 counter drop'"
         ))?;
-        ensure!(!served(&site)?, "egress of {device} is passed by");
+        ensure!(
+            !served(&site)?,
+            "packets bypass the egress filter of {device}"
+        );
         director("nft delete table netdev late")?;
         serves(&site, "the egress again")?;
     }
-    // Filters of tc that drop all IPv4 packets have the same effects as the family netdev, at
-    // ingress and at egress.
+    // tc filters that drop all IPv4 packets have the same effects as nftables `netdev`.
     let tc = |side: &str| {
         let device = if side == "ingress" { "eth0" } else { "eth1" };
         director(&format!(
@@ -519,22 +568,29 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         };
         if side == "ingress" {
             serves(&site, "the dataplane receives a copy of each packet")?;
-            ensure!(!reached(), "{side}");
+            ensure!(
+                !reached(),
+                "the host receives packets that a filter at {side} drops"
+            );
         } else {
-            ensure!(!served(&site)?, "filters of tc at egress are passed by");
+            ensure!(!served(&site)?, "packets bypass the tc filter at egress");
             soon(side, reached)?;
         }
         director(&format!("tc qdisc del dev {device} clsact")).map(drop)
     };
     tc("ingress")?;
     tc("egress")?;
-    // XDP has an effect, because it runs before the dataplane.
+    // XDP runs before the dataplane receives a packet.
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth0"])?;
-    soon("the program", || {
+    soon("the XDP program to be attached", || {
         xdp.log().contains("attached") || xdp.log().contains(':')
     })?;
-    ensure!(xdp.log().contains("attached"), "{}", xdp.log());
-    ensure!(!served(&site)?, "XDP is passed by");
+    ensure!(
+        xdp.log().contains("attached"),
+        "no `attached` in {}",
+        xdp.log()
+    );
+    ensure!(!served(&site)?, "packets bypass the XDP program");
     xdp.kill();
     serves(&site, "the way")?;
     // The real servers' own filters have an effect.

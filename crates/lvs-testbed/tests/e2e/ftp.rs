@@ -22,8 +22,8 @@ struct Ftp {
     _servers: Vec<Proc>,
     file: PathBuf,
     sum: String,
-    /// Client, virtual address and server of each connection that was listed while clients ran: a
-    /// connection that was reset is removed from the list ten seconds later.
+    /// Client, virtual address and server of each connection in any listing during the transfers.
+    /// The dataplane removes a reset connection after ten seconds.
     listed: Mutex<BTreeSet<String>>,
 }
 
@@ -56,7 +56,7 @@ impl Ftp {
         })
     }
 
-    /// Records the present listing.
+    /// Records the connections that are listed now.
     fn list(&self) -> Result<()> {
         let listing = self.site.lvsadm("-L -n -c")?;
         let ends = listing.lines().filter_map(|line| {
@@ -104,8 +104,8 @@ impl Ftp {
         Ok(())
     }
 
-    /// Runs a client that fetches the file twice, as `got-1` and `got-2` in its directory, and
-    /// sends it twice, as `up-1` and `up-2`, over one control connection; compares all four files.
+    /// Runs a client that downloads the file twice (`got-1`, `got-2`) and uploads it twice (`up-1`,
+    /// `up-2`) over one control connection; compares all four files.
     fn transfer(&self, what: &str, script: impl Fn(&str) -> String) -> Result<()> {
         let site = &self.site;
         let dir = site.testbed.dir().join("client");
@@ -117,14 +117,17 @@ impl Ftp {
             self.list()?;
             thread::sleep(Duration::from_millis(200));
         }
-        let ended = running.join().map_err(|_| anyhow!("a panic"))?;
+        let ended = running.join().map_err(|_| anyhow!("the thread panicked"))?;
         ended.with_context(|| what.to_owned())?;
         self.list()?;
         let uploads: Vec<PathBuf> = (1..=site.servers.len())
             .map(|number| site.testbed.dir().join(format!("rs{number}-ftp/up")))
             .filter(|up| up.join("up-1").exists())
             .collect();
-        ensure!(uploads.len() == 1, "{what}: uploads are in {uploads:?}");
+        ensure!(
+            uploads.len() == 1,
+            "{what}: uploads are not on one server: {uploads:?}"
+        );
         for path in [
             dir.join("got-1"),
             dir.join("got-2"),
@@ -174,7 +177,7 @@ impl Ftp {
         })
     }
 
-    /// The ports that clients have named for data connections, by the servers' logs.
+    /// The ports that clients named in PORT and EPRT commands, from the servers' logs.
     fn ports_named(&self) -> Result<Vec<u16>> {
         let mut ports = Vec::new();
         for server in &self.site.servers {
@@ -185,10 +188,15 @@ impl Ftp {
                 if let Some((_, list)) = command.split_once("\"PORT ") {
                     let bytes = list.trim_end_matches('"').split(',').skip(4);
                     let bytes = bytes.map(str::parse).collect::<Result<Vec<u8>, _>>()?;
-                    let port = bytes.try_into().ok().context("no port")?;
+                    let port = bytes.try_into().ok().context("the command has no port")?;
                     ports.push(u16::from_be_bytes(port));
                 } else if let Some((_, list)) = command.split_once("\"EPRT ") {
-                    ports.push(list.split('|').nth(3).context("no port")?.parse()?);
+                    ports.push(
+                        list.split('|')
+                            .nth(3)
+                            .context("the command has no port")?
+                            .parse()?,
+                    );
                 }
             }
         }
@@ -217,7 +225,7 @@ impl Ftp {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
-    mutex.lock().map_err(|_| anyhow!("a panic"))
+    mutex.lock().map_err(|_| anyhow!("the thread panicked"))
 }
 
 fn sum(site: &Site, file: &std::path::Path) -> Result<String> {
@@ -229,10 +237,9 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
     SiteOptions::with_servers(label, forward, 2)
 }
 
-/// Checks that all data connections were to the virtual address: at least the given number of
-/// passive connections, and a port for each active one. The virtual address has one digit more than
-/// the servers' addresses, so the helper has shifted the sequence numbers of each control
-/// connection.
+/// Checks that the listed data connections use the virtual address: at least `passive` connections
+/// from clients, and one for each of the `active` named ports. The VIP has one digit more than the
+/// servers' addresses, so that the helper must shift sequence numbers.
 fn data_connections_are_to_the_virtual_address(
     ftp: &Ftp,
     passive: usize,
@@ -243,11 +250,11 @@ fn data_connections_are_to_the_virtual_address(
     let to_server = |line: &&String| line.contains(&format!("{virt}:300"));
     ensure!(
         listed.iter().filter(to_server).count() >= passive,
-        "{listed:#?}"
+        "too few passive data connections were listed: {listed:#?}"
     );
     let named = ftp.ports_named()?;
     ensure!(named.len() == active, "clients named the ports {named:?}");
-    // A port that a client named twice has one entry.
+    // The listing shows a port once, even if a client named it twice.
     for port in named {
         let data = |line: &String| line.contains(&format!(":{port} {virt}:20 "));
         ensure!(listed.iter().any(data), "no port {port} in {listed:#?}");
@@ -315,7 +322,7 @@ fn ftp_nat_with_helper_transfers_files() -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     ensure!(
         shares.len() == 2 && shares.iter().all(|n| *n > 0),
-        "{listing}"
+        "not both servers were used: {listing}"
     );
     Ok(())
 }
@@ -353,8 +360,7 @@ fn ftp_transfers_work_nat_ipv6() -> Result<()> {
     ftp.curl("EPRT", vip, "-P -")
 }
 
-/// The alternative when the helper cannot read the commands: servers that announce the virtual
-/// address, and a mark for the ports.
+/// Without the helper, servers announce the VIP, and one mark joins the FTP ports.
 #[test]
 #[ignore = "long"]
 fn ftp_nat_with_mark_without_helper_transfers_files() -> Result<()> {
@@ -392,7 +398,10 @@ fn ftp_direct_routing_without_persistence_fails() -> Result<()> {
         "curl -sS -m 5 -o /dev/null ftp://{}/www/file",
         ftp.site.vip
     ));
-    ensure!(failed.is_err(), "{failed:?}");
+    ensure!(
+        failed.is_err(),
+        "the transfer succeeded without persistence: {failed:?}"
+    );
     content::write_file(&ftp.file, 1)?;
     Ok(())
 }

@@ -34,7 +34,7 @@ fn forty(site: &Site) -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])
 }
 
-/// The local address belongs to the host, which also connects to the same servers.
+/// The host owns the local address, and also connects to the same servers itself.
 #[test]
 fn full_nat_uses_local_address_of_host() -> Result<()> {
     let mut options = options("fullnat-host");
@@ -58,20 +58,23 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     let report = common::ok(site.director.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 2 && report.servers.len() == 2, "{report:?}");
+    ensure!(
+        report.ok > 2 && report.servers.len() == 2,
+        "not both servers answered: {report:?}"
+    );
     ensure!(seen_as(&site, site.service(80))? == "192.0.2.1");
-    // The host's own programs use other ports.
+    // The dataplane uses only ports that the host's own programs do not use.
     let listing = site.lvsadm("local")?;
     ensure!(
         listing.starts_with("192.0.2.1  ports 1024-32767  "),
-        "{listing}"
+        "does not begin with `192.0.2.1 ports 1024-32767 `: {listing}"
     );
     site.dataplane = None;
     common::wait_for_host_state(&site, &before)
 }
 
-/// Only the dataplane has the local address and the VIP, for IPv4 and IPv6. Later, other local
-/// addresses replace the first ones during traffic.
+/// Only the dataplane owns the local address and the VIP. Other local addresses replace the first
+/// ones during traffic.
 #[test]
 fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     let mut options = options("fullnat-own");
@@ -112,7 +115,10 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     ensure!(seen_as(&site, site.service(80))? == "192.0.2.51");
     forty(&site)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 4 && report.servers.len() == 2, "{report:?}");
+    ensure!(
+        report.ok > 4 && report.servers.len() == 2,
+        "not both servers answered: {report:?}"
+    );
 
     // The last address of a family cannot be removed while servers need it.
     let refused = site.director.sh(&format!(
@@ -121,13 +127,13 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     ))?;
     ensure!(
         refused.contains("full NAT needs a local address") && refused.ends_with("1\n"),
-        "{refused}"
+        "the refusal is not reported: {refused}"
     );
     Ok(())
 }
 
-/// Full NAT is listed under its name, and its rules can be saved and restored. A program that is
-/// called ipvsadm does not show full NAT.
+/// lvsadm lists, saves and restores full NAT. The same program under the name ipvsadm does not show
+/// it.
 #[test]
 fn full_nat_is_listed_and_restored() -> Result<()> {
     let site = common::site(options("fullnat-rules"))?;
@@ -135,7 +141,7 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
     let listing = site.lvsadm("-L -n")?;
     ensure!(
         listing.contains("  -> 10.0.0.12:80                 FullNat 1      0          0"),
-        "{listing}"
+        "no ` -> 10.0.0.12:80 FullNat 1 0 0` in {listing}"
     );
     let rules = site.lvsadm("-S -n")?;
     ensure!(
@@ -144,7 +150,7 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
             .filter(|line| line.contains("--fullnat -w 1"))
             .count()
             == 2,
-        "{rules}"
+        "not 2 servers with full NAT were saved: {rules}"
     );
     site.lvsadm("-C")?;
     site.lvsadm_restore(&rules)?;
@@ -157,13 +163,16 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
         "ipvsadm -a -t {} -r 10.0.0.13:80 --fullnat 2>&1 || echo $?",
         site.service(80)
     ))?;
-    ensure!(refused == "--fullnat: unknown option\n255\n", "{refused}");
+    ensure!(
+        refused == "--fullnat: unknown option\n255\n",
+        "not `--fullnat: unknown option / 255`: {refused}"
+    );
     ensure!(!site.director.sh("ipvsadm -h")?.contains("fullnat"));
     Ok(())
 }
 
-/// Path MTU discovery in both directions across hops with a small MTU, and a server that refuses
-/// the connection.
+/// Servers and clients receive ICMP errors for a small path MTU, and the client learns that a
+/// server refuses.
 #[test]
 fn full_nat_translates_icmp_errors() -> Result<()> {
     let site = common::site(options("fullnat-icmp"))?;
@@ -181,7 +190,10 @@ fn full_nat_translates_icmp_errors() -> Result<()> {
          send(S, \"x\", 0); $SIG{{ALRM}} = sub {{ print \"silence\"; exit }}; alarm 60; recv(S, my $b, 9, 0); print $!'",
         site.vip
     ))?;
-    ensure!(printed == "Connection refused", "{printed}");
+    ensure!(
+        printed == "Connection refused",
+        "not `Connection refused`: {printed}"
+    );
     Ok(())
 }
 
@@ -197,6 +209,9 @@ fn full_nat_without_local_address_is_refused() -> Result<()> {
         site.service(80)
     ));
     let output = format!("{:#}", output.expect_err("it has no local address"));
-    ensure!(output.contains("lvsadm local add"), "{output}");
+    ensure!(
+        output.contains("lvsadm local add"),
+        "no `lvsadm local add` in {output}"
+    );
     Ok(())
 }

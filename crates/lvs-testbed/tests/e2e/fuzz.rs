@@ -15,11 +15,11 @@ fn target(name: &str) -> Target {
     *TARGETS
         .iter()
         .find(|target| target.0 == name)
-        .expect("such a target")
+        .expect("no fuzz target has this name")
 }
 
-/// Runs the fuzzer `name` on random bytes, and on earlier findings of the fuzzers in `fuzz/seeds`:
-/// unchanged, and damaged.
+/// Runs the fuzz target `name` on random bytes, and on the inputs in `fuzz/seeds`, unchanged and
+/// damaged.
 fn run(name: &str) {
     let (_, target) = target(name);
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -27,12 +27,12 @@ fn run(name: &str) {
         .join(name);
     let mut kept: Vec<_> = std::fs::read_dir(&seeds)
         .unwrap_or_else(|error| panic!("{}: {error}", seeds.display()))
-        .map(|entry| entry.expect("a directory").path())
+        .map(|entry| entry.expect("the directory entry cannot be read").path())
         .collect();
     kept.sort();
     let kept: Vec<Vec<u8>> = kept
         .iter()
-        .map(|path| std::fs::read(path).expect("a file"))
+        .map(|path| std::fs::read(path).expect("a seed cannot be read"))
         .collect();
     assert!(!kept.is_empty());
     kept.iter().for_each(|bytes| target(bytes));
@@ -62,7 +62,7 @@ fn run(name: &str) {
 }
 
 #[test]
-fn fuzz_pipeline_keeps_its_properties() {
+fn fuzz_pipeline_fates_checksums_and_memory_are_correct() {
     run("pipeline");
 }
 
@@ -94,7 +94,8 @@ fn fuzz_replies_do_not_panic() {
 #[test]
 fn every_target_has_a_fuzzer() {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
-    let manifest = std::fs::read_to_string(fuzz.join("Cargo.toml")).expect("fuzz/Cargo.toml");
+    let manifest =
+        std::fs::read_to_string(fuzz.join("Cargo.toml")).expect("fuzz/Cargo.toml cannot be read");
     for (name, _) in TARGETS {
         assert!(manifest.contains(&format!("name = \"{name}\"")), "{name}");
         assert!(fuzz.join(format!("fuzz_targets/{name}.rs")).is_file());

@@ -1,5 +1,5 @@
-//! The director's own network stack next to the dataplane: packets that it must ignore, and packets
-//! that it must still handle.
+//! The host's network stack on the director: packets that it must ignore, and packets that it must
+//! still handle.
 
 use crate::common;
 
@@ -22,7 +22,7 @@ fn site(label: &str, vip: Vip) -> Result<Site> {
     Ok(site)
 }
 
-/// Runs the five situations of this file during steady traffic through the service.
+/// Tests the host's own traffic in five situations during steady traffic through the service.
 fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let mut site = site(label, vip)?;
     site.start_dataplane(&[])?;
@@ -36,12 +36,12 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let report = common::ok(site.client.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
 
-    // The director itself connects to a real server, too.
+    // The director itself connects to a real server.
     let report = common::ok(site.director.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
 
-    // If the host has the VIP, the host serves other ports of it. Otherwise the dataplane refuses
-    // connections to other ports.
+    // The VIP's other ports belong to the host if it owns the VIP; otherwise the dataplane refuses
+    // connections to them.
     let _ssh = nginx(&site.director, &common::on_port(22))?;
     match vip {
         Vip::Host | Vip::Routed | Vip::Announced => {
@@ -49,7 +49,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
                 "curl --fail --silent --max-time 60 http://{}:22/id",
                 site.vip
             ))?;
-            ensure!(printed == "director\n", "{printed}");
+            ensure!(printed == "director\n", "not `director`: {printed}");
         }
         Vip::Dataplane => {
             common::refused(&site, &load, 22)?;
@@ -59,7 +59,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     // The host resets a segment that belongs to no connection.
     ensure!(
         common::stray_ack_is_reset(&site, 80)?,
-        "no RST for a stray ACK"
+        "the client received no RST for a stray ACK"
     );
 
     // A real server's own download leaves with the director's address as its source.
@@ -70,7 +70,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     ))?;
     ensure!(
         printed == "192.0.2.1\n",
-        "seen from outside, the server's address is {printed}"
+        "the connection of the server has the source address {printed} instead of 192.0.2.1"
     );
     let download = LoadOptions {
         target: SocketAddr::new(outside.parse()?, 8080),
@@ -80,23 +80,26 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
 
     steady.wait_for_more(100)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
+    ensure!(
+        report.ok > 100 && report.servers.len() == 2,
+        "not both servers answered more than 100 requests: {report:?}"
+    );
     Ok(())
 }
 
 #[test]
-fn host_vip_works_in_five_network_setups() -> Result<()> {
+fn host_vip_leaves_own_traffic_of_host_unchanged() -> Result<()> {
     five_situations(Vip::Host, "host-vip")
 }
 
 #[test]
 #[ignore = "long"]
-fn dataplane_vip_works_in_five_network_setups() -> Result<()> {
+fn dataplane_vip_leaves_own_traffic_of_host_unchanged() -> Result<()> {
     five_situations(Vip::Dataplane, "own-vip")
 }
 
-/// The dataplane owns the VIP: if the host had it, its packets to the VIP would use `lo`, where the
-/// dataplane receives none.
+/// The dataplane, not the host, must own the VIP: otherwise the kernel routes the client's packets
+/// through `lo`.
 #[test]
 fn client_on_director_reaches_service() -> Result<()> {
     let mut site = site("local", Vip::Dataplane)?;
@@ -109,8 +112,8 @@ fn client_on_director_reaches_service() -> Result<()> {
     common::spread(&report, &[10, 10])
 }
 
-/// A one-armed director, which is the servers' gateway; the dataplane owns the VIP and answers ARP
-/// and echo requests.
+/// The director is the servers' gateway; the dataplane owns the VIP and answers ARP and echo
+/// requests.
 #[test]
 fn one_armed_nat_with_dataplane_vip_serves_clients() -> Result<()> {
     let mut options = SiteOptions::new("one-arm-nat", Forward::Nat);
@@ -143,9 +146,8 @@ fn transfers_work_without_offloads_and_with_a_small_mtu() -> Result<()> {
     Ok(())
 }
 
-/// A server sends ICMP errors to the client through the director, about packets that belong to no
-/// service; the first error does not contain the ports. Returns the errors that the client
-/// receives, which differ in their last word.
+/// Sends ICMP errors about packets of no service from a server to the client, the first without
+/// ports. Returns the last word of each error that the client receives.
 fn errors_in_transit(site: &Site) -> Result<String> {
     let listen = r#"
         use Socket;
@@ -186,8 +188,8 @@ fn errors_in_transit(site: &Site) -> Result<String> {
     Ok(listener.log().replace('\n', " "))
 }
 
-/// With `schedule_icmp`, errors without ports go to the director, for any connection, and are
-/// dropped: the interception follows the sysctl, in both directions, while the dataplane runs.
+/// With `schedule_icmp`, the dataplane intercepts and drops ICMP errors without ports. A change of
+/// the sysctl takes effect while the dataplane runs.
 #[test]
 fn schedule_icmp_extends_interception() -> Result<()> {
     let mut site = site("transit-errors", Vip::Host)?;
@@ -203,7 +205,7 @@ fn schedule_icmp_extends_interception() -> Result<()> {
         let seen = errors_in_transit(&site)?;
         ensure!(
             seen == expected,
-            "schedule_icmp={value}: the client has {seen}"
+            "schedule_icmp={value}: the client received {seen}"
         );
     }
     Ok(())

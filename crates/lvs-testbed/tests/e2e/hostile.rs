@@ -1,5 +1,5 @@
 //! Frames that no host should send, for each forwarding method (a million each in `make test-all`):
-//! none panics the packet path, each has one fate, and each sent frame is right.
+//! the packet path must not panic, give each frame one fate, and send only valid frames.
 
 use std::collections::BTreeSet;
 
@@ -10,15 +10,14 @@ use lvs_testbed::suite::size;
 const QUICK_FRAMES: u64 = 40_000;
 const FULL_FRAMES: u64 = 1_000_000;
 
-/// Maximum memory of all simultaneous tests of this file: each has a pool of frames and a table of
-/// connections, and nothing that grows.
+/// Maximum resident memory of all simultaneous tests of this file in bytes.
 const RESIDENT_MAX: usize = 768 << 20;
 
 fn weather(seed: u64, names: &[&str]) {
     let frames = size(QUICK_FRAMES, FULL_FRAMES);
     let mut drops = BTreeSet::new();
     for name in names {
-        let method = Method::named(name).expect("a method");
+        let method = Method::named(name).expect("no forwarding method has this name");
         let summary = storm(method, seed, frames);
         let Summary {
             counters,
@@ -36,7 +35,7 @@ fn weather(seed: u64, names: &[&str]) {
             "{name}: at most {} connections, {} frames waiting, {} bytes of fragments",
             summary.connections, summary.waiting, summary.fragments
         );
-        // The frames had an effect: some were forwarded.
+        // Some of the frames must have been forwarded.
         let tenth = frames / 10;
         assert!(counters.received >= frames && counters.dropped_total() > tenth);
         assert!(counters.sent > frames / 50, "{counters:?}");
@@ -62,7 +61,8 @@ fn weather(seed: u64, names: &[&str]) {
 
 /// Returns the resident memory of this process in bytes.
 fn resident() -> usize {
-    let text = std::fs::read_to_string("/proc/self/statm").expect("/proc is mounted");
+    let text =
+        std::fs::read_to_string("/proc/self/statm").expect("/proc/self/statm cannot be read");
     let pages = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
     pages.map_or(0, |pages: usize| pages * 4096)
 }

@@ -1,6 +1,5 @@
-//! A sample of the hostile frames through real backends: packet sockets on veth links, the TUN
-//! device of reinjected packets, and the TUN backend. The dataplane survives, continues to balance,
-//! and counts the fate of every frame.
+//! Hostile frames through real backends: packet sockets on veth links, and the TUN device. The
+//! dataplane must survive, continue to balance, and count the fate of every frame.
 
 use crate::common;
 
@@ -18,9 +17,12 @@ fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) ->
     let servers: Vec<String> = (0..site.servers.len())
         .map(|index| site.real_address(index).to_string())
         .collect();
-    // Unused neighbours, so that no real host's address is claimed.
+    // Addresses of no host, so that the frames do not claim a real address.
     let client = common::client_address(site)?;
-    let network = client.rsplit_once('.').context("IPv4")?.0;
+    let network = client
+        .rsplit_once('.')
+        .context("the client's address is not IPv4")?
+        .0;
     let clients: Vec<String> = (200..208).map(|last| format!("{network}.{last}")).collect();
     let director = site
         .director
@@ -38,15 +40,18 @@ fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) ->
     ];
     words.extend(["--frames", &frames, "--director"]);
     words.extend([
-        own.next().context("an address")?,
-        own.next().context("another")?,
+        own.next().context("no address is left")?,
+        own.next().context("no address is left")?,
     ]);
     words.extend(clients.iter().flat_map(|client| ["--client", client]));
     words.extend(servers.iter().flat_map(|server| ["--server", server]));
     words.extend(more);
     let printed = host.run(programs::own()?, &words)?;
     println!("{} {interface}: {printed}", host.name());
-    let taken = printed.split(' ').next().context("a number")?;
+    let taken = printed
+        .split(' ')
+        .next()
+        .context("the line does not begin with a number")?;
     Ok(taken.parse()?)
 }
 
@@ -74,7 +79,7 @@ fn services(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Checks that connections are balanced; hostile frames between two requests may also advance the
+/// Checks that requests reach both servers. Hostile frames between two requests may advance the
 /// round robin.
 fn balances(site: &Site) -> Result<()> {
     let load = site.load_of(94);
@@ -91,7 +96,11 @@ fn missed(site: &Site) -> Result<u64> {
     let workers: Vec<serde_json::Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
     let sockets = workers
         .iter()
-        .map(|worker| worker["lost"].as_u64().context("lost"))
+        .map(|worker| {
+            worker["lost"]
+                .as_u64()
+                .context("the worker has no count of lost frames")
+        })
         .sum::<Result<u64>>()?;
     let devices = site
         .director
@@ -100,21 +109,28 @@ fn missed(site: &Site) -> Result<u64> {
     Ok(sockets + devices.sum::<Result<u64>>()?)
 }
 
-/// Stops the dataplane, whose last log lines count the frames, and checks that each frame has one
-/// fate.
+/// Stops the dataplane, and checks that the fates in its last log lines add up to the number of
+/// frames.
 fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     let drops: serde_json::Value = serde_json::from_str(&site.lvsadm("drops --json")?)?;
     println!("{drops}");
     let missed = missed(site)?;
-    let reasons = drops.as_array().context("a list")?.len();
-    ensure!(reasons > 5, "{drops}");
-    let mut dataplane = site.dataplane.take().context("the program was started")?;
-    ensure!(dataplane.is_running(), "{}", dataplane.log());
+    let reasons = drops
+        .as_array()
+        .context("the JSON value is not a list")?
+        .len();
+    ensure!(reasons > 5, "at most 5 drop reasons were counted: {drops}");
+    let mut dataplane = site.dataplane.take().context("no dataplane was started")?;
+    ensure!(
+        dataplane.is_running(),
+        "the dataplane exited: {}",
+        dataplane.log()
+    );
     let status = dataplane.stop(Signal::SIGTERM)?;
     let log = dataplane.log();
     ensure!(
         status.success() && !log.contains("panicked"),
-        "{status}: {log}"
+        "the dataplane failed or panicked: {status}: {log}"
     );
     let line = log
         .lines()
@@ -139,7 +155,10 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     let sum: u64 = fates.iter().map(|name| count(name)).sum::<Result<u64>>()?;
     println!("{line}");
     let received = count("received")?;
-    ensure!(received + count("reassembled")? == sum, "{line}");
+    ensure!(
+        received + count("reassembled")? == sum,
+        "the fates do not add up to the received frames: {line}"
+    );
     ensure!(
         received + missed >= least as u64,
         "{least} frames at least, of which {missed} were missed: {line}"
@@ -182,8 +201,8 @@ fn hostile_frames_through_tun_backend_are_all_counted() -> Result<()> {
     services(&site)?;
     balances(&site)?;
     let front = site.director.sh("cat /sys/class/net/eth0/address")?;
-    // The host routes some frames to the device, and others arrive at the device without
-    // interception.
+    // Some frames reach the device through the host's routing, others arrive at the device
+    // directly.
     shoot(&site, &site.client, "eth0", &["--to", &front], 4)?;
     balances(&site)?;
     let taken = shoot(&site, &site.director, "lvs-tun0", &[], 5)?;

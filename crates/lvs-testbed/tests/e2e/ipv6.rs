@@ -1,5 +1,5 @@
-//! IPv6, end to end: the real programs between a real client and real servers, with every
-//! forwarding method and every kind of tunnel, also with different IP versions inside and outside.
+//! IPv6 with real clients and servers, every forwarding method and every kind of tunnel, also with
+//! different IP versions inside and outside.
 
 use crate::common;
 
@@ -23,8 +23,7 @@ fn add(site: &Site, virt: SocketAddr, servers6: bool, options: &str) -> Result<(
     Ok(())
 }
 
-/// Makes requests with answers of all sizes, which are balanced evenly; then an upload, whose
-/// segments the director forwards.
+/// Sends requests that must be balanced evenly, and an upload.
 fn traffic(site: &Site, virt: SocketAddr, what: &str) -> Result<()> {
     let mut load = LoadOptions::new(virt);
     load.requests = 200;
@@ -80,7 +79,7 @@ fn ipv6_requests_are_served_nat() -> Result<()> {
         let listing = site.lvsadm("-L -n -c")?;
         ensure!(
             listing.contains(&format!("[{}]:80", site.vip6)),
-            "{listing}"
+            "the listing lacks the IPv6 service: {listing}"
         );
     }
     Ok(())
@@ -109,7 +108,8 @@ const TUNNELS: [&str; 8] = [
     "-i --tun-type gue --tun-port 6080 --tun-remcsum",
 ];
 
-/// Checks all kinds of tunnels with inner packets of `inner6` to servers of `outer6`.
+/// Checks all kinds of tunnels with inner packets of IPv6 if `inner6`, to servers with IPv6 if
+/// `outer6`.
 fn tunnels(label: &str, inner6: bool, outer6: bool) -> Result<()> {
     let site = site(label, Forward::Tun, Vip::Host)?;
     let virt = if inner6 {
@@ -153,9 +153,12 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
     let site = site("v6-own", Forward::Nat, Vip::Dataplane)?;
     add(&site, virt6(&site), true, "-m")?;
     let vip = site.vip6.to_string();
-    // Network cards pass on only the groups with a listener.
+    // A network card receives only multicast groups with a listener.
     let groups = site.director.run("ip", &["maddr", "show", "dev", "eth0"])?;
-    ensure!(groups.contains("33:33:ff:00:00:10"), "{groups}");
+    ensure!(
+        groups.contains("33:33:ff:00:00:10"),
+        "no `33:33:ff:00:00:10` in {groups}"
+    );
     let own = programs::own()?;
     site.client.run(&own, &["ping", &vip])?;
     // Long packets are fragmented in both directions.
@@ -166,14 +169,16 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
     );
     let text = format!(
         "{:#}",
-        refused.err().context("no program listens on the port")?
+        refused
+            .err()
+            .context("a connection to a port without a program succeeded")?
     );
     ensure!(
         text.contains("refused") || text.contains("Couldn't connect"),
-        "{text}"
+        "the connection was not refused: {text}"
     );
     let neighbours = site.client.run("ip", &["-6", "neigh", "show", &vip])?;
-    ensure!(neighbours.contains("lladdr"), "{neighbours}");
+    ensure!(neighbours.contains("lladdr"), "no `lladdr` in {neighbours}");
     Ok(())
 }
 
@@ -187,11 +192,14 @@ fn path_mtu_is_found_behind_a_narrow_hop() -> Result<()> {
         } else {
             "eth0"
         };
-        // Otherwise a host could announce a segment size that fits by chance.
+        // The hosts must not announce an MSS that fits the small MTU by chance.
         let (host, device) = if forward == Forward::Nat {
             (&site.director, narrow)
         } else {
-            (site.router.as_ref().context("a router")?, "eth2")
+            (
+                site.router.as_ref().context("the site has no router")?,
+                "eth2",
+            )
         };
         host.sh(&format!("ip link set {device} mtu 1400"))?;
         add(&site, virt6(&site), true, options)?;

@@ -20,12 +20,12 @@ use nix::sys::signal::Signal;
 const RATE: u64 = 60_000;
 /// Number of simultaneous downloads of a test; measurements use more.
 const FEW: u64 = 60;
-/// Time without a dataplane.
+/// Time between a kill and the start of the next dataplane.
 const DEAD: Duration = Duration::from_secs(5);
 /// Time between two kills of a dataplane.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// The process or programs that keep connections while no dataplane runs.
+/// Keeper of the connections while no dataplane runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// The kernel fast path.
@@ -57,20 +57,20 @@ impl By {
     }
 }
 
-/// The event at the dataplane during the downloads.
+/// The event during the downloads.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
-    /// The dataplane continues.
+    /// The dataplane is not killed.
     None,
     /// The dataplane is killed, and replaced by one of the same version.
     Killed,
-    /// The dataplane is killed and replaced by one from this directory, which is killed and
-    /// replaced by one of the first version.
+    /// The dataplane is killed and replaced by the version in this directory, which is then killed
+    /// and replaced by the first version.
     Replaced(&'a str),
 }
 
-/// Runs this number of simultaneous downloads, of which none may fail. Returns the longest pause,
-/// minus the pause that the server itself causes.
+/// Runs this number of simultaneous downloads, none of which may fail. Returns the longest pause,
+/// without the pause that the server causes.
 fn downloads(
     label: &str,
     (forward, by): (Forward, By),
@@ -82,7 +82,7 @@ fn downloads(
     }
     let mut options = SiteOptions::with_servers(label, forward, 2);
     options.paced = Some(RATE);
-    // The director is measured: clients and servers use another processor.
+    // Clients and servers use another processor than the measured dataplane.
     let real_time = number > FEW;
     options.real_time = real_time;
     if by == By::Device {
@@ -125,9 +125,11 @@ fn downloads(
             replace(&mut site, by, None)?;
         }
     }
-    let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    let report = running
+        .join()
+        .map_err(|_| anyhow::anyhow!("the thread panicked"))??;
     report.all_ok(number)?;
-    // In the second after the connections opened, their opening causes pauses.
+    // The opening of connections itself causes pauses in the first second.
     let by_second = &report.stalls_by_second;
     let open = usize::try_from(opening.as_secs() + 1)?.min(by_second.len());
     let pause = by_second[open..].iter().max().copied().unwrap_or(0);
@@ -179,12 +181,12 @@ fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let output = log.lines().find(|line| line.contains("took over"));
     println!(
         "{} ({answered:?} after its start)",
-        output.context("the log says so")?
+        output.context("the log does not report a takeover")?
     );
     Ok(())
 }
 
-/// Measures downloads with a killed dataplane and without, and prints the longest pause of each.
+/// Prints the longest pause of downloads with a killed dataplane, and without.
 fn compared(label: &str, how: (Forward, By)) -> Result<()> {
     const MANY: u64 = 500;
     let quiet = downloads(&format!("{label}q"), how, MANY, End::None)?;
@@ -230,7 +232,7 @@ fn downloads_survive_killed_dataplane_tun_device() -> Result<()> {
     Ok(())
 }
 
-/// Connections move into tables of another number and size, and back.
+/// Connections move to a dataplane with other numbers and sizes of tables, and back.
 #[test]
 #[ignore = "long"]
 fn downloads_survive_killed_dataplane_with_changed_tables() -> Result<()> {
@@ -248,7 +250,7 @@ fn downloads_survive_killed_dataplane_with_changed_tables() -> Result<()> {
     let client = site.client.clone();
     let running = thread::spawn(move || client.load(&load));
     let all = || established(&site).is_ok_and(|connections| connections == number);
-    soon("all downloads", all)?;
+    soon("all downloads to be established", all)?;
     for words in [
         &["--max-connections", "5000"][..],
         &["--workers", "3"],
@@ -261,13 +263,13 @@ fn downloads_survive_killed_dataplane_with_changed_tables() -> Result<()> {
             .with_context(|| format!("{words:?}"))?;
         thread::sleep(Duration::from_secs(2));
     }
-    let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    let report = running
+        .join()
+        .map_err(|_| anyhow::anyhow!("the thread panicked"))??;
     report.all_ok(number)
 }
 
-/// The state keeper exits after an orderly stop and after `--cleanup`. A dataplane with a table of
-/// another size continues the connections. A dataplane does not take over the connections of a
-/// running one.
+/// Checks the life of the state keeper, also with a dataplane whose table has another size.
 #[test]
 fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
@@ -277,31 +279,48 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let by = By::StateKeeper;
     start(&mut site, by, None)?;
     site.add_service(80, "rr")?;
-    ensure!(keepers()?.trim() == "1", "{}", keepers()?);
+    ensure!(
+        keepers()?.trim() == "1",
+        "not one state keeper runs: {}",
+        keepers()?
+    );
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let program = program.display().to_string();
     let refused = director.sh(&format!("{program} --warm-restart on 2>&1 || true"))?;
-    ensure!(refused.contains("another dataplane"), "{refused}");
+    ensure!(
+        refused.contains("another dataplane"),
+        "no `another dataplane` in {refused}"
+    );
     let kill = |site: &mut Site, signal| -> Result<()> { site.end_dataplane(signal) };
     kill(&mut site, Signal::SIGKILL)?;
-    ensure!(keepers()?.trim() == "1", "{}", keepers()?);
-    // The host does not receive packets that no dataplane handles.
+    ensure!(
+        keepers()?.trim() == "1",
+        "not one state keeper runs: {}",
+        keepers()?
+    );
+    // While no dataplane runs, the rules keep the packets from the host.
     let rules = director.sh("nft list tables")?;
-    ensure!(rules.contains("lvs-"), "{rules}");
+    ensure!(rules.contains("lvs-"), "no `lvs-` in {rules}");
     site.start_dataplane(&["--warm-restart", "on", "--max-connections", "5000"])?;
     common::says(&site, "took over")?;
-    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it continues");
+    ensure!(
+        site.lvsadm("-L -n")?.contains(":80"),
+        "the service is not listed any more"
+    );
     kill(&mut site, Signal::SIGKILL)?;
     let output = director.sh(&format!("{program} --cleanup"))?;
-    ensure!(output.starts_with("removed the connections"), "{output}");
+    ensure!(
+        output.starts_with("removed the connections"),
+        "does not begin with `removed the connections`: {output}"
+    );
     soon("the state keeper to end", gone)?;
     start(&mut site, by, None)?;
     ensure!(
         !site.lvsadm("-L -n")?.contains(":80"),
-        "the successor took over state"
+        "the successor lists services of the killed dataplane"
     );
     kill(&mut site, Signal::SIGTERM)?;
-    soon("its end", gone)?;
+    soon("the state keeper to exit", gone)?;
     soon("the dataplane's nf_tables rules to be removed", || {
         director
             .sh("nft list tables")

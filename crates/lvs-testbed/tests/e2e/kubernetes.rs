@@ -1,7 +1,6 @@
-//! Services of a real Kubernetes API server, which two directors serve to clients that compare all
-//! bytes. There are no kubelets and no controllers: the test writes Nodes and EndpointSlices
-//! itself. Nodes are the servers of the testbed, which listen at the node ports. Each pod is an
-//! additional address of its node.
+//! Services of a real Kubernetes API server, with two directors, and clients that compare all
+//! bytes. There are no kubelets and no controllers: the test writes Nodes and EndpointSlices. The
+//! testbed's servers are the Nodes, with the pods' addresses as additional addresses.
 
 mod kube_proxy;
 
@@ -21,7 +20,7 @@ use serde_json::{Value, json};
 /// Time limit for each step. The API server takes half a minute to start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The server of the testbed that is the control plane. The servers before it are nodes.
+/// Number of the server that runs the API server. The servers before it are nodes.
 const CONTROL: usize = 3;
 
 /// The roles and accounts that an operator applies for the directors.
@@ -36,7 +35,7 @@ const SERVICE: &str = include_str!("../../../../contrib/kubernetes/service.yaml"
 /// Directory of a pod's ServiceAccount files.
 const POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The port of the nodes for `healthCheckNodePort`.
+/// The `healthCheckNodePort` of the Services.
 const HEALTH: u16 = 31_000;
 
 const SERVICES: &str = "/api/v1/namespaces/default/services";
@@ -47,7 +46,7 @@ const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslice
 const AUDIT: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
      - level: Metadata\n  users: [\"system:serviceaccount:lvsd:director\"]\n- level: None\n";
 
-/// The rules of `rbac.yaml` in the API server.
+/// API paths of the ClusterRole and the Role of `rbac.yaml`.
 const RULES: [&str; 2] = [
     "/apis/rbac.authorization.k8s.io/v1/clusterroles/lvsd-director",
     "/apis/rbac.authorization.k8s.io/v1/namespaces/lvsd/roles/lvsd-lease",
@@ -56,7 +55,6 @@ const RULES: [&str; 2] = [
 /// The servers of a service, with their weights.
 type Servers = BTreeMap<String, u64>;
 
-/// The servers of a service in a listing.
 fn servers_of(listing: &str, address: &str) -> Servers {
     let rows = rows(listing);
     let mut rows = rows
@@ -222,12 +220,10 @@ impl Bed {
         Ok(())
     }
 
-    /// Sends a request of the administrator, with a body of the content type `kind`.
     fn ask(&self, method: &str, path: &str, kind: &str, body: Option<&str>) -> Result<String> {
         self.ask_as("admin", method, path, (kind, body))
     }
 
-    /// Sends a request with a token, and with a body of the content type `kind`.
     fn ask_as(
         &self,
         token: &str,
@@ -265,8 +261,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Creates the objects of `rbac.yaml`, one after the other. Also checks that the API server
-    /// accepts the other manifests, and that none of them contains an unknown field.
+    /// Creates the objects of `rbac.yaml` one by one. Also checks that the API server accepts the
+    /// other manifests without unknown fields.
     fn permit(&self) -> Result<()> {
         self.apply(RBAC, "")?;
         self.apply(DIRECTORS, "&dryRun=All")
@@ -275,7 +271,7 @@ impl Bed {
     fn apply(&self, manifest: &str, options: &str) -> Result<()> {
         for object in manifest.split("\n---\n") {
             let kind = object.lines().find_map(|line| line.strip_prefix("kind: "));
-            let path = match kind.context("a kind")? {
+            let path = match kind.context("the manifest has no kind")? {
                 "Namespace" => "/api/v1/namespaces",
                 "ServiceAccount" => "/api/v1/namespaces/lvsd/serviceaccounts",
                 "Secret" => "/api/v1/namespaces/lvsd/secrets",
@@ -285,7 +281,7 @@ impl Bed {
                 "RoleBinding" => "/apis/rbac.authorization.k8s.io/v1/namespaces/lvsd/rolebindings",
                 "ConfigMap" => "/api/v1/namespaces/lvsd/configmaps",
                 "DaemonSet" => "/apis/apps/v1/namespaces/lvsd/daemonsets",
-                other => anyhow::bail!("a manifest has a {other}"),
+                other => anyhow::bail!("a manifest has the unexpected kind {other}"),
             };
             let path = format!("{path}?fieldValidation=Strict{options}");
             self.ask("POST", &path, "application/yaml", Some(object))?;
@@ -368,7 +364,7 @@ impl Bed {
         spec["renewTime"].is_string() && spec["renewTime"] != spec["acquireTime"]
     }
 
-    /// Whether an Event about a Service contains these words.
+    /// Whether an Event about the Service `name` contains `words`.
     fn output(&self, name: &str, words: &str) -> bool {
         let events = self.get("/api/v1/namespaces/default/events");
         let mut events = events["items"].as_array().into_iter().flatten();
@@ -378,8 +374,8 @@ impl Bed {
         })
     }
 
-    /// Writes the director's file. The first director has the API server and its credentials in the
-    /// file, the other director in a kubeconfig.
+    /// Writes the director's configuration file: the first director reads API server and
+    /// credentials from it, the second from a kubeconfig.
     fn write_file(&self, index: usize) -> Result<()> {
         let (server, ca, token) = (
             self.server(),
@@ -466,7 +462,7 @@ impl Bed {
         servers_of(&listing, address)
     }
 
-    /// Whether a service has exactly these servers. Removed servers finish their connections and do
+    /// Whether a service has exactly these servers. Removed servers that still have connections do
     /// not count.
     fn has(&self, index: usize, address: &str, wanted: &Servers) -> bool {
         Self::are(&self.servers(index, address), wanted)
@@ -506,7 +502,7 @@ impl Bed {
             found = servers.keys().find(established).cloned();
             found.is_some()
         })?;
-        found.context("a server")
+        found.context("no server was found")
     }
 
     /// Nodes 0 to 2 at a port, with their weights.
@@ -521,7 +517,7 @@ impl Bed {
         self.site.service(80).to_string()
     }
 
-    /// The rights of `rbac.yaml` in the API server, each with the path of its role.
+    /// The rights of `rbac.yaml`, each with the API path of its role.
     fn permitted(&self) -> Vec<(&'static str, Right)> {
         let mut all = Vec::new();
         for path in RULES {
@@ -587,12 +583,12 @@ impl Bed {
         answer.is_ok_and(|answer| answer["status"]["allowed"] == true)
     }
 
-    /// Checks that `rbac.yaml` permits exactly the requests of directors to the API server. An API
-    /// server that has just started refuses all requests for a moment.
+    /// Checks that directors use exactly the rights of `rbac.yaml`. The API server refuses all
+    /// requests for a moment after its start.
     fn rights_are_those_that_are_used(&self) -> Result<()> {
         let mut used = BTreeSet::new();
         let log = fs::read_to_string(self.path("audit.log"))?;
-        // An API server that is killed leaves an unfinished line.
+        // A killed API server leaves an incomplete log line.
         let lines = log
             .lines()
             .filter_map(|line| serde_json::from_str(line).ok());
@@ -627,9 +623,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Starts the container of the DaemonSet as a kubelet does: the arguments and mounts of the
-    /// manifest, a token of its account, the network of the host, and only the programs of the
-    /// image.
+    /// Starts the container of the DaemonSet as a kubelet does: its arguments and mounts, a token
+    /// of its account, the host's network, and only the programs of the image.
     fn start_pod(&self) -> Result<Pod> {
         let set = self.get("/apis/apps/v1/namespaces/lvsd/daemonsets/director");
         let spec = &set["spec"]["template"]["spec"];
@@ -639,7 +634,7 @@ impl Bed {
                 && spec["automountServiceAccountToken"] == true
                 && container["securityContext"]["privileged"] == true
                 && container["securityContext"]["readOnlyRootFilesystem"] == true,
-            "{spec:#}"
+            "the manifest has other settings: {spec:#}"
         );
         let account = spec["serviceAccountName"].as_str().unwrap_or_default();
         let token = self.ask(
@@ -653,11 +648,16 @@ impl Bed {
         for directory in ["root", "file", "state", "run", "account"] {
             fs::create_dir_all(file(directory))?;
         }
-        let token = token["status"]["token"].as_str().context("a token")?;
+        let token = token["status"]["token"]
+            .as_str()
+            .context("the API server returned no token")?;
         fs::write(file("account/token"), token)?;
         fs::copy(self.path("certs/apiserver.crt"), file("account/ca.crt"))?;
         let map = self.get("/api/v1/namespaces/lvsd/configmaps/director");
-        for (name, text) in map["data"].as_object().context("files")? {
+        for (name, text) in map["data"]
+            .as_object()
+            .context("the ConfigMap contains no files")?
+        {
             fs::write(
                 file(&format!("file/{name}")),
                 text.as_str().unwrap_or_default(),
@@ -683,9 +683,12 @@ impl Bed {
             }
         };
         mount("account", POD, true);
-        for one in container["volumeMounts"].as_array().context("mounts")? {
-            let name = one["name"].as_str().context("a name")?;
-            let at = one["mountPath"].as_str().context("a path")?;
+        for one in container["volumeMounts"]
+            .as_array()
+            .context("the container has no mounts")?
+        {
+            let name = one["name"].as_str().context("the mount has no name")?;
+            let at = one["mountPath"].as_str().context("the mount has no path")?;
             mount(name, at, one["readOnly"] == true);
         }
         let node = &container["env"][0];
@@ -728,7 +731,7 @@ impl Bed {
         })
     }
 
-    /// Runs a change while clients make requests, none of which may fail. Returns the servers that
+    /// Runs `change` while clients make requests, none of which may fail. Returns the servers that
     /// answered.
     fn under_load(
         &mut self,
@@ -738,7 +741,7 @@ impl Bed {
         self.under_load_of(self.site.service(80), what, act)
     }
 
-    /// Does the same as [`under_load`](Self::under_load), with requests to `address`.
+    /// [`under_load`](Self::under_load) with requests to `address`.
     fn under_load_of(
         &mut self,
         target: SocketAddr,
@@ -763,12 +766,11 @@ impl Bed {
             report.failed,
             report.bytes
         );
-        ensure!(report.failed == 0, "{what}: {report:#?}");
+        ensure!(report.failed == 0, "requests failed: {what}: {report:#?}");
         Ok(report.servers)
     }
 }
 
-/// Returns the strings in a JSON array.
 fn words(array: &Value) -> Vec<String> {
     let words = array.as_array().into_iter().flatten();
     words
@@ -863,7 +865,8 @@ impl Endpoint {
         };
         let host = &bed.site.servers[pod.node];
         host.sh(&format!("ip addr add {}/24 dev eth0", pod.address))?;
-        // All hosts of a machine share one table of neighbours, which other tests fill. Permanent entries do not count.
+        // The kernel's neighbour table is shared by all namespaces, and other tests may fill it.
+        // Permanent entries are not limited.
         let mac = host.sh("ip -br link show eth0 | awk '{ print $3 }'")?;
         for index in [0, 1] {
             bed.host(index).sh(&format!(
@@ -889,7 +892,7 @@ impl Endpoint {
     }
 }
 
-/// The servers of a director that correspond to these endpoints.
+/// The servers that a director should list for these endpoints.
 fn pods(endpoints: &[Endpoint]) -> Servers {
     let pods = endpoints.iter();
     pods.map(|pod| (format!("{}:80", pod.address), u64::from(pod.ready)))
@@ -899,7 +902,7 @@ fn pods(endpoints: &[Endpoint]) -> Servers {
 /// Size of a download in bytes.
 const DOWNLOAD: u64 = 32 << 20;
 
-/// Downloads at a low rate, until the test lets them finish. The client compares all bytes.
+/// Slow downloads, until the test lets them finish. The client compares all bytes.
 struct Downloads {
     clients: Proc,
     hurry: String,
@@ -910,7 +913,7 @@ impl Downloads {
         Self::start_at(bed, &bed.site.vip.to_string(), name, count)
     }
 
-    /// Does the same as [`start`](Self::start), from another address.
+    /// [`start`](Self::start) from the client's address `address`.
     fn start_at(bed: &Bed, address: &str, name: &str, count: usize) -> Result<Self> {
         let (script, hurry) = (
             bed.path(&format!("{name}.sh")),
@@ -928,16 +931,20 @@ impl Downloads {
         Ok(Self { clients, hurry })
     }
 
-    /// Checks that the downloads are not broken, and receives the rest.
+    /// Lets the servers send the rest, and checks that the downloads succeed.
     fn finish(mut self) -> Result<()> {
         ensure!(
             self.clients.is_running(),
-            "they ended: {}",
+            "the clients have exited: {}",
             self.clients.log()
         );
         fs::write(&self.hurry, "")?;
         let status = self.clients.wait(PATIENCE)?;
-        ensure!(status.success(), "{status}: {}", self.clients.log());
+        ensure!(
+            status.success(),
+            "a download failed: {status}: {}",
+            self.clients.log()
+        );
         Ok(())
     }
 }
@@ -959,9 +966,8 @@ fn services_of_kubernetes_keep_their_clients_through_all_events() -> Result<()> 
     bed.rights_are_those_that_are_used()
 }
 
-/// A Service whose nodes receive connections by full NAT, and a Service whose pods receive
-/// connections through a tunnel. The director runs like the container of the DaemonSet, and needs
-/// each of the rights of its account.
+/// One Service uses full NAT to nodes, and one a tunnel to pods. The director runs like the
+/// container of the DaemonSet, and needs each right of its account.
 #[test]
 #[ignore = "by hand: needs a Kubernetes API server (make test-kubernetes)"]
 fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<()> {
@@ -969,7 +975,7 @@ fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<
     let mut options = SiteOptions::new("daemon-set", Forward::Tun);
     options.vip = Vip::Routed;
     let mut bed = Bed::cluster(options)?;
-    let router = bed.site.router.as_ref().context("a router")?;
+    let router = bed.site.router.as_ref().context("the site has no router")?;
     router.sh("ip route add 203.0.113.9/32 via 192.0.2.1")?;
     let own = DIRECTORS.replace("198.51.100.0/28", "203.0.113.9-203.0.113.10");
     let own = own.replace("[\"10.0.0.4\"]", "[\"192.0.2.1\"]");
@@ -997,7 +1003,10 @@ fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<
         bed.endpoints("pods", &http(), &all)?;
         pod.wait_servers(&bed.web(), &pods(&all))
     })?;
-    ensure!(answered.len() == CONTROL, "{answered:?}");
+    ensure!(
+        answered.len() == CONTROL,
+        "not all nodes answered: {answered:?}"
+    );
     bed.annotate("web", "lvsd/chek", &"x".into())?;
     bed.wait_event("web", "lvsd/chek is unknown")?;
     // A refused Service does not make the pod unready.
@@ -1021,7 +1030,8 @@ fn each_right_is_needed(bed: &Bed) -> Result<()> {
         wait_until("the director's right to write to end", PATIENCE, || {
             !bed.allows(taken)
         })?;
-        // The director has to create and renew a Lease, write a status, and write an Event.
+        // With these objects missing, the director has to create and renew a Lease, write a status,
+        // and write an Event.
         let _ = bed.ask("DELETE", LEASE, "", None);
         let status = json!({ "status": { "loadBalancer": { "ingress": null } } });
         bed.merge(&format!("{SERVICES}/web/status"), &status)?;
@@ -1041,7 +1051,7 @@ fn each_right_is_needed(bed: &Bed) -> Result<()> {
     })
 }
 
-/// Addresses are assigned until the pool is exhausted; an invalid annotation changes nothing.
+/// Assigns addresses until the pool is exhausted; an invalid annotation changes nothing.
 fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     let path = format!("{SERVICES}?dryRun=All");
     bed.ask("POST", &path, "application/yaml", Some(SERVICE))?;
@@ -1065,7 +1075,7 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
         let refused = bed.ask_as("first", method, path, ("", None));
         ensure!(
             refused.is_err_and(|why| format!("{why:#}").contains("403")),
-            "{method} {path}"
+            "the request was not refused with 403: {method} {path}"
         );
     }
     bed.wait("the Event to be written", |bed| {
@@ -1087,7 +1097,9 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     )?;
     bed.under_load("wrong annotation", |bed| {
         bed.annotate("web", "lvsd/chek", &"x".into())?;
-        bed.wait("the Event", |bed| bed.output("web", "lvsd/chek is unknown"))?;
+        bed.wait("an Event about the annotation", |bed| {
+            bed.output("web", "lvsd/chek is unknown")
+        })?;
         bed.wait("both directors to refuse the Service", |bed| {
             [0, 1]
                 .iter()
@@ -1109,7 +1121,9 @@ fn cordon_keeps_a_download(bed: &mut Bed) -> Result<()> {
     let download = Downloads::start(bed, "cordon", 1)?;
     let server = bed.wait_download(&bed.nodes(80, [1, 1, 1]))?;
     let mut nodes = (0..CONTROL).map(|n| format!("{}:80", bed.site.real_address(n)));
-    let node = nodes.position(|one| one == server).context("a node")?;
+    let node = nodes
+        .position(|one| one == server)
+        .context("no node has this server")?;
     let path = format!("/api/v1/nodes/n{node}");
     let mut weights = [1; CONTROL];
     weights[node] = 0;
@@ -1119,7 +1133,10 @@ fn cordon_keeps_a_download(bed: &mut Bed) -> Result<()> {
     })?;
     let answered = bed.under_load("node is cordoned", |_| Ok(()))?;
     let name = format!("rs{}", node + 1);
-    ensure!(!answered.contains_key(&name), "{answered:?}");
+    ensure!(
+        !answered.contains_key(&name),
+        "the cordoned node got new connections: {answered:?}"
+    );
     download.finish()?;
     let label = "node.kubernetes.io/exclude-from-external-load-balancers";
     let exclude = |value: Value| json!({ "metadata": { "labels": { label: value } } });
@@ -1135,7 +1152,6 @@ fn cordon_keeps_a_download(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// The port of the pods of `web`.
 fn http() -> Value {
     json!({ "name": "http", "protocol": "TCP", "port": 80 })
 }
@@ -1171,7 +1187,7 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
     let server = bed.wait_download(&pods(&all))?;
     let mut from = all.iter();
     let from = from.find(|pod| server == format!("{}:80", pod.address));
-    let node = from.context("a pod")?.node;
+    let node = from.context("no pod was found")?.node;
     for pod in all.iter_mut().filter(|pod| pod.node == node) {
         pod.ready = false;
     }
@@ -1183,7 +1199,10 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
     })?;
     let answered = bed.under_load("node is drained", |_| Ok(()))?;
     let name = format!("rs{}", node + 1);
-    ensure!(!answered.contains_key(&name), "{answered:?}");
+    ensure!(
+        !answered.contains_key(&name),
+        "the drained node got new connections: {answered:?}"
+    );
     download.finish()?;
     let (left, gone): (Vec<_>, Vec<_>) = all.into_iter().partition(|pod| pod.ready);
     bed.under_load("the pods of the drained node to terminate", |bed| {
@@ -1199,7 +1218,7 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
 
 const LOST: &str = "DOES NOT ANSWER";
 
-/// Directors continue to serve without an API server, and start without it.
+/// Directors continue to serve without an API server, and also start without it.
 fn api_server_killed(bed: &mut Bed) -> Result<()> {
     bed.under_load("API server killed and back", |bed| {
         let before = [0, 1].map(|index| bed.servers(index, &bed.web()));
@@ -1225,11 +1244,10 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// A director misses changes, and the API server no longer has their history at the next request.
-/// Returns the pods.
+/// The API server discards the history of changes that a director has missed. Returns the pods.
 ///
-/// Only a director whose watches end regularly needs the history. If its connection is reset
-/// instead, it lists all objects, and the test repeats this step.
+/// The step is repeated if the director's connection was reset: it then lists all objects and does
+/// not need the history.
 fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
     const ROUNDS: usize = 10;
     let refused = |bed: &Bed| {
@@ -1280,7 +1298,7 @@ fn compact_while_director_is_stopped(
     bed.wait_servers(&bed.web(), &pods(all))
 }
 
-/// The API server refuses the directors' token until they use the new one.
+/// The API server refuses the old token, so that the directors must read the new one.
 fn token_replaced(bed: &mut Bed) -> Result<()> {
     bed.under_load("token replaced", |bed| {
         bed.server.take().context("it runs")?.kill();
@@ -1330,7 +1348,7 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
         let answer: Vec<&str> = answer.lines().collect();
         ensure!(
             answer == wanted,
-            "{answer:?}\n{}\n{}\n{}",
+            "datagrams reached other servers: {answer:?}\n{}\n{}\n{}",
             bed.status(0),
             bed.site.lvsadm("-L -n --stats")?,
             bed.site.lvsadm("drops --all")?
@@ -1357,7 +1375,7 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
     answers(&["\"rs1\""])
 }
 
-/// The address of a removed Service is assigned to a waiting one.
+/// The address of a deleted Service is assigned to a waiting Service.
 fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Result<()> {
     let web = format!("{SERVICES}/web");
     bed.merge(&web, &json!({ "spec": { "type": "ClusterIP" } }))?;
@@ -1375,7 +1393,7 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
     )?;
     let back = json!({ "spec": { "type": "LoadBalancer", "loadBalancerClass": "lvsd" } });
     bed.merge(&web, &back)?;
-    bed.wait("the exhausted pool", |bed| {
+    bed.wait("an Event about the exhausted pool", |bed| {
         bed.output("web", "has a free IPv4 address")
     })?;
     bed.ask("DELETE", &format!("{SERVICES}/mail"), "", None)?;
@@ -1395,12 +1413,13 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
     bed.under_load("class back", |_| Ok(())).map(drop)
 }
 
-/// The director that has the addresses and the Lease fails; the other one has its connections.
+/// The director with the addresses and the Lease fails; the other director continues its
+/// connections.
 fn director_lost(bed: &mut Bed) -> Result<()> {
     const DOWNLOADS: usize = 20;
-    // The Lease ends with the other director.
+    // The second director takes over the Lease.
     bed.director(1)?.stop(Signal::SIGTERM)?;
-    bed.wait("the Lease", |bed| {
+    bed.wait("the first director to hold the Lease", |bed| {
         bed.status(0).contains("d1 writes addresses")
     })?;
     bed.start(1)?;
@@ -1424,7 +1443,7 @@ fn director_lost(bed: &mut Bed) -> Result<()> {
     let status: Value = serde_json::from_str(&bed.status_as(0, "--json"))?;
     let dataplane = status["dataplane"]["pid"]
         .as_i64()
-        .context("its dataplane")?;
+        .context("the status contains no dataplane pid")?;
     bed.site.unplug()?;
     bed.director(0)?.kill();
     kill(Pid::from_raw(i32::try_from(dataplane)?), Signal::SIGKILL)?;

@@ -1,7 +1,4 @@
-//! Unmodified programs that call ipvsadm: Debian's ldirectord, and the init script that saves rules
-//! when it stops and restores them when it starts.
-//!
-//! On the director, `/sbin/ipvsadm` is `lvsadm`; the programs are not configured for it.
+//! Debian's ldirectord and init script call `/sbin/ipvsadm`, which is `lvsadm` on the director.
 
 use std::fs;
 
@@ -14,7 +11,7 @@ use nix::sys::signal::Signal;
 
 const NAMES: [&str; 3] = ["ipvsadm", "ipvsadm-save", "ipvsadm-restore"];
 
-/// Three servers, of which the last one is the fallback.
+/// Creates a site with three servers; the last one is the fallback.
 fn site(label: &str, forward: Forward) -> Result<Site> {
     let mut site = Site::new(SiteOptions::with_servers(label, forward, 3))?;
     site.serve("alive", 100)?;
@@ -59,7 +56,7 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
         .context("starting ldirectord (package ldirectord)")
 }
 
-/// Waits for servers with these weights, by their number.
+/// Waits until the listing contains exactly these servers (by number), with these weights.
 fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result<()> {
     let listing = || site.director.sh("/sbin/ipvsadm -Ln");
     common::wait_listed(site, listing, expected).with_context(|| {
@@ -73,7 +70,7 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
     let mut program = ldirectord(&site, quiescent)?;
     wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
     let listing = site.director.sh("/sbin/ipvsadm -Ln")?;
-    ensure!(listing.contains(" wrr"), "{listing}");
+    ensure!(listing.contains(" wrr"), "no ` wrr` in {listing}");
     ensure!(common::answering(&site)? == ["rs1", "rs2"]);
 
     // One server fails: with quiescent=yes its weight becomes 0, otherwise it is removed.
@@ -126,8 +123,8 @@ fn ldirectord_dr_not_quiescent_removes_failed_server() -> Result<()> {
     managed(Forward::Dr, "lddr", false)
 }
 
-/// Debian's unmodified init script of the package ipvsadm saves rules, and restores them at the
-/// start.
+/// The init script of Debian's package ipvsadm saves the rules when it stops, and restores them
+/// when it starts.
 #[test]
 #[ignore = "needs ipvsadm"]
 fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
@@ -149,19 +146,22 @@ fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
         site.vip
     ))?;
     let before = site.director.sh("ipvsadm-save -n")?;
-    ensure!(before.lines().count() == 5, "{before}");
+    ensure!(before.lines().count() == 5, "not 5 lines: {before}");
     run(&site, "save")?;
     let saved = site.director.sh("cat /etc/ipvsadm.rules")?;
-    ensure!(saved == format!("# ipvsadm.rules\n{before}"), "{saved}");
+    ensure!(
+        saved == format!("# ipvsadm.rules\n{before}"),
+        "the script saved other rules: {saved}"
+    );
     let status = run(&site, "status")?;
     ensure!(
         status.starts_with("IP Virtual Server version 1.2.1 (size=4096)\n"),
-        "{status}"
+        "does not begin with `IP Virtual Server version 1.2.1 (size=4096)`: {status}"
     );
     ensure!(run(&site, "rate")?.contains(" CPS "));
     run(&site, "stop")?;
     ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
-    // The host restarts: a new dataplane has no services.
+    // A new dataplane has no services, as after a reboot.
     site.start_dataplane(&[])?;
     ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
     run(&site, "start")?;
@@ -169,7 +169,7 @@ fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
     run(&site, "reload")?;
     ensure!(site.director.sh("ipvsadm-save -n")? == before);
     ensure!(common::answering(&site)? == ["rs1"]);
-    // Names work as well as numbers.
+    // The script also restores rules with names.
     site.director.sh(
         "ipvsadm-save > /etc/named.rules && ipvsadm -C && ipvsadm-restore < /etc/named.rules",
     )?;

@@ -1,4 +1,4 @@
-//! Listings of many connections of a running director, while it forwards.
+//! Lists many connections of a director while it forwards.
 
 use crate::common;
 
@@ -32,7 +32,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
             last = 20_000 + CONNECTIONS,
         ))
     };
-    // The client repeats a lost packet; a duplicate opens no further connection.
+    // The client repeats lost packets. A duplicate opens no connection.
     soon("the director to list all connections", || {
         let sent = send().is_ok();
         let listed = site.lvsadm("-L -n -c").unwrap_or_default();
@@ -53,12 +53,16 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
             .filter(|connection| connection.protocol == "UDP")
             .map(|connection| connection.source.as_str())
             .collect();
-        ensure!(sources.len() == CONNECTIONS, "{}", sources.len());
+        ensure!(
+            sources.len() == CONNECTIONS,
+            "not all connections are listed once: {}",
+            sources.len()
+        );
         ensure!(sources.iter().collect::<HashSet<_>>().len() == CONNECTIONS);
         let json: Value = serde_json::from_str(&site.lvsadm("--json -L -c")?)?;
         let udp = json
             .as_array()
-            .context("a list")?
+            .context("the JSON value is not a list")?
             .iter()
             .filter(|connection| connection["protocol"] == 17);
         ensure!(udp.count() == CONNECTIONS);
@@ -68,8 +72,11 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
         "{} -Lnc | head -n 3 | wc -l",
         lvs_testbed::programs::find("lvsadm")?.display()
     ))?;
-    ensure!(first.trim() == "3", "{first}");
+    ensure!(first.trim() == "3", "not `3`: {first}");
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 3, "{report:?}");
+    ensure!(
+        report.ok > 3,
+        "at most 3 requests were answered: {report:?}"
+    );
     Ok(())
 }

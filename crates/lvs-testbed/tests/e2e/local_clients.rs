@@ -1,5 +1,5 @@
-//! Clients on the director itself, and services whose address is an address of the director: the
-//! host looks up its own addresses first, and sends the clients' packets over `lo`.
+//! Clients on the director itself, and services at an address of the host: the kernel sends the
+//! clients' packets over `lo`.
 
 use crate::common;
 
@@ -13,18 +13,17 @@ use nix::sys::signal::Signal;
 /// The port of the UDP servers.
 const ECHO: u16 = 5000;
 
-/// A NAT director whose host has the VIP, and whose kernel permits BPF programs.
+/// Creates a NAT director whose host owns the VIP. Ends the test as not run if the kernel does not
+/// permit BPF.
 fn new_site(label: &str) -> Result<Site> {
     super::fast_path::require_permission()?;
     Site::new(SiteOptions::with_servers(label, Forward::Nat, 2))
 }
 
-/// The IPv4 and the IPv6 address of the service.
 fn vips(site: &Site) -> [IpAddr; 2] {
     [site.vip.into(), site.vip6.into()]
 }
 
-/// Adds a service at both addresses.
 fn add_services(site: &Site, protocol: &str, port: u16) -> Result<()> {
     for vip in vips(site) {
         let service = SocketAddr::new(vip, port);
@@ -41,7 +40,6 @@ fn add_services(site: &Site, protocol: &str, port: u16) -> Result<()> {
     Ok(())
 }
 
-/// Returns the answer to an HTTP request of the director.
 fn get(site: &Site, at: SocketAddr, path: &str) -> Result<String> {
     let answer = site
         .director
@@ -49,7 +47,7 @@ fn get(site: &Site, at: SocketAddr, path: &str) -> Result<String> {
     Ok(answer.trim().to_owned())
 }
 
-/// Whether a connection from the director to this address is refused at once.
+/// Whether the kernel refuses a connection from the director to this address at once.
 fn is_refused(site: &Site, at: SocketAddr) -> Result<bool> {
     let script = format!("curl -g -s -m 60 http://{at}/ > /dev/null || echo $?");
     let status = site.director.sh(&script)?;
@@ -115,7 +113,7 @@ fn local_client_reaches_tcp_service_on_host_address() -> Result<()> {
         load.requests = 40;
         let report = common::ok(site.director.load(&load)?, 40)?;
         common::spread(&report, &[20, 20])?;
-        // As with the kernel's IPVS, the source is the address that the route selects: the VIP.
+        // As with the kernel's IPVS, the source is the VIP, which the route selects.
         ensure!(get(&site, service, "addr")? == vip.to_string());
         let file = site.serve(&format!("upload{number}"), content::BULK)?;
         let path = file.display();
@@ -125,10 +123,13 @@ fn local_client_reaches_tcp_service_on_host_address() -> Result<()> {
         let stored = ["rs1", "rs2"].map(|name| format!("{name}-up/up/{number}"));
         let stored = stored.map(|path| std::fs::read(site.testbed.dir().join(path)));
         let sent = std::fs::read(&file)?;
-        ensure!(stored.iter().flatten().eq([&sent]), "{vip}");
+        ensure!(
+            stored.iter().flatten().eq([&sent]),
+            "a datagram was changed or not stored: {vip}"
+        );
         common::wait_for_counters(&site, "42 connections to be counted", |rows| {
             let row = rows.iter().find(|row| row.address == service.to_string());
-            let row = row.context("the service is listed")?;
+            let row = row.context("the service is not listed")?;
             Ok(row.number(0)? == 42 && row.number(1)? > 200 && row.number(2)? > 200)
         })?;
     }
@@ -159,13 +160,12 @@ fn local_client_exchanges_datagrams_with_service_on_host_address() -> Result<()>
     Ok(())
 }
 
-/// kube-proxy masquerades clients on its node, because the other nodes also have the address of the
-/// service.
+/// kube-proxy masquerades clients on its node, because other nodes also own the service's address.
 #[test]
 fn local_client_that_the_host_masquerades_is_answered() -> Result<()> {
     let mut site = new_site("lc-masq")?;
     site.start_dataplane(&[])?;
-    // An address of a device that is down is the host's, too.
+    // The address is on a device that is down.
     const ADDRESS: &str = "198.18.0.80";
     site.director.sh(&format!(
         "ip link add services type bridge\n\
@@ -187,7 +187,7 @@ fn local_client_that_the_host_masquerades_is_answered() -> Result<()> {
     Ok(())
 }
 
-/// The dataplane receives only packets to ports of services, and only while it runs.
+/// Without a service or a dataplane, packets reach the host's own ports.
 #[test]
 fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
     let mut site = new_site("lc-ports")?;
@@ -199,24 +199,27 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
         ensure!(get(&site, site.service(80), "id")? == "director");
         site.add_service_weighted("-t", 80, "rr", &[1])?;
         ensure!(get(&site, site.service(80), "id")? == "rs1");
-        // Another port of the VIP, another address of the host, and the loopback.
+        // Ports without a service: at the VIP, at another address of the host, and at the loopback
+        // address.
         let others = ["192.0.2.1:80", "127.0.0.1:80"];
         for other in others {
-            ensure!(get(&site, other.parse()?, "id")? == "director", "{other}");
+            ensure!(
+                get(&site, other.parse()?, "id")? == "director",
+                "the host did not answer at {other}"
+            );
         }
         ensure!(
             is_refused(&site, site.service(81))?,
-            "the host has no port 81"
+            "the connection to port 81 was not refused"
         );
         // After a service is removed, the host receives the packets for its port.
         site.lvsadm(&format!("-D -t {}", site.service(80)))?;
         is_answered_by(&site, "director")?;
         site.add_service_weighted("-t", 80, "rr", &[1])?;
         is_answered_by(&site, "rs1")?;
-        // If the VIP moves to another interface of the host, the service still receives its
-        // packets; so it does after the VIP returns.
+        // The service still receives its packets after the VIP moves to another interface and back.
         let device = site.director.sh("ip -o link show lvs-local0")?;
-        ensure!(device.contains("UP"), "{device}");
+        ensure!(device.contains("UP"), "no `UP` in {device}");
         site.director
             .sh(&format!("ip addr del {}/32 dev eth0", site.vip))?;
         site.director
@@ -227,11 +230,14 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
             vip = site.vip
         ))?;
         is_answered_by(&site, "rs1")?;
-        let mut dataplane = site.dataplane.take().context("it runs")?;
+        let mut dataplane = site.dataplane.take().context("no dataplane was started")?;
         dataplane.stop(ends_with)?;
         is_answered_by(&site, "director")?;
         let links = site.director.sh("ip -o link")?;
-        ensure!(!links.contains("lvs-"), "{ends_with}: {links}");
+        ensure!(
+            !links.contains("lvs-"),
+            "devices are left: {ends_with}: {links}"
+        );
         if ends_with == Signal::SIGTERM {
             common::wait_for_host_state(&site, &before)?;
         }
@@ -239,7 +245,7 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
     Ok(())
 }
 
-/// A listener on the director receives nothing from a host that claims the director's addresses.
+/// A host that spoofs the director's addresses reaches no listener on the director.
 #[test]
 fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
     let mut site = new_site("lc-forged")?;
@@ -274,7 +280,7 @@ fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
     for host in [&site.client, &site.servers[0]] {
         for from in [&*vip, "192.0.2.1", "10.0.0.1"] {
             for to in [&*vip, "192.0.2.1"] {
-                // Packets from the service's port, as replies are, and from another port.
+                // First packets from the service's port, like replies, then from another port.
                 for port in [ECHO, 4000] {
                     forge(host, from, port, to, 7000)?;
                     forge(host, from, port, to, ECHO)?;
@@ -285,15 +291,16 @@ fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
     forge(&site.client, &client, 4000, &vip, 7000)?;
     forge(&site.client, &client, ECHO, &vip, 7000)?;
     let honest = format!("{client} forged\n");
-    soon("two packets of the client's own", || {
+    soon("two datagrams of the client to arrive", || {
         listener.log().matches(&honest).count() == 2
     })?;
     let log = listener.log().replace("ready\n", "").replace(&honest, "");
-    ensure!(log.is_empty(), "{log}");
+    ensure!(log.is_empty(), "not empty: {log}");
     Ok(())
 }
 
-/// One connection of a client on the director, which makes a request for each line that it reads.
+/// A connection of a client on the director. The client sends a request for each line that it
+/// reads.
 struct Client(Proc);
 
 impl Client {
@@ -316,14 +323,12 @@ impl Client {
         Ok(Self(site.director.spawn("perl", &["-e", &script])?))
     }
 
-    /// Sends a request.
     fn ask(&mut self) -> Result<()> {
         self.0.send("\n")
     }
 
-    /// Waits until this number of requests is answered.
     fn has_answers(&self, count: usize) -> Result<()> {
-        soon("an answer", || {
+        soon("the client to receive an answer", || {
             self.0.log().matches("answered").count() == count
         })
         .with_context(|| self.0.log())
@@ -333,8 +338,8 @@ impl Client {
 #[test]
 #[ignore = "long"]
 fn connection_of_local_client_survives_warm_restart() -> Result<()> {
-    // With the fast path, the connection also survives if the client sends a request while no
-    // dataplane runs.
+    // With the kernel fast path, a request of the client while no dataplane runs does not break the
+    // connection.
     for (words, sends) in [
         (&["--fast-path", "on"][..], true),
         (&["--fast-path", "off", "--warm-restart", "on"][..], false),
@@ -369,7 +374,7 @@ fn connection_of_local_client_survives_warm_restart() -> Result<()> {
     Ok(())
 }
 
-/// The host's packets to a server on the host itself, and its answers, both take `lo`.
+/// The packets between the host and a server on it all pass `lo`.
 #[test]
 fn local_client_reaches_local_server() -> Result<()> {
     for (vip, server, flag) in [
@@ -383,7 +388,11 @@ fn local_client_reaches_local_server() -> Result<()> {
         let mut options = SiteOptions::with_servers("lc-node", Forward::Nat, 1);
         options.vip = vip;
         let site = common::site(options)?;
-        let port = server.rsplit(':').next().context("a port")?.parse()?;
+        let port = server
+            .rsplit(':')
+            .next()
+            .context("the address has no port")?
+            .parse()?;
         let _own = nginx(&site.director, &common::on_port(port))?;
         let service = site.service(80);
         site.lvsadm(&format!("-A -t {service} -s rr"))?;
@@ -395,7 +404,7 @@ fn local_client_reaches_local_server() -> Result<()> {
             .with_context(|| format!("{vip:?} {server} {flag}"))?;
         ensure!(
             report.servers.get("director") == Some(&20),
-            "{server} {flag}: {:?}",
+            "the server on the director did not answer 20 requests: {server} {flag}: {:?}",
             report.servers
         );
         // Without the service, the client reaches the server as before.
@@ -415,13 +424,16 @@ fn local_client_of_service_without_servers_is_refused() -> Result<()> {
     for vip in vips(&site) {
         let service = SocketAddr::new(vip, 80);
         site.lvsadm(&format!("-A -t {service} -s rr"))?;
-        ensure!(is_refused(&site, service)?, "{vip}");
+        ensure!(
+            is_refused(&site, service)?,
+            "the connection was not refused: {vip}"
+        );
     }
     Ok(())
 }
 
-/// The program at both ends of an SCTP association: it uses raw sockets, because the kernel may not
-/// support SCTP. `flip` is the checksum of RFC 9260, `open` makes a socket.
+/// Client and server of an SCTP association over raw sockets, because the kernel may lack SCTP.
+/// `flip` computes the checksum of RFC 9260; `open` makes a socket.
 const SCTP: &str = r#"
 use Socket qw(:DEFAULT inet_pton pack_sockaddr_in6); $| = 1;
 sub sum {
@@ -492,14 +504,14 @@ fn local_client_exchanges_sctp_packets_with_service_on_host_address() -> Result<
         common::wait_for_counters(&site, "4 associations to be counted", |rows| {
             let service = SocketAddr::new(vip.parse()?, 3868).to_string();
             let row = rows.iter().find(|row| row.address == service);
-            Ok(row.context("the service is listed")?.number(0)? == 4)
+            Ok(row.context("the service is not listed")?.number(0)? == 4)
         })?;
     }
     Ok(())
 }
 
-/// The servers send replies to an address of the dataplane, so that nothing is hidden from the
-/// host.
+/// With full NAT, servers reply to an address of the dataplane, so the dataplane hides no replies
+/// from the host.
 #[test]
 fn local_client_reaches_full_nat_service_on_host_address() -> Result<()> {
     super::fast_path::require_permission()?;
@@ -528,7 +540,7 @@ fn local_client_reaches_full_nat_service_on_host_address() -> Result<()> {
     Ok(())
 }
 
-/// The number of connections of the director whose answers are hidden from it.
+/// Number of connections from the director itself whose replies the dataplane hides from the host.
 fn hidden_clients(site: &Site) -> Result<usize> {
     let text = site.director.sh("nft list ruleset")?;
     let sets = text.split("set local_clients").skip(1);
@@ -540,10 +552,10 @@ fn hidden_clients(site: &Site) -> Result<usize> {
     Ok(sets.map(of_set).sum())
 }
 
-/// A server refuses the connection. Later, another connection uses the same ports.
+/// The server refuses a connection. A later connection uses the same ports.
 #[test]
 #[ignore = "long"]
-fn refused_local_client_is_forgotten_and_may_return() -> Result<()> {
+fn port_of_refused_local_client_can_be_used_again() -> Result<()> {
     let mut site = new_site("lc-refused")?;
     site.start_dataplane(&[])?;
     add_services(&site, "-t", 81)?;
@@ -568,11 +580,14 @@ fn refused_local_client_is_forgotten_and_may_return() -> Result<()> {
         nginx(&site.servers[0], &common::on_port(81))?,
         nginx(&site.servers[1], &common::on_port(81))?,
     ];
-    // The host keeps the port of a connection that was served.
+    // The requests use different ports, because the port of a served connection is in TIME_WAIT.
     for (vip, port) in vips(&site).into_iter().zip([40_001, 40_002]) {
         let service = SocketAddr::new(vip, 81);
         let served = ask(service, port)?;
-        ensure!(served.is_empty(), "{service}: {served}");
+        ensure!(
+            served.is_empty(),
+            "the served connection failed: {service}: {served}"
+        );
     }
     Ok(())
 }

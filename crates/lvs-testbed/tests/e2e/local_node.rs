@@ -1,4 +1,4 @@
-//! The director as a real server of its own services, together with other servers.
+//! The director is a real server of its own services.
 
 use crate::common;
 
@@ -14,27 +14,31 @@ fn web_server(site: &Site, port: u16) -> Result<Proc> {
     nginx(&site.director, &options)
 }
 
-/// Checks how many requests the director and each server have served.
+/// Sends requests, and checks how many the director and each server answered.
 fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<()> {
     let report = common::ok(site.client.load(load)?, load.requests)?;
     let expected = expected
         .iter()
         .map(|&(name, count)| (name.to_owned(), count));
-    ensure!(report.servers == expected.collect(), "{:?}", report.servers);
+    ensure!(
+        report.servers == expected.collect(),
+        "the requests were divided differently: {:?}",
+        report.servers
+    );
     Ok(())
 }
 
-/// Waits until a policy rule with these words exists, or with `present` false until none does.
+/// Waits until a policy rule with these words exists, or, if `present` is false, until none exists.
 fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
     let rules = || site.director.sh("ip rule; ip -6 rule");
-    soon(&format!("{words}: {present}"), || {
+    soon(&format!("a policy rule with {words:?}: {present}"), || {
         rules().is_ok_and(|rules| rules.contains(words) == present)
     })
     .with_context(|| format!("{:?}", rules()))
 }
 
-/// NAT to another port of the director, with the VIP on the host or on the dataplane: its server
-/// receives packets from the clients' addresses, and answers them through the dataplane.
+/// The VIP is on the host or on the dataplane. The local server sees the clients' addresses, and
+/// replies through the dataplane.
 #[test]
 fn nat_server_on_director_serves_clients() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane] {
@@ -46,8 +50,8 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
         let own = web_server(&site, 8080)?;
         let service = site.service(80);
         site.add_service(80, "rr")?;
-        // The server is an address of the director on the servers' side; if the host has the VIP,
-        // it is the VIP itself.
+        // The server listens at the director's address in the servers' network, or at the VIP if
+        // the host owns it.
         let own_address = if vip == Vip::Host {
             site.vip.to_string()
         } else {
@@ -65,7 +69,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
             .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
         ensure!(
             seen == "192.0.2.100\n",
-            "the local server receives requests from {seen}"
+            "the local server received a request from {seen} instead of 192.0.2.100"
         );
         common::upload(&site)?;
 
@@ -76,7 +80,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
             .sh(&format!("curl -sS -f -m 60 http://{own_address}:8080/id"))?;
         ensure!(direct == "director\n");
 
-        // A killed dataplane leaves a rule that refers to an empty table, without effect; the next
+        // A killed dataplane leaves a rule for an empty table, which has no effect. The next
         // dataplane removes it.
         has_rule(&site, "sport 8080", true)?;
         if let Some(dataplane) = &mut site.dataplane {
@@ -102,7 +106,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
     Ok(())
 }
 
-/// Direct routing and a tunnel to a server on the director: the host accepts the packets unchanged.
+/// The host accepts packets of direct routing and of a tunnel unchanged.
 #[test]
 #[ignore = "long"]
 fn direct_routing_server_on_director_serves_clients() -> Result<()> {
@@ -120,8 +124,8 @@ fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     Ok(())
 }
 
-/// With full NAT the director needs no local address for its own clients: the translation would not
-/// change the source host.
+/// No local address is needed for the director's own clients, because the source host does not
+/// change.
 #[test]
 fn full_nat_server_on_director_serves_clients() -> Result<()> {
     let site = common::site(SiteOptions::with_servers(
@@ -139,10 +143,10 @@ fn full_nat_server_on_director_serves_clients() -> Result<()> {
     served(&site, &load, &[("director", 20), ("rs1", 20)])
 }
 
-/// A director whose host filters source addresses strictly continues to accept packets for its
-/// other ports, if its own server uses any port.
+/// With rp_filter and a local server that uses all ports, the host continues to accept packets for
+/// its other ports.
 #[test]
-fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
+fn other_ports_of_host_with_rp_filter_and_local_server_are_reachable() -> Result<()> {
     let mut options = SiteOptions::with_servers("local-strict", Forward::Nat, 1);
     options.vip = Vip::Host;
     let site = Site::new(options)?;
@@ -162,7 +166,10 @@ fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
             let seen = site
                 .client
                 .sh(&format!("curl -sS -f -m 60 http://10.0.0.1:{direct}/id"))?;
-            ensure!(seen == "director\n", "{direct}: {seen}");
+            ensure!(
+                seen == "director\n",
+                "another host answered: {direct}: {seen}"
+            );
         }
         site.lvsadm("-C")?;
     }

@@ -12,7 +12,7 @@ use lvs_testbed::servers::{NginxOptions, nginx};
 use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
-/// Three servers, of which keepalived uses the last one as sorry server.
+/// Creates a site with three servers; keepalived uses the last one as sorry server.
 fn site(label: &str) -> Result<Site> {
     let mut site = Site::new(SiteOptions::with_servers(label, Forward::Nat, 3))?;
     site.serve("alive", 100)?;
@@ -20,7 +20,7 @@ fn site(label: &str) -> Result<Site> {
     Ok(site)
 }
 
-/// Writes a configuration of keepalived with these weights of the first two servers.
+/// Writes a configuration of keepalived with the weights of the first two servers.
 fn configure(site: &Site, weights: [u32; 2], quorum: u32) -> Result<PathBuf> {
     let mut text = format!(
         "global_defs {{\n  script_user root\n}}\nvirtual_server {} 80 {{\n  delay_loop 1\n  lb_algo wrr\n  lb_kind NAT\n  \
@@ -64,7 +64,7 @@ fn keepalived(site: &Site, file: &std::path::Path) -> Result<Proc> {
         .context("starting keepalived (package keepalived)")
 }
 
-/// Waits for servers with these weights, by their number.
+/// Waits until the listing contains exactly these servers (by number), with these weights.
 fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result<()> {
     common::wait_listed(site, || site.lvsadm("-L -n"), expected).with_context(|| program.log())
 }
@@ -95,13 +95,14 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
     configure(&site, [5, 1], 1)?;
     program.signal(Signal::SIGHUP)?;
     wait_listed(&site, &program, &[(0, 5), (1, 1)])?;
-    ensure!(program.is_running(), "{}", program.log());
+    ensure!(program.is_running(), "keepalived exited: {}", program.log());
 
     // The quorum needs both servers: the sorry server replaces the remaining one.
     configure(&site, [5, 1], 6)?;
     program.signal(Signal::SIGHUP)?;
     let last = site.programs.pop();
-    last.context("nginx of the second server")?.kill();
+    last.context("no program was started on the second server")?
+        .kill();
     wait_listed(&site, &program, &[(2, 1)])?;
 
     let status = program.stop(Signal::SIGTERM)?;
@@ -112,7 +113,7 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
     .with_context(|| format!("{status}: {}", program.log()))
 }
 
-/// Without a supervisor, keepalived would continue, and leave dead servers in the list.
+/// A keepalived that continued without `lvs-run` would leave dead servers in the table.
 #[test]
 #[ignore = "needs keepalived"]
 fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
@@ -120,7 +121,7 @@ fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
     let file = configure(&site, [2, 1], 1)?;
     let mut program = keepalived(&site, &file)?;
     wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
-    // The supervisor is the only process of this network namespace with several threads.
+    // Of all processes in this network namespace, only the supervisor has several threads.
     site.director.sh(
         "for p in /proc/[0-9]*; do \
            [ \"$(cat $p/comm)\" = lvs-run ] && [ $(ls $p/task | wc -l) -gt 1 ] && \
@@ -131,8 +132,8 @@ fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
     Ok(())
 }
 
-/// The tests of the library of kube-proxy and dockerd, in a static Go program. The library accepts
-/// only answers from the kernel's netlink port.
+/// Runs the tests of the library that kube-proxy and dockerd use, in a static Go program. The
+/// library accepts only replies from the kernel's netlink port.
 #[test]
 #[ignore = "by hand: needs the tests of moby/ipvs (make test-kubernetes)"]
 fn moby_ipvs_passes_its_own_tests() -> Result<()> {
@@ -143,20 +144,23 @@ fn moby_ipvs_passes_its_own_tests() -> Result<()> {
     let names = site.director.sh(&format!("{program} -test.list ."))?;
     let names: Vec<&str> = names.lines().collect();
     for expected in ["TestService", "TestDestination", "TestTimeouts"] {
-        ensure!(names.contains(&expected), "{names:?}");
+        ensure!(names.contains(&expected), "no {expected:?} in {names:?}");
     }
     for name in names {
         // The tests leave services behind.
         site.lvsadm("-C")?;
         let run = format!("{launcher} -- {program} -test.v -test.run '^{name}$' 2>&1 || true");
         let printed = site.director.sh(&run)?;
-        ensure!(printed.contains(&format!("--- PASS: {name} ")), "{printed}");
+        ensure!(
+            printed.contains(&format!("--- PASS: {name} ")),
+            "a test of the library failed: {printed}"
+        );
     }
     Ok(())
 }
 
-/// ipvsadm configures the dataplane through netlink: called directly, by a shell, and below a
-/// second `lvs-run`. Without CAP_NET_ADMIN it is refused.
+/// ipvsadm configures the dataplane through netlink: directly, from a shell, and below a second
+/// `lvs-run`. Without CAP_NET_ADMIN, it is refused.
 #[test]
 fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     let site = site("lvsrunadm")?;
@@ -169,15 +173,24 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
         site.real_address(0)
     ))?;
     let (theirs, ours) = (run("ipvsadm -Ln")?, site.lvsadm("-L -n")?);
-    ensure!(theirs == ours, "{theirs}\n{ours}");
+    ensure!(
+        theirs == ours,
+        "ipvsadm and lvsadm list different services: {theirs}\n{ours}"
+    );
     let nested = run(&format!("{launcher} -- ipvsadm -Ln"))?;
-    ensure!(nested == ours, "{nested}");
+    ensure!(
+        nested == ours,
+        "ipvsadm below a second lvs-run lists other services: {nested}"
+    );
     ensure!(common::answering(&site)? == ["rs1"]);
     let refused = run("setpriv --bounding-set=-net_admin ipvsadm -Ln 2>&1 || true")?;
-    ensure!(refused.contains("Can't initialize ipvs"), "{refused}");
-    // A program with a low limit of open files cannot use `lvs-run`'s netlink sockets, and uses the
-    // socket options of IPVS. The counts of connections change when the dataplane handles the last
-    // packets of the clients.
+    ensure!(
+        refused.contains("Can't initialize ipvs"),
+        "no `Can't initialize ipvs` in {refused}"
+    );
+    // A program with a low limit of open files cannot use the netlink sockets of `lvs-run`, and
+    // falls back to the socket options of IPVS. The listings are equal as soon as the last packets
+    // of the clients are handled.
     let mut both = (String::new(), String::new());
     soon("the listings to be equal", || {
         let few = run("sh -c 'ulimit -n 512; ipvsadm -Ln'");
@@ -186,15 +199,18 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
         both.0 == both.1 && both.0.contains(&service.to_string())
     })
     .with_context(|| format!("{both:?}"))?;
-    // The exit status is that of the program.
+    // `lvs-run` exits with the program's status.
     let status = site.director.sh(&format!(
         "{launcher} -- ipvsadm -D -t 192.0.2.99:80 2>&1 || echo $?; {launcher} -- /no/such/program 2>/dev/null || echo $?"
     ))?;
-    ensure!(status == "No such service\n255\n127\n", "{status}");
+    ensure!(
+        status == "No such service\n255\n127\n",
+        "not `No such service / 255 / 127`: {status}"
+    );
     Ok(())
 }
 
-/// Servers see the local address, and the program lists NAT. Without a local address, the program
+/// Servers see the local address, while the program lists NAT. Without a local address, the program
 /// gets an error.
 #[test]
 fn nat_server_added_by_a_program_uses_full_nat() -> Result<()> {
@@ -213,17 +229,20 @@ fn nat_server_added_by_a_program_uses_full_nat() -> Result<()> {
     run(&site, &add)?;
     run(&site, &format!("-e -t {service} -r {server}:80 -m -w 3"))?;
     let rules = site.lvsadm("-S -n")?;
-    ensure!(rules.contains("--fullnat -w 3"), "{rules}");
+    ensure!(
+        rules.contains("--fullnat -w 3"),
+        "no `--fullnat -w 3` in {rules}"
+    );
     let listed = run(&site, "-Ln")?;
-    ensure!(listed.contains(" Masq    3 "), "{listed}");
+    ensure!(listed.contains(" Masq    3 "), "no ` Masq 3 ` in {listed}");
     let seen = site
         .client
         .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
-    ensure!(seen.trim() == "10.0.0.1", "{seen}");
+    ensure!(seen.trim() == "10.0.0.1", "not `10.0.0.1`: {seen}");
     Ok(())
 }
 
-/// A program that uses the old socket options of IPVS instead of netlink.
+/// A program uses the old socket options of IPVS instead of netlink.
 #[test]
 fn ipvs_socket_options_are_answered() -> Result<()> {
     let site = site("lvsrunopt")?;
@@ -231,16 +250,15 @@ fn ipvs_socket_options_are_answered() -> Result<()> {
     site.add_service(80, "rr")?;
     let info = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; my $i = getsockopt(S, 0, 1153) or die "$!"; print join(" ", unpack("L3", $i))'"#;
     let counted = site.director.sh(&format!("{launcher} -- {info}"))?;
-    ensure!(counted == "66049 4096 1", "{counted:?}");
+    ensure!(counted == "66049 4096 1", "not `66049 4096 1`: {counted:?}");
     let flush = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; setsockopt(S, 0, 1157, "") or die "$!"'"#;
     site.director.sh(&format!("{launcher} -- {flush}"))?;
     let listing = site.lvsadm("-L -n")?;
-    ensure!(rows(&listing).is_empty(), "{listing}");
+    ensure!(rows(&listing).is_empty(), "services are left: {listing}");
     Ok(())
 }
 
-/// IPVS's files in `/proc` are visible to all users in the mount namespace of the program, and in
-/// no other mount namespace.
+/// All users see the IPVS files in `/proc`, but only in the program's mount namespace.
 #[test]
 fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
     let site = site("lvsrunproc")?;
@@ -255,11 +273,14 @@ fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
     })
     .with_context(|| run("ipvsadm -Lnc 2>&1").unwrap_or_default())?;
     let services = run(&format!("{nobody} cat /proc/net/ip_vs"))?;
-    ensure!(services.lines().count() == 3 + 1 + 3, "{services}");
+    ensure!(
+        services.lines().count() == 3 + 1 + 3,
+        "not all services and servers are listed: {services}"
+    );
     let stats = run("head -qn 1 /proc/net/ip_vs_stats /proc/net/ip_vs_stats_percpu")?;
     ensure!(
         stats.matches("Total Incoming Outgoing").count() == 2,
-        "{stats}"
+        "not both tables of counters are printed: {stats}"
     );
 
     // All other files are those of the kernel.
@@ -268,40 +289,55 @@ fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
     let listed = run(&format!("{nobody} sh -c '{same}'"))?;
     ensure!(
         listed.contains("ip_vs_conn\n") && listed.contains("\nvs\n"),
-        "{listed}"
+        "no `ip_vs_conn` or no `vs` in {listed}"
     );
-    ensure!(!listed.contains(".lvs-run"), "{listed}");
+    ensure!(
+        !listed.contains(".lvs-run"),
+        "unexpected `.lvs-run` in {listed}"
+    );
     let outside = site.director.sh("readlink /proc/net")?;
-    ensure!(outside == "self/net\n", "{outside}");
+    ensure!(outside == "self/net\n", "not `self/net`: {outside}");
 
     // Only root can write sysctls; other users can read them.
     let set = "cd /proc/sys/net/ipv4/vs; echo 1 > conntrack; cat conntrack; sysctl -n net.ipv4.vs.sync_threshold; \
                echo x > conntrack || cat conntrack";
     let values = run(&format!("sh -c '{set}' 2>/dev/null"))?;
-    ensure!(values == "1\n3\t50\n1\n", "{values:?}");
+    ensure!(values == "1\n3\t50\n1\n", "not `1 / 3\t50 / 1`: {values:?}");
     let set = "sh -c 'echo 0 | tee /proc/sys/net/ipv4/vs/conntrack' 2>&1";
     let refused = run(&format!("{nobody} {set} || true"))?;
-    ensure!(refused.contains("Permission denied"), "{refused}");
+    ensure!(
+        refused.contains("Permission denied"),
+        "no `Permission denied` in {refused}"
+    );
     let refused = run(&format!("setpriv --bounding-set=-net_admin {set} || true"))?;
-    ensure!(refused.contains("Operation not permitted"), "{refused}");
+    ensure!(
+        refused.contains("Operation not permitted"),
+        "no `Operation not permitted` in {refused}"
+    );
     ensure!(run("cat /proc/sys/net/ipv4/vs/conntrack")? == "1\n");
 
-    // The dataplane of another network namespace has not been started.
+    // The other network namespace has no dataplane.
     let other = run(
         "unshare --net sh -c 'cmp /proc/net/if_inet6 /proc/self/net/if_inet6 && cat /proc/net/ip_vs' 2>&1 || true",
     )?;
-    ensure!(other.contains("No such device"), "{other}");
+    ensure!(
+        other.contains("No such device"),
+        "no `No such device` in {other}"
+    );
 
-    // Containers without root have their own /proc, as without the launcher.
+    // A container without root has its own /proc.
     let own = format!(
         "{nobody} unshare --user --map-root-user --pid --fork --mount-proc readlink /proc/net 2>&1 || true"
     );
     let (inside, outside) = (run(&own)?, site.director.sh(&own)?);
-    ensure!(inside == outside, "{inside}{outside}");
+    ensure!(
+        inside == outside,
+        "a container sees another /proc/net inside lvs-run: {inside}{outside}"
+    );
     Ok(())
 }
 
-/// A dataplane that `lvs-run` starts again gets the services that ipvsadm or keepalived had added.
+/// `lvs-run` adds the services of ipvsadm or keepalived to a restarted dataplane.
 #[test]
 fn restarted_dataplane_gets_the_services_of_the_program() -> Result<()> {
     let mut site = site("lvsrunagain")?;
@@ -321,7 +357,10 @@ fn restarted_dataplane_gets_the_services_of_the_program() -> Result<()> {
     })
     .with_context(|| program.log())?;
     let before = site.lvsadm("-S -n")?;
-    site.dataplane.take().context("it runs")?.kill();
+    site.dataplane
+        .take()
+        .context("no dataplane was started")?
+        .kill();
     site.start_dataplane(&[])?;
     wait_until("the new dataplane to have the services", patience, || {
         site.lvsadm("-S -n").is_ok_and(|text| text == before)
@@ -332,8 +371,7 @@ fn restarted_dataplane_gets_the_services_of_the_program() -> Result<()> {
     Ok(())
 }
 
-/// If lvsd and keepalived changed the same services, each would revert the changes of the other
-/// without end.
+/// If lvsd and keepalived changed the same services, each would revert the other's changes.
 #[test]
 fn ipvsadm_change_is_refused_while_lvsd_manages_services() -> Result<()> {
     let site = site("lvsrunlock")?;
@@ -359,10 +397,16 @@ fn ipvsadm_change_is_refused_while_lvsd_manages_services() -> Result<()> {
     })
     .with_context(|| program.log())?;
     let listed = site.director.sh(&format!("{launcher} -- ipvsadm -Ln"))?;
-    ensure!(rows(&listed).len() == 2, "{listed}");
+    ensure!(
+        rows(&listed).len() == 2,
+        "the service or its server is missing: {listed}"
+    );
     let refused = site
         .director
         .sh(&format!("! {launcher} -- ipvsadm -C 2>&1"))?;
-    ensure!(site.lvsadm("-L -n")? == listed, "{refused}");
+    ensure!(
+        site.lvsadm("-L -n")? == listed,
+        "the refused command changed services: {refused}"
+    );
     Ok(())
 }

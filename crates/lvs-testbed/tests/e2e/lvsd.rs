@@ -1,4 +1,4 @@
-//! The daemon with a real dataplane, real servers and real checks.
+//! lvsd with a real dataplane, real servers and real checks.
 
 use crate::common;
 
@@ -40,7 +40,6 @@ fn start(site: &Site, arguments: &[&str]) -> Result<Proc> {
     site.director.spawn(programs::find("lvsd")?, &words)
 }
 
-/// Number of servers that are listed with a weight above 0.
 fn usable(site: &Site) -> usize {
     let listing = site.lvsadm("-L -n").unwrap_or_default();
     rows(&listing)
@@ -69,7 +68,7 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     let checked = site
         .director
         .run(programs::find("lvsd")?, &["check".into(), path.clone()])?;
-    ensure!(checked.contains("valid"), "{checked}");
+    ensure!(checked.contains("valid"), "no `valid` in {checked}");
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 2, &lvsd)?;
     let mut load = site.load();
@@ -87,22 +86,28 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     wait_usable(&site, 3, &lvsd)?;
     load.requests = 60;
     common::ok(site.client.load(&load)?, 60)?;
-    // A file with an error changes nothing and does not end the daemon.
     fs::write(&path, "[[service]]\nnane = \"web\"\n")?;
     lvsd.signal(Signal::SIGHUP)?;
     soon("lvsd to log the error in the file", || {
         lvsd.log().contains("nane")
     })?;
-    ensure!(lvsd.is_running() && usable(&site) == 3, "{}", lvsd.log());
+    ensure!(
+        lvsd.is_running() && usable(&site) == 3,
+        "lvsd exited, or not all 3 servers are usable: {}",
+        lvsd.log()
+    );
     configure(&site, 3)?;
     steady.finish_ok()?;
 
-    // A failed server gets no more connections; after it is back, it gets connections again.
+    // A failed server gets no new connections until it is back.
     site.programs.remove(0).kill();
     wait_usable(&site, 2, &lvsd)?;
     load.requests = 40;
     let report = common::ok(site.client.load(&load)?, 40)?;
-    ensure!(!report.servers.contains_key("rs1"), "{report:?}");
+    ensure!(
+        !report.servers.contains_key("rs1"),
+        "the failed server answered: {report:?}"
+    );
     site.programs
         .push(nginx(&site.servers[0], &NginxOptions::default())?);
     wait_usable(&site, 3, &lvsd)?;
@@ -129,16 +134,18 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
         steady.wait_for_more(50)?;
         ensure!(
             usable(&site) == 3,
-            "the dataplane does not serve without lvsd"
+            "not all 3 servers are usable without lvsd"
         );
         lvsd = start(&site, &[])?;
         soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
     }
     steady.wait_for_more(1000)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
+    ensure!(
+        report.ok > 1000 && report.servers.len() == 3,
+        "not all 3 servers answered more than 1000 requests: {report:?}"
+    );
 
-    // lvsd stops without its dataplane, which continues to forward.
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
@@ -150,7 +157,6 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
 
-    // The dataplane is killed: the daemon starts another one and configures it.
     let dataplane = site
         .director
         .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
@@ -194,8 +200,7 @@ const TUNNELS: [[(&str, &str); 2]; 4] = [
     ],
 ];
 
-/// Requests work through each kind of tunnel, and a reload changes the tunnel while connections are
-/// open.
+/// A reload changes the tunnel while connections are open.
 #[test]
 fn tunnels_are_edited_in_place() -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("lvsd-tun", Forward::Tun, 2))?;
@@ -245,27 +250,34 @@ fn tunnels_are_edited_in_place() -> Result<()> {
         .with_context(|| format!("{tunnels:?}\n{}\n{}", listed(), lvsd.log()))?;
         let report = common::ok(site.client.load(&load)?, 40)
             .with_context(|| format!("{tunnels:?}\n{}", listed()))?;
-        ensure!(report.servers.len() == 2, "{tunnels:?}: {report:?}");
+        ensure!(
+            report.servers.len() == 2,
+            "not both servers answered: {tunnels:?}: {report:?}"
+        );
     }
     steady.finish_ok()?;
 
-    // An lvsd that starts again finds nothing to change.
+    // A restarted lvsd changes nothing.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(common::SOON)?;
     let mut lvsd = start(&site, &[])?;
     soon("the new lvsd to answer", || lvsd.log().contains("ready:"))?;
-    ensure!(!lvsd.log().contains("changed server"), "{}", lvsd.log());
+    ensure!(
+        !lvsd.log().contains("changed server"),
+        "unexpected `changed server` in {}",
+        lvsd.log()
+    );
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
-/// Returns the process id of the dataplane.
 fn dataplane_pid(site: &Site) -> Result<String> {
     site.director
         .sh("ss -Hlxp | sed -n 's/.*netns-[0-9]*.sock .*pid=\\([0-9]*\\).*/\\1/p'")
 }
 
-/// Downloads continue while lvsd is replaced, as in an upgrade; no state remains at the end.
+/// Downloads continue while lvsd is restarted, as in an upgrade. `lvsd stop --all` then leaves no
+/// state.
 #[test]
 fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() -> Result<()> {
     let site = site("restarts")?;
@@ -282,26 +294,40 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
     for round in 0..20 {
         let status = lvsd.stop(Signal::SIGTERM)?;
         ensure!(status.success(), "round {round}: {status}: {}", lvsd.log());
-        ensure!(usable(&site) == 3, "round {round}");
+        ensure!(
+            usable(&site) == 3,
+            "round {round}: not all 3 servers are usable"
+        );
         lvsd = start(&site, &[])?;
         soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
     }
     steady.finish_ok()?;
-    ensure!(dataplane_pid(&site)? == dataplane, "another dataplane");
+    ensure!(
+        dataplane_pid(&site)? == dataplane,
+        "the dataplane was replaced"
+    );
 
     let path = site.testbed.dir().join("lvsd.toml").display().to_string();
     let program = programs::find("lvsd")?;
     site.director
         .run(&program, &["stop", "--all", "--config", &path])?;
-    ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
+    ensure!(
+        lvsd.wait(common::SOON)?.success(),
+        "lvsd failed at its exit: {}",
+        lvsd.log()
+    );
     common::wait_for_host_state(&site, &before)?;
 
-    // After an earlier lvsd has ended, the next one finds the dataplane.
+    // The next lvsd uses the dataplane of an earlier one.
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
     site.director.run(&program, &["stop", "--config", &path])?;
-    ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
-    ensure!(usable(&site) == 3, "the dataplane does not serve any more");
+    ensure!(
+        lvsd.wait(common::SOON)?.success(),
+        "lvsd failed at its exit: {}",
+        lvsd.log()
+    );
+    ensure!(usable(&site) == 3, "not all 3 servers are usable any more");
     site.director
         .run(&program, &["stop", "--all", "--config", &path])?;
     common::wait_for_host_state(&site, &before)
@@ -341,16 +367,19 @@ fn reload_that_replaces_the_only_server_loses_no_request() -> Result<()> {
             && !listing.contains(&site.real_address(0).to_string())
     })
     .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
-    // More than the number of requests in progress at the old server.
+    // Waits for more requests than were in progress at the old server.
     steady.wait_for_more(1 + site.load().concurrency)?;
     let report = steady.finish_ok()?;
-    ensure!(report.servers.len() == 2, "{report:?}");
+    ensure!(
+        report.servers.len() == 2,
+        "not both servers answered: {report:?}"
+    );
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
 /// The standard error of all three programs is a full pipe, first with a reader that does not read,
-/// then after that reader has exited. 500 downloads run in the meantime.
+/// then without a reader. 500 downloads run meanwhile.
 #[test]
 #[ignore = "long"]
 fn unread_output_does_not_block_lvsd() -> Result<()> {
@@ -391,13 +420,16 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
             lvsd.signal(Signal::SIGHUP)?;
             let lvsadm = programs::find("lvsadm")?.display().to_string();
             let words = ["-c", script, "sh", &lvsadm, "-L", "-n", "--nonsense"];
-            // lvsadm fails. Without a terminal, only its exit code shows this.
+            // lvsadm cannot write its message: only its exit code shows the failure.
             ensure!(site.director.run("sh", &words).is_err());
             soon("the file to be loaded", || usable(&site) == servers)?;
         }
         steady.wait_for_more(500)?;
         let report = steady.finish_ok()?;
-        ensure!(report.ok > 500, "{report:?}");
+        ensure!(
+            report.ok > 500,
+            "at most 500 requests were answered: {report:?}"
+        );
         ensure!(lvsd.is_running(), "lvsd has exited");
         ensure!(lvsd.stop(Signal::SIGINT)?.success());
         site.director.sh(&format!("rm -f {fifo} {fifo}-closed"))?;
@@ -407,7 +439,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
 
 /// A probe whose connection is closed leaves no state in the director or the server.
 #[test]
-fn probes_leave_no_time_wait() -> Result<()> {
+fn probes_leave_no_connection_in_time_wait() -> Result<()> {
     let site = site("probes")?;
     configure(&site, 3)?;
     let mut lvsd = start(&site, &[])?;
@@ -415,7 +447,7 @@ fn probes_leave_no_time_wait() -> Result<()> {
     std::thread::sleep(Duration::from_secs(2));
     for host in [&site.director, &site.servers[0]] {
         let left = host.sh("ss -Htan state time-wait")?;
-        ensure!(left.is_empty(), "{left}");
+        ensure!(left.is_empty(), "not empty: {left}");
     }
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
@@ -430,7 +462,7 @@ fn lvsd(site: &Site, words: &str) -> Result<String> {
     ))
 }
 
-/// `lvsd stop --all` has the same result whether lvsd runs or not.
+/// `lvsd stop --all` removes the files whether lvsd runs or not.
 #[test]
 fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     let site = site("sweep")?;
@@ -444,11 +476,15 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
         wait_usable(&site, 3, &lvsd)?;
         let there = files()?;
         for name in [".sock.lock", ".sock.lvsd.lock", ".lvsd.toml"] {
-            ensure!(there.contains(name), "{there}");
+            ensure!(there.contains(name), "no {name:?} in {there}");
         }
         if ends_before {
             lvsd.stop(Signal::SIGTERM)?;
-            ensure!(files()?.contains(".lvsd.toml"), "{}", files()?);
+            ensure!(
+                files()?.contains(".lvsd.toml"),
+                "the files of lvsd are missing: {}",
+                files()?
+            );
         }
         self::lvsd(&site, "stop --all")?;
         soon("the files of the namespace to be removed", || {
@@ -460,8 +496,8 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     Ok(())
 }
 
-/// A typo in the file of a running lvsd changes no service. Until it is corrected, every program
-/// reports that lvsd does not use the file, with the position of the typo and its fix.
+/// Until the typo is corrected, every program reports its position and fix; the services are
+/// unchanged.
 #[test]
 fn typo_in_file_is_reported_until_corrected() -> Result<()> {
     let site = site("typo")?;
@@ -471,10 +507,10 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
     let doctor = || super::doctor::findings_with_code(&site, "configuration_refused");
     let health = || lvsd(&site, "check-health 2>&1 || echo exit $?");
     let good = health()?;
-    ensure!(good.contains("LVS OK"), "{good}");
-    ensure!(doctor()?.is_empty(), "{:?}", doctor()?);
+    ensure!(good.contains("LVS OK"), "no `LVS OK` in {good}");
+    ensure!(doctor()?.is_empty(), "doctor has findings: {:?}", doctor()?);
 
-    // The second server leaves the file, too: it must stay.
+    // The server that the new file also omits must stay.
     configure(&site, 1)?;
     let text = fs::read_to_string(&path)?;
     fs::write(&path, text.replace("scheduler", "shceduler"))?;
@@ -486,17 +522,23 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
         "shceduler",
         "did you mean `scheduler`?",
     ] {
-        ensure!(reload.contains(part), "{part}: {reload}");
+        ensure!(
+            reload.contains(part),
+            "the report lacks a part: {part}: {reload}"
+        );
     }
     let status = lvsd(&site, "status")?;
     let first = status.lines().next().unwrap_or_default();
-    ensure!(first.contains("WARNING: the file was refused"), "{status}");
+    ensure!(
+        first.contains("WARNING: the file was refused"),
+        "the refused file is not reported: {status}"
+    );
     let loaded: serde_json::Value = serde_json::from_str(&lvsd(&site, "status --json")?)?;
     let loaded = &loaded["loaded"];
     let found = doctor()?;
     ensure!(
         loaded["ok"] == false && found.len() == 1,
-        "{loaded} {found:?}"
+        "the refused file is not reported once: {loaded} {found:?}"
     );
     let what = found[0]["what"].as_str().unwrap_or_default();
     for message in [
@@ -509,14 +551,20 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
             "the old configuration stays",
             "did you mean `scheduler`?",
         ] {
-            ensure!(message.contains(part), "{part}: {message}");
+            ensure!(
+                message.contains(part),
+                "the finding lacks a part: {part}: {message}"
+            );
         }
     }
     let fix = found[0]["fix"].as_str().unwrap_or_default();
-    ensure!(fix.contains("lvsd reload"), "{fix}");
+    ensure!(fix.contains("lvsd reload"), "no `lvsd reload` in {fix}");
     let output = health()?;
     for part in ["LVS WARNING", "the file was refused", "exit 1"] {
-        ensure!(output.contains(part), "{part}: {output}");
+        ensure!(
+            output.contains(part),
+            "the output lacks a part: {part}: {output}"
+        );
     }
     let mut load = site.load();
     load.requests = 20;
@@ -526,13 +574,12 @@ fn typo_in_file_is_reported_until_corrected() -> Result<()> {
     configure(&site, 2)?;
     lvsd(&site, "reload")?;
     let healed = health()?;
-    ensure!(healed.contains("LVS OK"), "{healed}");
-    ensure!(doctor()?.is_empty(), "{:?}", doctor()?);
+    ensure!(healed.contains("LVS OK"), "no `LVS OK` in {healed}");
+    ensure!(doctor()?.is_empty(), "doctor has findings: {:?}", doctor()?);
     daemon.stop_ok(Signal::SIGINT)
 }
 
-/// `lvsadm drain` sends a request to lvsd. lvsd reports the drain, and continues it after a reload,
-/// a restart, and the loss of the dataplane.
+/// lvsd continues a drain after a reload, a restart, and the loss of the dataplane.
 #[test]
 fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     let site = site("admin")?;
@@ -548,7 +595,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     let message = site.lvsadm(&format!(
         "drain {service} {server} --deadline 300s --active --why disk"
     ))?;
-    ensure!(message.contains("drained"), "{message}");
+    ensure!(message.contains("drained"), "no `drained` in {message}");
     wait_usable(&site, 2, &daemon)?;
     let output = || lvsd(&site, "status").unwrap_or_default();
     let is_shown = || {
@@ -561,11 +608,11 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     let text = fs::read_to_string(&path)?;
     fs::write(&path, format!("{text}weight = 2\n"))?;
     let output = lvsd(&site, "reload")?;
-    ensure!(output.contains("reloaded"), "{output}");
+    ensure!(output.contains("reloaded"), "no `reloaded` in {output}");
     wait_usable(&site, 2, &daemon)?;
     fs::write(&path, "[[service]]\nnane = 1\n")?;
     let output = lvsd(&site, "reload || echo status $?")?;
-    ensure!(output.contains("status 3"), "{output}");
+    ensure!(output.contains("status 3"), "no `status 3` in {output}");
     fs::write(&path, &text)?;
 
     daemon.stop_ok(Signal::SIGTERM)?;
@@ -574,7 +621,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
         lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable"))
     })?;
     wait_usable(&site, 2, &daemon)?;
-    // A user without write access cannot end it.
+    // A user without write access cannot end the drain.
     let denied = site
         .director
         .sh(&format!(
@@ -582,7 +629,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
             programs::find("lvsadm")?.display()
         ));
     if let Ok(denied) = denied {
-        ensure!(denied.contains("status"), "{denied}");
+        ensure!(denied.contains("status"), "no `status` in {denied}");
         wait_usable(&site, 2, &daemon)?;
     }
     let lvsd = programs::find("lvsd")?;
@@ -605,9 +652,8 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     Ok(())
 }
 
-/// Below the quorum, the sorry server gets all new connections; when the quorum is reached again,
-/// it gets none. A program is notified of both changes. Connections to servers that are up
-/// continue.
+/// The sorry server gets new connections only below the quorum. lvsd runs a program at both
+/// changes.
 #[test]
 fn sorry_server_answers_below_quorum() -> Result<()> {
     let mut site = site("sorry")?;
@@ -640,7 +686,10 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     load.sizes = vec![1000];
     load.requests = 20;
     let report = common::ok(site.client.load(&load)?, 20)?;
-    ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+    ensure!(
+        !report.servers.contains_key("rs3"),
+        "the sorry server answered above the quorum: {report:?}"
+    );
     let sorry_serves = |site: &Site| {
         soon("lvsd to use the sorry server", || {
             lvsd(site, "status")
@@ -648,7 +697,10 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         })?;
         wait_usable(site, 1, &daemon)?;
         let report = common::ok(site.client.load(&load)?, 20)?;
-        ensure!(report.servers.keys().eq(["rs3"]), "{report:?}");
+        ensure!(
+            report.servers.keys().eq(["rs3"]),
+            "other servers than the sorry server answered: {report:?}"
+        );
         anyhow::Ok(())
     };
     let quorum = |site: &Site| {
@@ -659,7 +711,10 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         })?;
         wait_usable(site, 2, &daemon)?;
         let report = common::ok(site.client.load(&load)?, 20)?;
-        ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+        ensure!(
+            !report.servers.contains_key("rs3"),
+            "the sorry server answered above the quorum: {report:?}"
+        );
         anyhow::Ok(())
     };
     // One of two servers refuses the checks: the service is below its quorum.
@@ -672,7 +727,10 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     )?;
     sorry_serves(&site)?;
     let report = steady.finish_ok()?;
-    ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+    ensure!(
+        !report.servers.contains_key("rs3"),
+        "the sorry server answered above the quorum: {report:?}"
+    );
     site.servers[0].sh("nft delete table ip f")?;
     quorum(&site)?;
     site.programs.remove(0).kill();
@@ -692,7 +750,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
 
 /// Whether the client receives a reply to its ARP request for the VIP.
 fn is_answered_for(site: &Site) -> bool {
-    // A neighbour in the cache does not prove that the host answers.
+    // A neighbour entry in the cache does not prove that a host answers.
     let asked = format!(
         "ip neigh flush to {0}; ping -n -c 1 -W 3 {0} >/dev/null; ip neigh show {0}",
         site.vip
@@ -701,8 +759,8 @@ fn is_answered_for(site: &Site) -> bool {
     message.is_ok_and(|message| message.contains("lladdr"))
 }
 
-/// Below the quorum no host answers for a released VIP. It is announced when the director takes it
-/// over again. If the service ends with lvsd, lvsd releases it.
+/// Below the quorum, no host answers ARP for the VIP; lvsd announces it when the quorum is reached.
+/// With `remove_on_exit`, lvsd also releases it when it exits.
 #[test]
 fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut options = SiteOptions::with_servers("giveup", Forward::Nat, 2);
@@ -723,17 +781,19 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     wait_usable(&site, 2, &daemon)?;
     let owned = |site: &Site| -> Result<bool> {
         let status: serde_json::Value = serde_json::from_str(&lvsd(site, "status --json")?)?;
-        let vips = status["dataplane"]["vips"].as_array().context("no vips")?;
+        let vips = status["dataplane"]["vips"]
+            .as_array()
+            .context("the status contains no list of VIPs")?;
         Ok(vips.iter().any(|vip| vip == &site.vip.to_string()))
     };
     let becomes = |site: &Site, wanted: bool| {
-        soon(&format!("owned: {wanted}"), || {
+        soon(&format!("the dataplane to own the VIP: {wanted}"), || {
             owned(site).is_ok_and(|owned| owned == wanted)
         })
     };
     becomes(&site, true)?;
     let answered = |site: &Site, wanted: bool| {
-        soon(&format!("answered for: {wanted}"), || {
+        soon(&format!("a host to answer for the VIP: {wanted}"), || {
             is_answered_for(site) == wanted
         })
     };
@@ -773,8 +833,8 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// Loads as many services and servers as the largest known installations have. Run with
-/// `--nocapture` for the times.
+/// Loads as many services and servers as the largest known installations have. `--nocapture` shows
+/// the times.
 #[test]
 #[ignore = "long"]
 fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
@@ -783,7 +843,10 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     let site = site("large")?;
     let path = configure(&site, 0)?;
     let mut text = fs::read_to_string(&path)?;
-    text = text[..text.find("[[service]]").context("a service")?].to_owned();
+    text = text[..text
+        .find("[[service]]")
+        .context("the file has no service")?]
+        .to_owned();
     for n in 0..SERVICES {
         write!(
             text,
@@ -824,7 +887,7 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     let begun = std::time::Instant::now();
     let output = lvsd(&site, "reload")?;
     let reloaded = begun.elapsed();
-    ensure!(output.contains("reloaded"), "{output}");
+    ensure!(output.contains("reloaded"), "no `reloaded` in {output}");
     println!(
         "cold fill, from the start of lvsd: {filled:.2?}; reload of one change: {reloaded:.2?}"
     );
@@ -837,7 +900,7 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
         || lvsd(&site, "status").map(|output| output.chars().take(2000).collect::<String>());
     ensure!(
         servers.len() == SERVERS,
-        "{}: {:?}",
+        "not all servers are listed: {}: {:?}",
         servers.len(),
         status()
     );
@@ -849,8 +912,8 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     Ok(())
 }
 
-/// A thousand random edits of one service, each loaded, while another service is used: none of its
-/// requests fails, and the final state equals that of a cold start with the last file.
+/// Reloads a thousand random edits of one service while clients use another one. The final state
+/// equals that of a start with the last file.
 #[test]
 #[ignore = "long"]
 fn thousand_reloads_break_no_connection() -> Result<()> {
@@ -896,10 +959,17 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
         std::thread::sleep(Duration::from_millis(10));
     }
     let output = lvsd(&site, "reload --force")?;
-    ensure!(output.contains("reloaded"), "{output}\n{}", daemon.log());
+    ensure!(
+        output.contains("reloaded"),
+        "the reload failed: {output}\n{}",
+        daemon.log()
+    );
     steady.wait_for_more(1000)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 1000, "{report:?}");
+    ensure!(
+        report.ok > 1000,
+        "at most 1000 requests were answered: {report:?}"
+    );
     let rules = |site: &Site| -> Result<Vec<String>> {
         let mut rules: Vec<String> = site.lvsadm("-S -n")?.lines().map(str::to_owned).collect();
         rules.sort();

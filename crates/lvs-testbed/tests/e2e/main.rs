@@ -1,5 +1,5 @@
-//! End-to-end tests: the programs in network namespaces, with real servers and clients. All tests
-//! are in one executable, because many executables would be linked one after another.
+//! End-to-end tests: the programs in network namespaces, with real servers and clients. They are
+//! one executable, because each additional one takes time to link.
 
 mod common;
 

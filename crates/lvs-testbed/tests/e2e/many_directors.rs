@@ -1,6 +1,6 @@
-//! Directors that are all active behind a router with BIRD: the scenarios of `lvs-testbed cluster`
-//! with small numbers, and the routes. Their files are those of `examples`, except for each
-//! director's own addresses.
+//! Several active directors behind a router with BIRD: the scenarios of `lvs-testbed cluster` with
+//! small numbers, and the announced routes. The files are those of `examples`, with each director's
+//! own addresses.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ fn connections_survive_death_and_return_of_dataplane_tun() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn directors_are_in_step_again_after_disconnection_dr() -> Result<()> {
+fn directors_are_in_sync_again_after_disconnection_dr() -> Result<()> {
     nothing_breaks(Scenario::Partition, Forward::Dr)
 }
 
@@ -66,8 +66,14 @@ fn downloads_survive_suspended_dataplane_and_lost_datagrams_tun() -> Result<()> 
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     common::nothing_breaks(&outcomes)?;
     let output = outcomes[0].reported.join("\n");
-    ensure!(output.contains("NOT READY, waits for"), "{output}");
-    ensure!(outcomes[1].reported.len() == 3, "{outcomes:?}");
+    ensure!(
+        output.contains("NOT READY, waits for"),
+        "no `NOT READY, waits for` in {output}"
+    );
+    ensure!(
+        outcomes[1].reported.len() == 3,
+        "not 3 problems were reported: {outcomes:?}"
+    );
     Ok(())
 }
 
@@ -103,8 +109,8 @@ fn downloads_survive_killed_bird_and_power_failure_tun() -> Result<()> {
     common::nothing_breaks(&play_in_turn(&scenarios, &options(Forward::Tun, 60))?)
 }
 
-/// A script that makes one call over the dataplane's control socket at a path, and prints the
-/// answer. `@9@x@` stands for nine times x.
+/// A script that makes one call over the dataplane's control socket, and prints the answer. In a
+/// call, `@9@x@` stands for nine times x.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $method, $params) = @ARGV;
@@ -139,7 +145,11 @@ fn routed(site: &Site, words: &str) -> Result<()> {
 }
 
 fn not_routed(site: &Site, words: &str) -> Result<()> {
-    ensure!(!has_route(site, words), "{words}: {}", routes(site)?);
+    ensure!(
+        !has_route(site, words),
+        "the route is still announced: {words}: {}",
+        routes(site)?
+    );
     Ok(())
 }
 
@@ -175,7 +185,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     announce(&site, &both("announced"), 600)?;
     routed(&site, "203.0.113.10 proto 77")?;
     routed(&site, "fd00:203::10 proto 77")?;
-    // The address is on no interface, but the director still answers, even echo requests.
+    // No interface has the address, but the dataplane answers for it, even echo requests.
     let load = site.load();
     let load = lvs_testbed::LoadOptions {
         requests: 20,
@@ -191,13 +201,13 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     announce(&site, &both("leaving"), 600)?;
     routed(&site, "203.0.113.10 proto 78")?;
     routed(&site, "fd00:203::10 proto 78")?;
-    // A later announcement keeps settings that it does not contain.
+    // An announcement without settings keeps the earlier settings.
     announce(&site, &format!(r#"{{"address":"{VIP}"}}"#), 600)?;
     routed(&site, "203.0.113.10 proto 78")?;
     not_routed(&site, "fd00:203::10")?;
     announce(&site, &both("withdrawn"), 600)?;
     not_routed(&site, "proto 7")?;
-    // The director serves packets that still arrive.
+    // The director still serves packets to a withdrawn address.
     common::ok(site.client.load(&load)?, 20)?;
     // Another program deletes the route.
     announce(&site, &both("announced"), 600)?;
@@ -206,7 +216,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     soon("the route to be announced again", || {
         has_route(&site, "203.0.113.10 proto 77")
     })?;
-    // lvsd no longer renews the announcements.
+    // Simulates an lvsd that no longer renews the announcements.
     announce(&site, &both("announced"), 13)?;
     soon("the routers to prefer other directors", || {
         has_route(&site, "203.0.113.10 proto 78")
@@ -214,9 +224,12 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     let output = site.lvsadm(&format!("--socket {SOCKET} sync"))?;
     ensure!(
         output.contains("routers prefer other directors"),
-        "{output}"
+        "no `routers prefer other directors` in {output}"
     );
-    ensure!(output.contains("is lvsd running?"), "{output}");
+    ensure!(
+        output.contains("is lvsd running?"),
+        "no `is lvsd running?` in {output}"
+    );
     soon("the maintenance to end", || !has_route(&site, "proto 7"))?;
     announce(&site, &both("announced"), 600)?;
     routed(&site, "203.0.113.10 proto 77")?;
@@ -261,9 +274,12 @@ fn maintenance_command_returns_when_routes_have_changed() -> Result<()> {
         let now = routes(&site)?;
         ensure!(
             now.contains(&format!("203.0.113.10 {route}")),
-            "{change}: {now}"
+            "the route has not changed: {change}: {now}"
         );
-        ensure!(!printed.contains("has not applied"), "{printed}");
+        ensure!(
+            !printed.contains("has not applied"),
+            "unexpected `has not applied` in {printed}"
+        );
     }
     Ok(())
 }
@@ -274,22 +290,31 @@ fn invalid_address_lists_are_refused() -> Result<()> {
     let one = r#"{"address":"203.0.113.10","standing":"announced"}"#;
     announce(&site, one, 600)?;
     let answer = announce(&site, &format!("@4097@{one}@"), 600)?;
-    ensure!(answer.contains("the maximum is 4096"), "{answer}");
+    ensure!(
+        answer.contains("the maximum is 4096"),
+        "no `the maximum is 4096` in {answer}"
+    );
     for bad in [
         r#"{"address":"203.0.113.10","standing":"loud"}"#,
         r#"{"address":"here"}"#,
         r#"{"standing":"announced"}"#,
     ] {
         let answer = announce(&site, bad, 600)?;
-        ensure!(answer.contains("\"error\""), "{bad}: {answer}");
+        ensure!(
+            answer.contains("\"error\""),
+            "the invalid list was accepted: {bad}: {answer}"
+        );
     }
     routed(&site, "203.0.113.10 proto 77")?;
     // The host already has such a route of its own.
     site.director.sh("ip route add blackhole 198.18.0.1/32")?;
     let other = r#"{"address":"198.18.0.1","standing":"announced"}"#;
     let answer = announce(&site, &format!("{one},{other}"), 600)?;
-    ensure!(answer.contains("the host already has one"), "{answer}");
-    ensure!(answer.contains("withdrawn"), "{answer}");
+    ensure!(
+        answer.contains("the host already has one"),
+        "no `the host already has one` in {answer}"
+    );
+    ensure!(answer.contains("withdrawn"), "no `withdrawn` in {answer}");
     routed(&site, "203.0.113.10 proto 77")?;
     Ok(())
 }

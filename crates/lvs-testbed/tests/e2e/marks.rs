@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, soon};
 
 #[test]
-fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
+fn mark_rules_join_ports_to_a_service_and_pass_or_drop_others() -> Result<()> {
     let mut site = Site::new(SiteOptions::with_servers("marks", Forward::Nat, 2))?;
     let rules = site.director.dir().join("marks");
     let vip = site.vip;
@@ -38,12 +38,11 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
         common::spread(&report, &[20, 20])?;
     }
     let curl = |port: u16| fetched(&site, port);
-    // The command line gives the same result: the new rule has precedence, and counts the packets
-    // that it matches.
+    // A rule that is added by lvsadm has precedence, and counts the packets that it matches.
     site.lvsadm(&format!(
         "mark add --destination {vip} --protocol tcp --ports 81 --drop --position 1"
     ))?;
-    assert_eq!(curl(81)?, "28", "curl's status for a timeout");
+    assert_eq!(curl(81)?, "28", "curl did not time out (status 28)");
     soon("the rule to count the packets", || {
         let listing = site.lvsadm("mark list").unwrap_or_default();
         let first = listing.lines().next().unwrap_or_default();
@@ -56,14 +55,14 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
 
     // No program listens on port 82, so the host refuses; a dropped request gets no answer.
     ends_with(&site, 82, REFUSED)?;
-    assert_eq!(curl(83)?, "28", "curl's status for a timeout");
+    assert_eq!(curl(83)?, "28", "curl did not time out (status 28)");
     Ok(())
 }
 
 /// Exit status of curl if the connection is refused.
 const REFUSED: &str = "7";
 
-/// Requests a page with a time limit of one second, and returns the exit status of curl.
+/// Requests a page, and returns the exit status of curl. The time limit is one second.
 fn fetched(site: &Site, port: u16) -> Result<String> {
     let vip = site.vip;
     let status = site.client.sh(&format!(
@@ -82,8 +81,8 @@ fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
     .with_context(|| format!("port {port}: {last}"))
 }
 
-/// A rule with only a source drops packets to services, also of open connections, and no packets to
-/// the host's own ports.
+/// A rule with only a source drops packets to services, also of open connections, but not packets
+/// to the host's own ports.
 #[test]
 fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     let mut site = Site::new(SiteOptions::with_servers("source", Forward::Nat, 1))?;
@@ -92,7 +91,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     site.add_service(443, "rr")?;
     let vip = site.vip;
     let client = common::client_address(&site)?;
-    // The host counts packets to its closed port, that is, packets that reach the host.
+    // The host's counter of SYNs to closed ports shows packets that reach the host.
     let reaches_the_host = || {
         let before = site.director.counter("Udp", "NoPorts")?;
         let send = format!("bash -c 'echo x > /dev/udp/{vip}/9999'; sleep 0.2");
@@ -101,11 +100,11 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     };
     ends_with(&site, 80, "0")?;
     site.lvsadm(&format!("mark add --source {client} --drop"))?;
-    assert_ne!(fetched(&site, 80)?, "0", "the request is served");
+    assert_ne!(fetched(&site, 80)?, "0", "the request was not served");
     soon("the packet to reach the host", || {
         reaches_the_host().unwrap_or(false)
     })?;
-    soon("the rule's count", || {
+    soon("the rule to count the dropped packets", || {
         let listing = site.lvsadm("mark list").unwrap_or_default();
         let drops = site.lvsadm("drops").unwrap_or_default();
         listing.contains(&format!("--source {client} --drop"))
@@ -114,7 +113,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     })
     .with_context(|| format!("{:?} {:?}", site.lvsadm("mark list"), site.lvsadm("drops")))?;
     let output = site.lvsadm(&format!("explain tcp {client}:4000 {vip}:80"))?;
-    assert!(output.contains("rule 1"), "{output}");
+    assert!(output.contains("rule 1"), "no `rule 1` in {output}");
     // The host answers packets that no rule intercepts.
     site.lvsadm("mark del 1")?;
     ends_with(&site, 80, "0")?;

@@ -1,5 +1,4 @@
-//! NAT, direct routing, tunnelling and full NAT, end to end: the same traffic through each, with
-//! real programs, a real client and real servers.
+//! NAT, direct routing, tunnelling and full NAT with the same traffic.
 
 macro_rules! method {
     ($name:ident, $forward:ident) => {

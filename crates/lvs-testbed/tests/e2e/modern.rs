@@ -1,5 +1,5 @@
-//! Features beyond the kernel's IPVS, between real clients and servers: clients of a server that
-//! goes down receive resets, and a server that returns starts slowly.
+//! Features that the kernel's IPVS lacks: resets for clients of a server that went down, and slow
+//! start.
 
 use crate::fast_path;
 
@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 /// Settings of a service that resets the connections of a server that is removed.
 const RESET: &str = "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"";
 
-/// An `lvsd`, and the dataplane that it has started.
+/// An `lvsd` and its dataplane.
 struct Daemon<'a> {
     site: &'a Site,
     virt: SocketAddr,
@@ -29,7 +29,6 @@ struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// Creates an `lvsd` for the TCP service on port 80, with the lines `settings` in its file.
     fn new(site: &'a Site, settings: &'a str) -> Self {
         Self {
             site,
@@ -118,12 +117,10 @@ fn download(client: &Host, virt: SocketAddr) -> Result<Proc> {
     client.spawn("curl", &["-sS", "-g", "-o", "/dev/null", &url])
 }
 
-/// Number of established connections of clients at a server.
 fn established(server: &Host) -> usize {
     listed(server, "sport = :80")
 }
 
-/// Number of established connections of a client.
 fn open(client: &Host) -> usize {
     listed(client, "dport = :80")
 }
@@ -177,7 +174,7 @@ fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
     });
     ensure!(
         slow.iter_mut().any(Proc::is_running),
-        "no download continues"
+        "all downloads have ended"
     );
     let logs: Vec<String> = clients.iter().map(Proc::log).collect();
     let lvsd = daemon.running()?.log();
@@ -190,7 +187,7 @@ fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
         "a download from the other server has ended: {logs:?}"
     );
     ensure!(established(&site.servers[0]) == 3);
-    // lvsd logs the resets after the dataplane has sent them; both ends may receive them earlier.
+    // lvsd logs the resets after both ends may have received them.
     soon("the log to contain the message", || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
         lvsd.contains("6 TCP resets sent")
@@ -215,8 +212,8 @@ fn connections_of_removed_server_are_reset_at_both_ends_tunnel() -> Result<()> {
     remove_one_server(Forward::Tun, false)
 }
 
-/// The dataplane does not know the sequence numbers of such a connection, because the kernel
-/// forwarded its last packets. Therefore the dataplane sends a probe to the client.
+/// The dataplane does not know the sequence numbers of the connection, because the kernel forwarded
+/// its last packets. Therefore it sends a probe to the client.
 #[test]
 fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_removed() -> Result<()> {
     fast_path::require_permission()?;
@@ -248,7 +245,7 @@ fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_removed() -
         let used = usize::from(established(&site.servers[1]) == 1);
         let server = &site.servers[used];
         daemon.reload(&[1 - used])?;
-        soon("the resets", || {
+        soon("the clients to receive resets", || {
             has_ended_by_reset(&mut client) && established(server) == 0
         })
         .with_context(|| format!("{forward:?}: {} {}", client.log(), established(server)))?;
@@ -273,7 +270,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     // The server is disconnected suddenly, and cannot close its connections.
     site.servers[1].sh("ip link set eth0 down")?;
     daemon.has(1)?;
-    let output = soon("the resets", || {
+    let output = soon("the clients to receive resets", || {
         let ended = clients
             .iter_mut()
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
@@ -299,8 +296,8 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     Ok(())
 }
 
-/// A server stops answering: all of its clients receive resets when a check has found this. Run
-/// with `--nocapture` for the times.
+/// A server stops answering; its clients receive resets after a check fails. `--nocapture` shows
+/// the times.
 #[test]
 fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     const CLIENTS: usize = 200;
@@ -344,17 +341,23 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
         let reset = log.lines().filter_map(|line| line.strip_suffix(" reset"));
         reset.filter_map(|us| us.parse().ok()).collect()
     };
-    soon("the resets", || ends().len() >= CLIENTS / 2)
-        .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
+    soon("the clients to receive resets", || {
+        ends().len() >= CLIENTS / 2
+    })
+    .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
     let mut ends = ends();
-    ensure!(ends.len() == CLIENTS / 2, "{}", ends.len());
+    ensure!(
+        ends.len() == CLIENTS / 2,
+        "not half of the clients were reset: {}",
+        ends.len()
+    );
     ends.sort_unstable();
     let down = || events.log().contains("server_down");
     soon("the event server_down to arrive", down).with_context(|| events.log())?;
     let output = events.log();
     let down = output.lines().find(|line| line.contains("server_down"));
     let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
-    let down: u128 = down.context("the event")?.parse()?;
+    let down: u128 = down.context("the log has no such event")?.parse()?;
     let after =
         |us: u128| i128::try_from(us / 1000).unwrap_or(0) - i128::try_from(down).unwrap_or(0);
     println!(
@@ -409,15 +412,25 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     let mut daemon = Daemon::new(&site, "slow_start = \"1h\"");
     daemon.start(&[0])?;
     let listed = || site.lvsadm("--json -L -n");
-    ensure!(listed()?.contains("\"slow_start\":3600"), "{}", listed()?);
-    // The first server is not yet established, so it causes no slow start of the second one.
+    ensure!(
+        listed()?.contains("\"slow_start\":3600"),
+        "the listing lacks the slow start: {}",
+        listed()?
+    );
+    // Slow start applies only to servers that join an established server; the first server is not
+    // yet established.
     daemon.reload(&[0, 1])?;
-    ensure!(!listed()?.contains("\"slow_start\":10"), "{}", listed()?);
+    ensure!(
+        !listed()?.contains("\"slow_start\":10"),
+        "the listing shows another slow start: {}",
+        listed()?
+    );
     // When the setting is added, existing servers count as established.
     let is_set = |present: bool| {
-        soon(&format!("the setting: {present}"), || {
-            listed().is_ok_and(|text| text.contains("\"slow_start\":3600") == present)
-        })
+        soon(
+            &format!("the listing to show the slow start: {present}"),
+            || listed().is_ok_and(|text| text.contains("\"slow_start\":3600") == present),
+        )
         .with_context(|| format!("{:?}", listed()))
     };
     daemon.settings = "";
@@ -429,10 +442,13 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     daemon.reload(&[0])?;
     daemon.reload(&[0, 1])?;
     let text = listed()?;
-    ensure!(text.contains("\"slow_start\":10"), "{text}");
+    ensure!(
+        text.contains("\"slow_start\":10"),
+        "no `\"slow_start\":10` in {text}"
+    );
     ensure!(
         text.matches("\"weight\":1,").count() == 2,
-        "the configured weights: {text}"
+        "not both servers have the configured weight 1: {text}"
     );
     Ok(())
 }
@@ -444,7 +460,7 @@ fn modern_profile_sets_timeouts() -> Result<()> {
     let timeouts = site.lvsadm("-L --timeout")?;
     ensure!(
         timeouts.trim() == "Timeout (tcp tcpfin udp): 7440 240 300",
-        "{timeouts}"
+        "not `Timeout (tcp tcpfin udp): 7440 240 300`: {timeouts}"
     );
     Ok(())
 }

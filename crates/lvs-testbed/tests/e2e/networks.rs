@@ -1,6 +1,5 @@
-//! Changing networks: VLANs, interfaces that are added, removed, changed and renamed, servers with
-//! new link-layer addresses, switches with multicast snooping, missing neighbours. Real traffic
-//! continues during all of it.
+//! Network changes during traffic: VLANs, interfaces that are added, removed, changed and renamed,
+//! servers with new link-layer addresses, multicast snooping, missing neighbours.
 
 use crate::common;
 
@@ -15,7 +14,7 @@ use lvs_testbed::{
     content, programs, servers, wait_until,
 };
 
-/// Time limit from a change until traffic flows again; much longer than necessary.
+/// Time limit from a change until traffic flows again.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) -> Result<Site> {
@@ -27,25 +26,27 @@ fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) ->
 /// Waits until the dataplane has logged `what`, and checks that it has logged it only once.
 fn is_logged_once(site: &Site, what: &str) -> Result<()> {
     common::says(site, what)?;
-    ensure!(logged(site, what) == 1, "{what}: {}", logged(site, what));
+    ensure!(
+        logged(site, what) == 1,
+        "the message was not logged once: {what}: {}",
+        logged(site, what)
+    );
     Ok(())
 }
 
-/// Returns the number of log lines of the dataplane that contain `what`.
 fn logged(site: &Site, what: &str) -> usize {
     let log = site.dataplane.as_ref().map(Proc::log).unwrap_or_default();
     log.lines().filter(|line| line.contains(what)).count()
 }
 
-/// The count of a reason in `lvsadm drops`.
 fn counted(site: &Site, reason: &str) -> Result<u64> {
     count_of(&site.lvsadm("--json drops")?, reason)
 }
 
-/// The count of a reason in this listing.
+/// Returns the count of a reason from the output of `lvsadm drops --json`.
 fn count_of(listing: &str, reason: &str) -> Result<u64> {
     let all: serde_json::Value = serde_json::from_str(listing)?;
-    let reasons = all.as_array().context("a list")?;
+    let reasons = all.as_array().context("the JSON value is not a list")?;
     let found = reasons
         .iter()
         .filter(|row| row["reason"] == reason)
@@ -53,7 +54,7 @@ fn count_of(listing: &str, reason: &str) -> Result<u64> {
     Ok(found.sum())
 }
 
-/// A download in progress during an event, slow enough to last.
+/// A slow download that is in progress during network changes.
 struct Download<'a> {
     site: &'a Site,
     program: Proc,
@@ -79,20 +80,26 @@ impl<'a> Download<'a> {
         Ok(download)
     }
 
-    /// Checks that the download has survived all events.
+    /// Checks that the download succeeds.
     fn finish(mut self) -> Result<()> {
         let status = self.program.wait(Duration::from_secs(70))?;
-        ensure!(status.success(), "{status}: {}", self.program.log());
+        ensure!(
+            status.success(),
+            "the download failed: {status}: {}",
+            self.program.log()
+        );
         let file = self.site.testbed.dir().join("downloaded");
         let mut expected = vec![0; usize::try_from(self.size)?];
         content::fill(0, &mut expected);
-        ensure!(std::fs::read(&file)? == expected, "it differs");
+        ensure!(
+            std::fs::read(&file)? == expected,
+            "the downloaded file differs"
+        );
         std::fs::remove_file(file)?;
         Ok(())
     }
 }
 
-/// Waits until new connections work again.
 fn new_connections(site: &Site, what: &str) -> Result<()> {
     let mut load = site.load_of(20);
     load.timeout_ms = 4000;
@@ -113,13 +120,17 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     director.sh("ip link set eth1 down")?;
     common::says(&site, "eth1 is down")?;
     director.sh("ip link set eth1 up")?;
-    download.finish().context("down and up")?;
+    download
+        .finish()
+        .context("the download failed after eth1 was set down and up")?;
     is_logged_once(&site, "eth1 is down")?;
     is_logged_once(&site, "eth1 is up")?;
 
     let download = Download::start(&site)?;
     director.sh("ip link set eth1 name lan1 || { ip link set eth1 down; ip link set eth1 name lan1; ip link set lan1 up; }")?;
-    download.finish().context("renamed")?;
+    download
+        .finish()
+        .context("the download failed after eth1 was renamed")?;
     new_connections(&site, "another name")?;
     is_logged_once(&site, "eth1 is called lan1 now")?;
     let rules = || director.sh("nft list ruleset").unwrap_or_default();
@@ -134,7 +145,9 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     let download = Download::start(&site)?;
     site.servers[0].sh("ip link set eth0 mtu 1300")?;
     director.sh("ip link set lan1 mtu 1300")?;
-    download.finish().context("a smaller MTU")?;
+    download
+        .finish()
+        .context("the download failed after the MTU was lowered")?;
     let file = site.serve("up", 2_000_000)?;
     site.client.sh(&format!(
         "curl -sS -f -m 120 -T {} http://{}/up/smaller",
@@ -143,13 +156,15 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     ))?;
     director.sh("ip link set lan1 mtu 1500; ip link set lan1 name eth1 || { ip link set lan1 down; ip link set lan1 name eth1; ip link set eth1 up; }")?;
 
-    // The device is replaced by one with the same name. Connections continue, because addresses and
-    // routes are restored soon.
+    // The device is replaced by one with the same name. Connections survive because addresses and
+    // routes are restored in time.
     let download = Download::start(&site)?;
     director.sh("ip link delete eth1")?;
     site.testbed.plug("back", director, "eth1")?;
     director.sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")?;
-    download.finish().context("replaced")?;
+    download
+        .finish()
+        .context("the download failed after eth1 was replaced")?;
     new_connections(&site, "another device")?;
     is_logged_once(&site, "eth1 was removed")
 }
@@ -169,11 +184,13 @@ fn changed_route_to_clients_is_used() -> Result<()> {
     let download = Download::start(&site)?;
     site.director
         .sh("ip route replace default via 192.0.2.253")?;
-    download.finish().context("another gateway")?;
+    download
+        .finish()
+        .context("the download failed after the gateway was changed")?;
 
     let download = Download::start(&site)?;
     site.director.sh("ip route delete default")?;
-    // The packets may belong to a new connection if the download is complete.
+    // If the download is complete, the packets belong to a new connection.
     let url = format!("http://{}/id", site.vip);
     let _new = site.client.spawn("curl", &["-sS", "-m", "240", &url])?;
     wait_until(
@@ -184,10 +201,11 @@ fn changed_route_to_clients_is_used() -> Result<()> {
     site.director.sh("ip route add default via 192.0.2.254")?;
     download
         .finish()
-        .context("the route to be missing for a while")
+        .context("the download failed after the route was missing for a while")
 }
 
-/// Routes that packet sockets cannot use: the reason names the device, and the fix is applicable.
+/// Packet sockets cannot use a route through a device without link-layer addresses. The finding
+/// names the device and a fix.
 #[test]
 fn route_without_link_layer_is_reported() -> Result<()> {
     let mut site = site("nolink", Forward::Nat, |_| {})?;
@@ -208,9 +226,12 @@ fn route_without_link_layer_is_reported() -> Result<()> {
         wait_until(reason, PATIENCE, || {
             counted(&site, reason).is_ok_and(|count| count > 0)
         })?;
-        ensure!(counted(&site, "no_route")? == 0, "{reason}");
+        ensure!(
+            counted(&site, "no_route")? == 0,
+            "packets were counted as no_route instead of {reason}"
+        );
         let explained = site.lvsadm(&format!("explain tcp 192.0.2.100:5000 {}:80", site.vip))?;
-        ensure!(explained.contains(reason), "{explained}");
+        ensure!(explained.contains(reason), "no {reason:?} in {explained}");
         let program = programs::find("lvsadm")?.display().to_string();
         let found = || {
             let found = site
@@ -247,7 +268,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     let site = site("mac", Forward::Nat, |_| {})?;
     site.add_service(80, "rr")?;
     let server = &site.servers[0];
-    // The server announces its new address, or the director must query it.
+    // First the server announces its new address; then it does not, and the director must query it.
     for (notify, mac) in [(1, "02:00:00:00:77:01"), (0, "02:00:00:00:77:02")] {
         server.sysctl("ipv4/conf/eth0/arp_notify", &notify.to_string())?;
         let download = Download::start(&site)?;
@@ -256,7 +277,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
             .finish()
             .with_context(|| format!("announced: {notify}"))?;
     }
-    // No host announces it: the server is silent, and has a static entry for its gateway.
+    // In the second case the server is silent: it has a static entry for its gateway.
     new_connections(&site, "both new addresses to be used")?;
     let gateway = site.director.sh("cat /sys/class/net/eth1/address")?;
     server.sh(&format!(
@@ -266,17 +287,16 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     let known = site.director.sh("ip neigh show 10.0.0.11")?;
     ensure!(
         known.contains("77:02"),
-        "neighbour of the director: {known}"
+        "the director has a wrong neighbour entry: {known}"
     );
-    // Only the repetitions of the client reveal the change.
+    // The server sends nothing: only the client's repeated SYNs reveal the change.
     let url = format!("http://{}/id", site.vip);
     let printed = site.client.run("curl", &["-sS", "-f", "-m", "120", &url])?;
-    ensure!(printed == "rs1\n", "{printed}");
+    ensure!(printed == "rs1\n", "not `rs1`: {printed}");
     Ok(())
 }
 
-/// The clients of an unreachable server receive an ICMP error, as from a router, and do not wait
-/// without end.
+/// The clients receive an ICMP error, as from a router, and need not wait for a timeout.
 #[test]
 fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
@@ -292,8 +312,16 @@ fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
         site.add_service(80, "rr")?;
         let url = format!("http://{}/id", site.vip);
         let refused = site.client.run("curl", &["-sSv", "-m", "120", &url]);
-        let output = format!("{:#}", refused.err().context("nobody answers")?);
-        ensure!(output.contains("No route to host"), "{forward:?}: {output}");
+        let output = format!(
+            "{:#}",
+            refused
+                .err()
+                .context("the connection succeeded although no neighbour answers")?
+        );
+        ensure!(
+            output.contains("No route to host"),
+            "the client received no ICMP error: {forward:?}: {output}"
+        );
         wait_until("the counter no_neighbour to increase", PATIENCE, || {
             counted(&site, "no_neighbour").is_ok_and(|count| count > 0)
         })
@@ -302,8 +330,8 @@ fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
     Ok(())
 }
 
-/// A standby director resolves its gateway before the first packet for a client: it may have to
-/// take over at any time.
+/// A standby director resolves its gateway in advance, because it may have to take over at any
+/// time.
 #[test]
 fn gateway_address_is_resolved_before_the_first_packet() -> Result<()> {
     let site = site("gateway", Forward::Dr, |options| {
@@ -320,7 +348,7 @@ fn gateway_address_is_resolved_before_the_first_packet() -> Result<()> {
     Ok(())
 }
 
-/// A switch that sends frames for a group only to reported listeners.
+/// The switch sends multicast frames only to hosts that have reported the group.
 #[test]
 fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     let mut options = SiteOptions::with_servers("mld", Forward::Nat, 1);
@@ -332,7 +360,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     let server = SocketAddr::from((site.real_address6(0), 80));
     site.lvsadm(&format!("-A -t {virt}"))?;
     site.lvsadm(&format!("-a -t {virt} -r {server} -m"))?;
-    // The space at the end excludes ff00:100, which the client has.
+    // The space excludes ff00:100, a group of the client's address.
     let group = "ff02::1:ff00:10 ";
     wait_until("the switch to have learned the group", PATIENCE, || {
         site.testbed
@@ -358,8 +386,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     .with_context(|| site.dataplane.as_ref().map(Proc::log).unwrap_or_default())
 }
 
-/// A site with one trunk for all: clients in VLAN 100, servers in VLAN 200, and a host that is in
-/// neither.
+/// A site with one trunk: clients in VLAN 100, servers in VLAN 200, and a host in neither.
 struct TrunkSite {
     processes: Vec<Proc>,
     director: Host,
@@ -367,7 +394,7 @@ struct TrunkSite {
     testbed: Testbed,
 }
 
-/// Adds an interface of the kernel for a VLAN of `eth0`.
+/// Adds a VLAN interface on `eth0`.
 fn add_vlan(host: &Host, vlan: u16, addresses: &[&str]) -> Result<()> {
     host.sh(&format!(
         "ip link add link eth0 name eth0.{vlan} type vlan id {vlan}; ip link set eth0.{vlan} up"
@@ -490,10 +517,9 @@ fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
         let printed = site
             .director
             .run("curl", &["-sS", "-f", "-m", "5", "http://10.0.0.11/id"])?;
-        ensure!(printed == "rs1\n", "{printed}");
+        ensure!(printed == "rs1\n", "not `rs1`: {printed}");
 
-        // A third VLAN is a separate network, and so is the untagged one. They have the same
-        // addresses, but no hosts.
+        // A third VLAN and the untagged network have the same addresses, but no hosts.
         site.client
             .sh("ip addr flush dev eth0.100; ip addr add 192.0.2.100/24 dev eth0")?;
         let own = programs::own()?;
@@ -506,12 +532,15 @@ fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
     Ok(())
 }
 
-/// The BPF programs at the devices forward packets that arrive on one VLAN and leave on another.
+/// BPF programs forward packets from one VLAN to another.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn services_on_vlans_of_a_trunk_are_forwarded_by_the_kernel() -> Result<()> {
     if Mode::detect()? == Mode::Rootless {
-        ensure!(!is_root_of_all(), "a test as root may load BPF programs");
+        ensure!(
+            !is_root_of_all(),
+            "BPF programs cannot be loaded, although the test runs as root"
+        );
         not_run("the kernel fast path needs root, outside of containers");
     }
     let mut site = trunk("vlan-ink", 1500)?;
@@ -519,12 +548,15 @@ fn services_on_vlans_of_a_trunk_are_forwarded_by_the_kernel() -> Result<()> {
     site.downloads_and_uploads()?;
     for reason in ["kernel_requests", "kernel_replies"] {
         let count = site.counted(reason)?;
-        ensure!(count > 100, "{count} {reason}");
+        ensure!(
+            count > 100,
+            "at most 100 packets were counted: {count} {reason}"
+        );
     }
     Ok(())
 }
 
-/// A program at the trunk is reported, though the dataplane lists the VLANs only.
+/// doctor reports a program at the trunk, although the dataplane uses only the VLAN interfaces.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn foreign_programs_at_trunk_are_reported() -> Result<()> {
@@ -545,7 +577,11 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     wait_until("the first route to be used", PATIENCE, || {
         served().unwrap_or(false)
     })?;
-    ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
+    ensure!(
+        !doctor()?.contains("BPF program"),
+        "doctor reports a BPF program: {}",
+        doctor()?
+    );
     let drop = super::filters::TCX_DROP;
     let mut tcx = site
         .director
@@ -558,7 +594,7 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     let output = doctor()?;
     let found =
         "a BPF program at the egress of eth0 (tcx: somebodys) may drop requests and answers";
-    ensure!(output.contains(found), "{output}");
+    ensure!(output.contains(found), "no {found:?} in {output}");
     tcx.kill();
     wait_until(
         "requests to be answered after the program was detached",
@@ -567,7 +603,7 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     )
 }
 
-/// The frames on the wire have the VLAN tags, as another program sees them.
+/// A capture on the wire shows the VLAN tags.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q, and tshark"]
 fn frames_of_a_vlan_carry_its_tag() -> Result<()> {
@@ -602,7 +638,7 @@ fn frames_of_a_vlan_carry_its_tag() -> Result<()> {
     // ARP and echo packets pass in both directions.
     ensure!(
         ids.lines().count() == 4 && ids.lines().all(|id| id == "100"),
-        "{ids}"
+        "the frames do not have VLAN 100: {ids}"
     );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The additional commands of `lvsadm`, with a real dataplane, real servers and real consumers of
+//! The commands of `lvsadm` that ipvsadm lacks, with real servers, and with the programs that read
 //! their output.
 
 use crate::common;
@@ -10,7 +10,7 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::{Forward, Proc, SiteOptions, programs, soon};
 use serde_json::Value;
 
-/// Longest time of any step on a busy machine.
+/// Time limit of each step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn options(label: &str) -> SiteOptions {
@@ -32,19 +32,22 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
         site.lvsadm("-L -n -c")
             .is_ok_and(|text| text.matches("ESTABLISHED").count() == 2)
     })?;
-    // A connection that continues is not closed: the drain reaches its deadline.
+    // The drain ends at its deadline, because a connection continues.
     let late = site.director.sh(&format!(
         "{} drain {service} {server} --deadline 1s --undo || echo status $?",
         programs::find("lvsadm")?.display()
     ))?;
     ensure!(
         late.contains("1 active") && late.contains("its weight is 1 again"),
-        "{late}"
+        "no `1 active` or no `its weight is 1 again` in {late}"
     );
-    ensure!(late.ends_with("status 1\n"), "{late}");
+    ensure!(
+        late.ends_with("status 1\n"),
+        "does not end with `status 1`: {late}"
+    );
 
-    // An interrupted drain does not undo itself. Background tests of a script ignore SIGINT, and so
-    // do the processes that they start.
+    // An interrupted drain does not restore the weight. Processes in the background of a script
+    // ignore SIGINT, so env restores its default action.
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let service_text = service.to_string();
     let arguments = [
@@ -61,7 +64,11 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     };
     soon("the weight to be 0", drained)?;
     drain.stop(nix::sys::signal::Signal::SIGINT)?;
-    ensure!(drained(), "{}", drain.log());
+    ensure!(
+        drained(),
+        "the interrupted drain restored the weight: {}",
+        drain.log()
+    );
     site.lvsadm(&format!("-e -t {service} -r {server} -m"))?;
 
     let lvsadm = programs::find("lvsadm")?;
@@ -79,17 +86,22 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
         site.lvsadm("--json -L")
             .is_ok_and(|text| text.contains("\"weight\":0"))
     })?;
-    ensure!(drain.is_running(), "{}", drain.log());
+    ensure!(drain.is_running(), "the drain ended early: {}", drain.log());
     steady.finish_ok()?;
     let status = drain.wait(SOON)?;
     ensure!(
         status.success() && drain.log().contains("drained and deleted"),
-        "{}",
+        "the drain failed or did not delete the server: {}",
         drain.log()
     );
     let services: Value = serde_json::from_str(&site.lvsadm("--json -L")?)?;
-    let servers = services[0]["servers"].as_array().context("servers")?;
-    ensure!(servers.len() == 1, "{services}");
+    let servers = services[0]["servers"]
+        .as_array()
+        .context("the service has no list of servers")?;
+    ensure!(
+        servers.len() == 1,
+        "the drained server is still listed: {services}"
+    );
     Ok(())
 }
 
@@ -102,20 +114,28 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     for _ in 0..4 {
         let reported = site.lvsadm(&format!("explain tcp {client}:1000 {service} --json"))?;
         let reported: Value = serde_json::from_str(&reported)?;
-        let server = reported["server"].as_str().context("a server")?;
+        let server = reported["server"]
+            .as_str()
+            .context("the report names no server")?;
         let id = site.client.sh(&format!("curl -sS http://{service}/id"))?;
         let number: usize = id.trim().trim_start_matches("rs").parse()?;
         ensure!(
             server == format!("{}:80", site.real_address(number - 1)),
-            "{reported} {id}"
+            "the packet went to another server than explain reported: {reported} {id}"
         );
     }
     let listed = site.lvsadm("-L -n -c")?;
     let connection = &lvs_testbed::listing::connections(&listed)?[0];
     let reported = site.lvsadm(&format!("explain tcp {} {service}", connection.source))?;
-    ensure!(reported.contains("belongs to a connection"), "{reported}");
+    ensure!(
+        reported.contains("belongs to a connection"),
+        "no `belongs to a connection` in {reported}"
+    );
     let reported = site.lvsadm(&format!("explain udp {client}:1000 {service}"))?;
-    ensure!(reported.contains("none: no service for"), "{reported}");
+    ensure!(
+        reported.contains("none: no service for"),
+        "no `none: no service for` in {reported}"
+    );
 
     // A rule marks the packet, and the service of that mark receives it. Its scheduler has a table.
     let vip = site.vip;
@@ -135,14 +155,20 @@ fn explain_agrees_with_later_decision() -> Result<()> {
         "slot        50 of 256",
         &format!("goes to {}:80: sh chooses it", site.real_address(1)),
     ] {
-        ensure!(reported.contains(line), "{line}: {reported}");
+        ensure!(
+            reported.contains(line),
+            "a line is missing: {line}: {reported}"
+        );
     }
     let reported = site.lvsadm(&format!("{question} --interface eth1"))?;
-    ensure!(reported.contains("mark        9: rule 1 ("), "{reported}");
+    ensure!(
+        reported.contains("mark        9: rule 1 ("),
+        "no `mark 9: rule 1 (` in {reported}"
+    );
     let reported = site.lvsadm(&format!("{question} --mark 0"))?;
     ensure!(
         !reported.contains("mark ") && reported.contains("none: no service for"),
-        "{reported}"
+        "unexpected `mark ` or no `none: no service for` in {reported}"
     );
     ensure!(
         site.lvsadm("mark list")? == before,
@@ -175,22 +201,26 @@ fn captures_are_read_by_tshark() -> Result<()> {
         let _ = site.client.sh(&format!("curl -sS http://{service}/id"));
         !capture.is_running()
     })?;
-    ensure!(capture.log().contains("8 packets"), "{}", capture.log());
+    ensure!(
+        capture.log().contains("8 packets"),
+        "no `8 packets` in {}",
+        capture.log()
+    );
     let read = site.director.sh(&format!(
         "tshark -r {path} -T fields -e frame.comment -e frame.interface_name -e tcp.port 2>/dev/null"
     ))?;
-    ensure!(read.lines().count() == 8, "{read}");
+    ensure!(read.lines().count() == 8, "not 8 lines: {read}");
     ensure!(
         read.lines().any(|line| line.starts_with("forwarded to ")
             && line.contains("by NAT")
             && line.contains("eth0")),
-        "{read}"
+        "the captured request is not explained: {read}"
     );
     ensure!(
         read.lines().any(
             |line| line.starts_with("answer, sent to the client from") && line.contains("eth1")
         ),
-        "{read}"
+        "the captured reply is not explained: {read}"
     );
     // After a client disconnects, its capture ends, and packets continue.
     let load = site.load();
@@ -212,11 +242,11 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     site.add_service(80, "rr")?;
     let service = site.service(80);
     site.client.sh(&format!("curl -sS http://{service}/id"))?;
-    // The host has a rule that protected the service earlier.
+    // With the kernel's IPVS, this rule would drop the packets of the service.
     site.director.sh(
         "nft 'add table ip filter; add chain ip filter input { type filter hook input priority 0; }; add rule ip filter input tcp dport 80 drop'",
     )?;
-    // One server's answers take another route, and one service has no servers.
+    // The replies of one server bypass the director, and one service has no servers.
     site.servers[0].sh("ip route del default")?;
     site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
     site.lvsadm(&format!("-d -t {service} -r {}:80", site.real_address(1)))?;
@@ -243,19 +273,22 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     });
     found.with_context(|| format!("{missing:?} in {:?}", doctor(&site)))?;
     let drops = site.lvsadm("drops")?;
-    ensure!(drops.contains("no_server"), "{drops}");
+    ensure!(drops.contains("no_server"), "no `no_server` in {drops}");
     let drops: Value = serde_json::from_str(&site.lvsadm("drops --all --json")?)?;
-    let all = drops.as_array().context("a list")?;
+    let all = drops.as_array().context("the JSON value is not a list")?;
     let reported = |reason: &Value, text: &str| reason[text].as_str().is_some_and(|t| t.len() > 10);
     ensure!(
         all.len() > 20
             && all
                 .iter()
                 .all(|reason| reported(reason, "help") && reported(reason, "fix")),
-        "{drops}"
+        "reasons lack a meaning or a fix: {drops}"
     );
     let value = site.lvsadm("sysctl net.ipv4.vs.conn_reuse_mode=0 conn_reuse_mode")?;
-    ensure!(value == "conn_reuse_mode = 0\n", "{value}");
+    ensure!(
+        value == "conn_reuse_mode = 0\n",
+        "not `conn_reuse_mode = 0`: {value}"
+    );
     Ok(())
 }
 
@@ -280,12 +313,18 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     })?;
     let rate = || -> Result<f64> {
         let plain = site.lvsadm("watch --count 2 --interval 1")?;
-        let last = plain.split("\n\n").nth(1).context("a second table")?;
+        let last = plain
+            .split("\n\n")
+            .nth(1)
+            .context("the screen has no second table")?;
         let service = last
             .lines()
             .find(|line| line.starts_with("TCP "))
-            .context("the service")?;
-        let rate = service.split_whitespace().nth(5).context("a rate")?;
+            .context("the second table does not list the service")?;
+        let rate = service
+            .split_whitespace()
+            .nth(5)
+            .context("the row of the service has no rate")?;
         Ok(rate.trim_end_matches('K').parse()?)
     };
     soon("lvsadm watch to show a rate above 1", || {
@@ -305,10 +344,10 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     screen.wait(SOON)?;
     let shown = screen.log();
     steady.finish_ok()?;
-    ensure!(shown.contains("\x1b[1mTCP"), "{shown:?}");
+    ensure!(shown.contains("\x1b[1mTCP"), "no `\x1b[1mTCP` in {shown:?}");
     ensure!(
         shown.trim_end().ends_with("\x1b[?25h\x1b[?1049l"),
-        "{shown:?}"
+        "the terminal was not restored: {shown:?}"
     );
     // Lines are as wide as the window, which may change.
     let wider = site.director.dir().join("wider");
@@ -338,14 +377,17 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     screen.send("q")?;
     screen.wait(SOON)?;
     let shown = screen.log();
-    ensure!(!shown.contains("\x1b[1m"), "{shown:?}");
+    ensure!(
+        !shown.contains("\x1b[1m"),
+        "unexpected `\x1b[1m` in {shown:?}"
+    );
     // A terminal without cursor control gets one table after the other.
     let dumb = site.director.sh(&format!(
         "TERM=dumb timeout 120 script -qec '{lvsadm} watch --interval 0.2 --count 2' /dev/null < /dev/null"
     ))?;
     ensure!(
         dumb.matches("by rate").count() == 2 && !dumb.contains('\x1b'),
-        "{dumb:?}"
+        "the terminal without cursor control got control characters, or not two tables: {dumb:?}"
     );
     Ok(())
 }
@@ -370,19 +412,25 @@ fn rules_are_restored_completely_or_not_at_all() -> Result<()> {
         let reported = restore(bad)?;
         ensure!(
             reported.contains("line ") && reported.contains("nothing was changed"),
-            "{reported}"
+            "no `line ` or no `nothing was changed` in {reported}"
         );
-        ensure!(reported.ends_with("status 255\n"), "{reported}");
-        ensure!(site.lvsadm("-S -n")? == before, "{bad}");
+        ensure!(
+            reported.ends_with("status 255\n"),
+            "does not end with `status 255`: {reported}"
+        );
+        ensure!(
+            site.lvsadm("-S -n")? == before,
+            "the rules changed after an invalid line: {bad}"
+        );
     }
     let reported = restore(
         "# comment\\n-C\\n-A -t 192.0.2.1:80 -s rr\\n-a -t 192.0.2.1:80 -r 192.0.2.9:80 -m\\n",
     )?;
-    ensure!(reported == "status 0\n", "{reported}");
+    ensure!(reported == "status 0\n", "not `status 0`: {reported}");
     let after = site.lvsadm("-S -n")?;
     ensure!(
         after.starts_with("-A -t 192.0.2.1:80 -s rr\n") && after.lines().count() == 2,
-        "{after}"
+        "the rules were not replaced: {after}"
     );
     Ok(())
 }
@@ -393,7 +441,7 @@ fn completions_and_manual_page_are_read_by_their_programs() -> Result<()> {
     let lvsadm = programs::find("lvsadm")?;
     let print = |words: &[&str]| -> Result<String> {
         let output = std::process::Command::new(&lvsadm).args(words).output()?;
-        ensure!(output.status.success(), "{words:?}");
+        ensure!(output.status.success(), "lvsadm failed: {words:?}");
         Ok(String::from_utf8(output.stdout)?)
     };
     let dir = tempfile::tempdir()?;
@@ -411,7 +459,7 @@ fn completions_and_manual_page_are_read_by_their_programs() -> Result<()> {
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(
         text == "drain drops\n--deadline --delete\nwrr\n",
-        "{text} {output:?}"
+        "the completions differ: {text} {output:?}"
     );
     let page = print(&["man"])?;
     std::fs::write(dir.path().join("lvsadm.8"), &page)?;
@@ -424,7 +472,7 @@ fn completions_and_manual_page_are_read_by_their_programs() -> Result<()> {
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(
         output.stderr.is_empty() && text.contains("lvsadm"),
-        "{output:?}"
+        "man reports errors or prints no page: {output:?}"
     );
     Ok(())
 }

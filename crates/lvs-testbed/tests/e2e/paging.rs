@@ -1,12 +1,11 @@
-//! Faults that page an operator: until the fault is repaired, `lvsd status` names the faulty host
-//! or service with a code, and no other host or service. Load and changes that are no faults name
-//! no host.
+//! Faults that page an operator. Until a fault is repaired, `lvsd status` names the faulty host or
+//! service with a code, and no other. Load, reloads and restarts name no host.
 //!
-//! Tests of such faults elsewhere: `checks.rs` (a server with another gateway, or without the VIP),
-//! `unanswered.rs` (the same faults, which no check detects), `checks_errors.rs` (this host's own
-//! filter), `doctor.rs` (the MTU of tunnels, filters of the host), `failure.rs` (a VIP of another
-//! host), `discovery.rs` (a name server that is dead), `lvsd.rs` (a typo in the file). `cluster.rs` has
-//! failovers between two directors, in which no server is blamed.
+//! Other files also test such faults: `checks.rs` (a server with another gateway, or without the
+//! VIP), `unanswered.rs` (the same faults, which no check detects), `checks_errors.rs` (the
+//! director's own filter), `doctor.rs` (the MTU of tunnels, filters of the host), `failure.rs` (a
+//! VIP of another host), `discovery.rs` (a dead name server), `lvsd.rs` (a typo in the file),
+//! `cluster.rs` (failovers, which blame no server).
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Topology, Vip, program
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// A web server with few waiting connections. The first line of a file is its behaviour: `hang`,
+/// A web server with a short accept queue. The first line of a file is its behaviour: `hang`,
 /// `slow`, or a status.
 const APP: &str = r#"
 use IO::Socket::INET; $SIG{CHLD} = 'IGNORE';
@@ -39,7 +38,7 @@ struct Director {
     lvsd: Proc,
 }
 
-/// A service of the file: name, port, check, and servers.
+/// A service of the file: name, port, check, and numbers of its servers.
 type Service<'a> = (&'a str, u16, &'a str, &'a [usize]);
 
 impl Director {
@@ -82,7 +81,6 @@ impl Director {
         Ok(director)
     }
 
-    /// Returns the output of `lvsd status --json`.
     fn status(&self) -> Value {
         let path = self.site.testbed.dir().join("lvsd.toml");
         let program = programs::find("lvsd").unwrap_or_default();
@@ -94,11 +92,11 @@ impl Director {
         serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
     }
 
-    /// Waits until the status names exactly these faults, and prints the time.
+    /// Waits until the status names exactly these faults, and prints how long it took.
     fn names(&self, what: &str, faults: &[String]) -> Result<()> {
         let began = Instant::now();
         let named = || named(&self.status());
-        // A suspicion lasts a minute longer than its cause.
+        // The status shows a suspicion for a minute after its cause ends.
         wait_until(what, Duration::from_secs(90), || named() == faults).with_context(|| {
             let status = self.status();
             format!("{faults:?}\n{:?}\n{status:#}", named())
@@ -121,19 +119,23 @@ impl Director {
         self.names("healed", &[]).context(what.to_owned())
     }
 
-    /// The fault of a server of a service.
+    /// The expected fault of a server, as [`named`] returns it.
     fn fault(&self, code: &str, service: &str, server: usize) -> String {
         format!("{code} {service} {}", self.site.real_address(server))
     }
 
     fn end(mut self) -> Result<()> {
         let status = self.lvsd.stop(Signal::SIGINT)?;
-        ensure!(status.success(), "{}", self.lvsd.log());
+        ensure!(
+            status.success(),
+            "lvsd failed at its exit: {}",
+            self.lvsd.log()
+        );
         Ok(())
     }
 }
 
-/// All servers with the names of their services.
+/// All servers of a status, each with the name of its service.
 fn servers(status: &Value) -> Vec<(&str, &Value)> {
     let mut all = Vec::new();
     for service in list(&status["services"]) {
@@ -151,8 +153,8 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Returns the faults of a status in order: the code, and the faulty server or host. Also removes
-/// `flapping`: a fault may be the third failure of a server in this test.
+/// Returns the sorted faults of a status: code, and faulty server or host. `flapping` is omitted,
+/// because a server may fail three times in one test.
 fn named(status: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut all = Vec::new();
@@ -230,7 +232,7 @@ fn tls(host: &Host, dir: &str, certificate: &str) -> Result<Proc> {
     Ok(server)
 }
 
-/// A filter of a host that drops or rejects packets.
+/// Script that adds a filter to a host, which drops or rejects packets.
 fn filter(hook: &str, rule: &str) -> String {
     format!("nft 'table inet f {{ chain c {{ type filter hook {hook} priority 0; {rule}; }}; }}'")
 }
@@ -274,8 +276,11 @@ fn faults_of_nat_services_are_reported_until_repaired() -> Result<()> {
     let status = director.status();
     let all = servers(&status);
     let app_now = all.iter().find(|(name, _)| *name == "app");
-    let (_, app_now) = app_now.context("app")?;
-    ensure!(app_now["code"] == "flapping", "three falls: {app_now}");
+    let (_, app_now) = app_now.context("the status does not list app")?;
+    ensure!(
+        app_now["code"] == "flapping",
+        "app is not reported as flapping after it went down three times: {app_now}"
+    );
 
     secure.kill();
     let mut secure = tls(&site.servers[0], &dir, "days-1")?;
@@ -316,7 +321,7 @@ fn faults_of_nat_services_are_reported_until_repaired() -> Result<()> {
         director.scenario(what, server, [&fault, NO_FILTER], &of(code, "web", 1))?;
     }
 
-    // This router leads to the clients; one client on it receives the replies.
+    // The router between the director and the clients.
     let router = site
         .router
         .as_ref()
@@ -357,12 +362,12 @@ fn faults_of_nat_services_are_reported_until_repaired() -> Result<()> {
         &["dataplane".to_owned()],
     )?;
     let pid = director.status()["dataplane"]["pid"].clone();
-    ensure!(pid != hung, "another dataplane was started: {pid}");
+    ensure!(pid != hung, "the hanging dataplane was not replaced: {pid}");
     director.end()
 }
 
-/// Direct routing with two arms: replies for the director arrive on another interface than the one
-/// on which packets to the VIP leave.
+/// Direct routing with two arms: the director receives replies to its own packets on another
+/// interface than the one towards the VIP.
 #[test]
 fn faults_of_direct_routing_services_are_reported_until_repaired() -> Result<()> {
     let site = site("pagedr", Forward::Dr, Topology::TwoArm, 2)?;
@@ -416,7 +421,7 @@ fn strict_filter_of_tunnel_server_is_reported_until_repaired() -> Result<()> {
     director.end()
 }
 
-/// Faults that affect only clients, while the checks of all servers succeed.
+/// The faults affect only clients; all checks succeed.
 #[test]
 #[ignore = "long"]
 fn servers_unreachable_only_for_clients_are_reported_until_repaired() -> Result<()> {
@@ -438,7 +443,6 @@ fn servers_unreachable_only_for_clients_are_reported_until_repaired() -> Result<
     director.end()
 }
 
-/// A server of direct routing that answers ARP for the VIP.
 #[test]
 #[ignore = "long"]
 fn server_that_answers_arp_for_vip_is_reported_until_repaired() -> Result<()> {
@@ -460,7 +464,7 @@ fn server_that_answers_arp_for_vip_is_reported_until_repaired() -> Result<()> {
     director.end()
 }
 
-/// Checks that the status names no fault while `process` runs, except faults with the text
+/// Checks that the status names no fault until `process` exits, except faults that contain
 /// `blamed`.
 fn is_quiet(director: &Director, what: &str, mut process: Proc, blamed: &str) -> Result<()> {
     loop {
@@ -469,18 +473,22 @@ fn is_quiet(director: &Director, what: &str, mut process: Proc, blamed: &str) ->
         let false_blame = named
             .iter()
             .any(|fault| blamed.is_empty() || !fault.contains(blamed));
-        ensure!(!false_blame, "{what}: {named:?}");
+        ensure!(!false_blame, "a fault is reported: {what}: {named:?}");
         if last {
             break;
         }
     }
     let status = process.wait(Duration::from_secs(1))?;
-    ensure!(status.success(), "{what}: {status}: {}", process.log());
+    ensure!(
+        status.success(),
+        "the program failed: {what}: {status}: {}",
+        process.log()
+    );
     Ok(())
 }
 
-/// Load and changes that are no faults: a flood, a port scan, clients that vanish, servers that
-/// restart one after the other, reloads, and a dataplane that is killed.
+/// A flood, a port scan, clients that vanish, rolling restarts of servers, reloads, and a killed
+/// dataplane are no faults.
 #[test]
 #[ignore = "long"]
 fn no_host_is_blamed_for_floods_scans_vanished_clients_restarts_and_reloads() -> Result<()> {
@@ -526,7 +534,7 @@ fn no_host_is_blamed_for_floods_scans_vanished_clients_restarts_and_reloads() ->
     let scan = site.client.spawn("perl", &["-e", &scan])?;
     is_quiet(&director, "a port scan", scan, "")?;
 
-    // Clients that vanish: some before the answer to their SYN arrives, and others after it.
+    // Some clients vanish before the SYN-ACK arrives, others after it.
     let vanish = format!(
         "for i in $(seq 100); do curl -s -m 5 -o /dev/null --limit-rate 20k http://{}/s/300007 & done; sleep 1; {}; \
          for i in $(seq 100); do curl -s -m 5 -o /dev/null http://{}/id & done; sleep 3; {NO_FILTER}; wait; true",
@@ -541,7 +549,7 @@ fn no_host_is_blamed_for_floods_scans_vanished_clients_restarts_and_reloads() ->
     site.client
         .sh("echo 20000 32000 > /proc/sys/net/ipv4/ip_local_port_range")?;
 
-    // A restarting server refuses connections, and only this server is named.
+    // A restarting server refuses connections; the status names only this server.
     for (index, server) in site.servers.iter().enumerate() {
         let address = site.real_address(index).to_string();
         let restart = format!(
@@ -562,13 +570,13 @@ fn no_host_is_blamed_for_floods_scans_vanished_clients_restarts_and_reloads() ->
     let reloads = site.director.spawn("sh", &["-c", &reloads])?;
     is_quiet(&director, "reloads", reloads, "")?;
 
-    // Another dataplane takes over: only the dataplane is named.
+    // The status names only the dataplane while it is replaced.
     let pid = director.status()["dataplane"]["pid"].clone();
     let kill = format!("kill -KILL {pid}; sleep 5");
     let kill = site.director.spawn("sh", &["-c", &kill])?;
     is_quiet(&director, "a killed dataplane", kill, "dataplane")?;
     director.names("healed", &[])?;
-    // Connections may have ended with servers and dataplanes; the answers that arrived are right.
+    // Restarts have broken connections, so that failed requests are accepted.
     drop(steady);
     director.end()
 }

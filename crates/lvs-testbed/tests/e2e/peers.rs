@@ -17,10 +17,9 @@ const KEY: &str = "0123456789abcdef0123456789abcdef";
 const ONE: &str = "192.0.2.1";
 const TWO: &str = "192.0.2.2";
 
-/// Options with which the successor of a killed dataplane starts without state.
+/// Options with which a restarted dataplane does not take over state.
 const ALONE: [&str; 2] = ["--fast-path", "off"];
 
-/// A site of two directors, without dataplanes.
 fn site(label: &str, forward: Forward, rate: u64) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.standby = true;
@@ -31,7 +30,6 @@ fn site(label: &str, forward: Forward, rate: u64) -> Result<Site> {
     Site::new(options)
 }
 
-/// Writes `key` to a file of this name; returns the path.
 fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     let path = site.testbed.dir().join(name);
     std::fs::write(&path, key)?;
@@ -39,12 +37,12 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// Starts a dataplane with a peer at the address `peer`, without the state of a killed dataplane.
+/// Starts a dataplane with a peer, without the state of a killed dataplane.
 fn dataplane(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
     dataplane_of(site, director, peer, key, "1")
 }
 
-/// As [`dataplane`], with this number of packet workers.
+/// [`dataplane`] with this number of packet workers.
 fn dataplane_of(
     site: &Site,
     director: &Host,
@@ -62,7 +60,6 @@ fn copy_services(site: &Site, from: &Host, to: &Host) -> Result<()> {
     run_with_input(to.command(program).arg("-R"), &rules).map(drop)
 }
 
-/// The output of `lvsadm sync --json`.
 fn state(site: &Site, director: &Host) -> Result<Value> {
     let text = site.lvsadm_on(director, "--json sync")?;
     serde_json::from_str(&text).with_context(|| text.clone())
@@ -79,8 +76,7 @@ fn number(site: &Site, director: &Host, name: &str) -> u64 {
     state.and_then(|state| state[name].as_u64()).unwrap_or(0)
 }
 
-/// Moves the virtual addresses, and the addresses to which servers send, from one director to
-/// another.
+/// Moves the VIPs, and the local addresses to which servers reply, from one director to another.
 fn hand_over(site: &Site, from: &Host, to: &Host) -> Result<()> {
     let (vip, vip6) = (site.vip, site.vip6);
     let addresses = |verb: &str| {
@@ -108,7 +104,7 @@ fn wait(what: &str, done: impl FnMut() -> bool) -> Result<()> {
     wait_until(what, Duration::from_secs(30), done)
 }
 
-/// The connections of a director, without their timers.
+/// The listed connections of a director, without their timers.
 fn connections_of(site: &Site, director: &Host) -> Result<BTreeSet<[String; 4]>> {
     let listing = site.lvsadm_on(director, "-L -c -n")?;
     let all = connections(&listing)?.into_iter();
@@ -116,9 +112,8 @@ fn connections_of(site: &Site, director: &Host) -> Result<BTreeSet<[String; 4]>>
     Ok(all.map(key).collect())
 }
 
-/// Kills a director during the downloads of 250 clients (consecutive downloads over one connection
-/// each). It returns with an empty table, and takes over when it is ready. The two directors have
-/// the given numbers of packet workers.
+/// Kills a director while 250 clients download. It restarts with an empty table, and takes over
+/// when it is ready. `workers` are the numbers of packet workers of the two directors.
 fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     const CLIENTS: u64 = 250;
     let mut site = site(label, forward, 60_000)?;
@@ -183,7 +178,7 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
             of_peer(&site, &second, "borrowed") == Some(CLIENTS)
                 && of_peer(&site, &second, "missing") == Some(0)
         })?;
-        // Twice the number of clients: the downloads in progress, and as many new ones.
+        // The downloads in progress, and as many new ones.
         downloads.wait_for_more(2 * CLIENTS)
     };
     let played = scenario();
@@ -196,7 +191,10 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     report.all_ok(report.ok)?;
     for director in [&first, &second] {
         for name in ["nonsense", "no_room", "forged", "malformed", "full_syncs"] {
-            ensure!(number(&site, director, name) == 0, "{name}");
+            ensure!(
+                number(&site, director, name) == 0,
+                "the counter is not 0: {name}"
+            );
         }
     }
     drop(two);
@@ -242,23 +240,26 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         let state = state(&site, director)?;
         ensure!(
             state["ready"] == false,
-            "the state is not alarming: {state}"
+            "the director is still reported as ready: {state}"
         );
         let printed = state["waits_for"].as_str().unwrap_or_default();
-        ensure!(printed.contains("another key"), "{printed}");
+        ensure!(
+            printed.contains("another key"),
+            "no `another key` in {printed}"
+        );
         wait("the log to contain the message", || {
             log.log().contains("sha256sum")
         })
         .with_context(|| log.log())?;
     }
-    // The address belongs to no peer; the content of the connection is irrelevant.
+    // The connection comes from an address that is not a peer's.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
     let printed = site.client.run("bash", &["-c", script])?;
-    ensure!(printed.trim() == "0", "{printed}");
+    ensure!(printed.trim() == "0", "not `0`: {printed}");
     wait("the invalid frame to be counted", || {
         number(&site, &second, "refused_address") == 1
     })?;
-    // From the peer's address, first garbage and then nothing is sent.
+    // A program at the peer's address sends garbage, and then nothing.
     one.kill();
     let garbage =
         "exec 3<>/dev/tcp/192.0.2.2/8848 && head -c 5000 /dev/urandom >&3; cat <&3 | wc -c";
@@ -280,7 +281,10 @@ fn peer_without_key_receives_nothing() -> Result<()> {
     for director in [&first, &second] {
         site.lvsadm_on(director, "sync --wait 120s")?;
         let state = state(&site, director)?;
-        ensure!(state["peers"][0]["state"] == "in step", "{state}");
+        ensure!(
+            state["peers"][0]["state"] == "in step",
+            "the director is not in sync: {state}"
+        );
     }
     Ok(())
 }
@@ -296,12 +300,15 @@ fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
     };
     let mut dataplane = start("3600")?;
     let state = state(&site, &first)?;
-    ensure!(state["ready"] == false, "{state}");
+    ensure!(
+        state["ready"] == false,
+        "the director is reported as ready: {state}"
+    );
     let program = programs::find("lvsadm")?.display().to_string();
     let printed = first.sh(&format!("{program} sync --wait 1s || echo status $?"))?;
     ensure!(
         printed.contains("not ready") && printed.contains("status 1"),
-        "{printed}"
+        "no `not ready` or no `status 1` in {printed}"
     );
     for wait in ["0", "1"] {
         dataplane.kill();
@@ -314,8 +321,8 @@ fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
     .with_context(|| dataplane.log())
 }
 
-/// The configuration file gets `[sync.peers]` while the dataplane runs: the dataplane must be
-/// restarted.
+/// The file gets `[sync.peers]` while the dataplane runs, which takes effect only after a restart
+/// of the dataplane.
 #[test]
 fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
     let mut options = SiteOptions::new("peerlack", Forward::Nat);
@@ -360,16 +367,19 @@ fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
     ensure!(
         printed.contains("NOT READY, waits for a restart of the dataplane")
             && printed.contains("without the peers 192.0.2.99"),
-        "{printed}"
+        "no `NOT READY, waits for a restart of the dataplane` or no `without the peers 192.0.2.99` in {printed}"
     );
     let found = super::doctor::findings_with_code(&site, "director_not_ready")?;
-    ensure!(found.len() == 1, "{found:?}");
+    ensure!(found.len() == 1, "not 1 entry: {found:?}");
     let status: Value = serde_json::from_str(&ask("status --json")?)?;
     site.director
         .sh(&format!("kill -KILL {}", status["dataplane"]["pid"]))?;
     is_written("0")?;
     let printed = ask("maintenance status")?;
-    ensure!(!printed.contains("NOT READY"), "{printed}");
+    ensure!(
+        !printed.contains("NOT READY"),
+        "unexpected `NOT READY` in {printed}"
+    );
     Ok(())
 }
 
@@ -402,12 +412,15 @@ fn invalid_peer_options_are_reported() -> Result<()> {
     ] {
         let script = format!("{program} --interface eth0 {options} 2>&1 || true");
         let answer = site.director.sh(&script)?;
-        ensure!(answer.contains(printed), "{options}: {answer}");
+        ensure!(
+            answer.contains(printed),
+            "the invalid options are not reported: {options}: {answer}"
+        );
     }
     Ok(())
 }
 
-/// Result of the comparison of tables with the only peer: `alike`, `differ` or `alarm`.
+/// Result of comparing the director's table with its peer's: `alike`, `differ` or `alarm`.
 fn tables(site: &Site, director: &Host) -> String {
     let state = state(site, director).ok();
     let word = state.and_then(|state| state["tables"][0]["state"].as_str().map(str::to_owned));
@@ -427,8 +440,7 @@ fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
     })
 }
 
-/// The output of `lvsadm diff` on the first director, compared with the dataplane `other` on the
-/// second.
+/// Output of `lvsadm diff` on the first director, compared with the dataplane `other`.
 fn diff(site: &Site, other: &Proc) -> Result<String> {
     // Each host of the testbed has a /run of its own.
     let socket = format!(
@@ -444,13 +456,13 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
     let differ = !output.contains("the same services and servers");
     ensure!(
         output.contains(&format!("exit status {}\n", u8::from(differ))),
-        "{output}"
+        "the exit status is wrong: {output}"
     );
     Ok(output)
 }
 
-/// The directors choose the same servers. If they do not, `lvsadm sync` names the differing service
-/// and the duration of the difference, and `lvsadm diff` shows the reason.
+/// If directors choose different servers, `lvsadm sync` names the service and the duration, and
+/// `lvsadm diff` the reason.
 #[test]
 #[ignore = "long"]
 fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<()> {
@@ -478,8 +490,8 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     copy_services(&site, &first, &second)?;
     wait_for_tables(&site, "alike")?;
     let (vip, server) = (site.vip, |n: usize| format!("{}:80", site.real_address(n)));
-    // Servers fail and return in opposite orders, with the changes that lvsd makes. Afterwards the
-    // tables of mh are equal.
+    // Servers fail and return in different orders on the two directors; afterwards their mh tables
+    // are equal.
     let flap = |director: &Host, order: [usize; 2]| -> Result<()> {
         for n in order {
             let server = server(n);
@@ -491,7 +503,11 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     flap(&first, [0, 1])?;
     flap(&second, [1, 0])?;
     wait_for_tables(&site, "alike")?;
-    ensure!(!one.log().contains("has not chosen"), "{}", one.log());
+    ensure!(
+        !one.log().contains("has not chosen"),
+        "unexpected `has not chosen` in {}",
+        one.log()
+    );
 
     // An operator changes a weight on one director.
     let edit = |weight: u8| {
@@ -510,7 +526,10 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     };
     let shows = |line: &str| -> Result<()> {
         let printed = diff(&site, &two)?;
-        ensure!(printed.contains(line), "{line}: {printed}");
+        ensure!(
+            printed.contains(line),
+            "a line is missing: {line}: {printed}"
+        );
         Ok(())
     };
     wait("the difference to be named", || is_named(&first))?;
@@ -526,7 +545,10 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
         "{} doctor || true",
         programs::find("lvsadm")?.display()
     ))?;
-    ensure!(printed.contains("lvsadm sync"), "{printed}");
+    ensure!(
+        printed.contains("lvsadm sync"),
+        "no `lvsadm sync` in {printed}"
+    );
     edit(1)?;
     wait_for_tables(&site, "alike")?;
     shows("both directors have the same services and servers")?;
@@ -536,8 +558,14 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
         })
         .with_context(|| dataplane.log())?;
         let log = dataplane.log();
-        ensure!(log.matches("has not chosen").count() == 1, "{log}");
-        ensure!(log.matches("as this director again").count() == 1, "{log}");
+        ensure!(
+            log.matches("has not chosen").count() == 1,
+            "the difference was not logged once: {log}"
+        );
+        ensure!(
+            log.matches("as this director again").count() == 1,
+            "the end of the difference was not logged once: {log}"
+        );
     }
 
     // A server with weight 0 keeps the mh slots of its earlier weight, which differs between the
@@ -553,7 +581,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     edit(0)?;
     wait_for_tables(&site, "alike")?;
 
-    // The servers were added in another order, and the result of mh depends on the order.
+    // The result of mh depends on the order in which servers were added.
     let again = |director: &Host, order: [usize; 2]| -> Result<()> {
         for n in order {
             site.lvsadm_on(
@@ -600,7 +628,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     Ok(())
 }
 
-/// Sends a number of datagrams of a length to the service, from a port of the client.
+/// Program that sends datagrams of a given length from a port of the client to the service.
 const SEND: &str = r#"
 use IO::Socket::INET;
 my ($vip, $from, $count, $length) = @ARGV;
@@ -608,7 +636,7 @@ my $s = IO::Socket::INET->new(Proto => 'udp', LocalPort => $from, PeerAddr => $v
 for (1 .. $count) { $s->send('x' x $length); select undef, undef, undef, 0.02; }
 "#;
 
-/// Sends an ICMP error like a client whose port is closed: it quotes the header of an answer.
+/// Program that sends the ICMP error of a client whose port is closed.
 const UNREACHABLE: &str = r#"
 use Socket;
 my ($vip, $client, $port) = @ARGV;
@@ -620,7 +648,7 @@ socket(my $s, PF_INET, SOCK_RAW, 1) or die "$!";
 send($s, $icmp, 0, pack_sockaddr_in(0, inet_aton($vip))) or die "$!";
 "#;
 
-/// Rules that count at a server: complete datagrams of one length from a port, and ICMP errors.
+/// nft rules that count complete datagrams of one length from a port, and ICMP errors, at a server.
 const COUNT: &str = "nft -f - <<'END'
 table ip seen {
     counter whole { }
@@ -636,13 +664,16 @@ END";
 
 fn seen(host: &Host, counter: &str) -> Result<u64> {
     let printed = host.sh(&format!("nft list counter ip seen {counter}"))?;
-    let count = printed.split_once("packets ").context("a counter")?.1;
+    let count = printed
+        .split_once("packets ")
+        .context("the rule has no counter")?
+        .1;
     let count = count.split(' ').next().unwrap_or_default();
     Ok(count.parse()?)
 }
 
-/// A router that distributes packets by ports finds no ports in fragments and ICMP errors: these
-/// arrive at another director than the other packets of their connection.
+/// A router with ECMP by ports sends fragments and ICMP errors, which it cannot hash by ports, to
+/// another director than the rest of the connection.
 #[test]
 fn fragments_and_icmp_errors_reach_connection_of_another_director() -> Result<()> {
     let mut options = SiteOptions::new("elsewhere", Forward::Dr);
@@ -670,7 +701,8 @@ fn fragments_and_icmp_errors_reach_connection_of_another_director() -> Result<()
     wait("the other director to have both connections", || {
         of_peer(&site, &second, "borrowed") == Some(2)
     })?;
-    // A connection that is unknown to the other director would be the first one in its rotation.
+    // Without the replica, the other director would choose the first server of its rotation for
+    // such a packet.
     let listing = site.lvsadm_on(&first, "-L -c -n")?;
     let of_port = |port: &str| listing.lines().find(|line| line.contains(port));
     let has = |port: &str, server: usize| {

@@ -1,5 +1,5 @@
-//! Path MTU discovery, end to end: big downloads and uploads through a hop with an MTU of 1,400
-//! bytes, before the director and behind it, for every forwarding method and both IP versions.
+//! Path MTU discovery with large downloads and uploads: a hop with an MTU of 1,400 bytes before or
+//! behind the director, for every forwarding method and both IP versions.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,8 +9,8 @@ use lvs_testbed::{Forward, Host, Link, Site, SiteOptions, Topology, content};
 /// Size of a file of hundreds of segments.
 const SIZE: u64 = 1_500_001;
 
-/// Creates a site whose client and director are on two networks of a router, and whose servers are
-/// on a third network behind it: two hops that can have a small MTU.
+/// Creates a site with a router between the client, the director and the servers, so that each of
+/// the three links can have a small MTU.
 fn site(label: &str, forward: Forward) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.topology = Topology::Routed;
@@ -36,17 +36,17 @@ fn router(site: &Site) -> Result<&Host> {
 /// The part of the path that has a small MTU.
 #[derive(Clone, Copy, Debug)]
 enum Narrow {
-    /// The hop towards the client: answers do not fit.
+    /// The hop towards the client: replies are too long.
     Client,
-    /// The path to the director: requests are too long before they reach it.
+    /// The path to the director: requests are too long before they reach the director.
     Director,
-    /// The hop between the director and the servers: requests do not fit after the director.
+    /// The hop between director and servers: requests are too long after the director.
     Servers,
 }
 
 const HOPS: [Narrow; 3] = [Narrow::Client, Narrow::Director, Narrow::Servers];
 
-/// Sets a small MTU on one path of the router, and a large one on all others; removes the path MTUs
+/// Sets a small MTU on one link of the router and a large one on the others. Flushes the path MTUs
 /// that hosts have learned.
 fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
     let mut script = String::new();
@@ -81,20 +81,19 @@ fn both_ways(site: &Site, virt: SocketAddr) -> Result<()> {
         let arguments: Vec<&str> = options.iter().chain(&rest).copied().collect();
         site.client.run("curl", &arguments)
     };
-    run(["-o", &path, &from]).context("download")?;
+    run(["-o", &path, &from]).context("the download failed")?;
     let mut expected = vec![0; usize::try_from(SIZE)?];
     content::fill(0, &mut expected);
     ensure!(std::fs::read(&got)? == expected, "the download differs");
-    run(["-T", &path, &format!("{base}/up/big")]).context("upload")?;
+    run(["-T", &path, &format!("{base}/up/big")]).context("the upload failed")?;
     let there = site.testbed.dir().join("rs1-up/up/big");
     ensure!(std::fs::read(&there)? == expected, "the upload differs");
     std::fs::remove_file(there)?;
     Ok(())
 }
 
-/// Transfers files through each of these narrow hops, with services of these kinds. A kind is:
-/// whether the client uses IPv6, whether the server uses IPv6, and the options of the forwarding
-/// method.
+/// Transfers files through each hop of `hops`, with services of each kind: whether the client uses
+/// IPv6, whether the server uses IPv6, and the options of the forwarding method.
 fn every_hop(site: &mut Site, hops: &[Narrow], kinds: &[(bool, bool, &str)]) -> Result<()> {
     for &which in hops {
         for &(six, server6, options) in kinds {
@@ -200,8 +199,8 @@ fn pmtu_is_discovered_tunnels_of_ipv6() -> Result<()> {
     )
 }
 
-/// The narrow hop is on the path to the client. With direct routing, only packets in this direction
-/// pass it before the director.
+/// Requests reach the narrow hop before the director; replies, which bypass the director, reach it
+/// on the path to the client.
 #[test]
 fn pmtu_is_discovered_direct_routing() -> Result<()> {
     let mut site = Site::new(SiteOptions::with_servers("pmtu-dr", Forward::Dr, 1))?;
@@ -250,8 +249,7 @@ fn pmtu_discovery_disabled_causes_fragments() -> Result<()> {
     Ok(())
 }
 
-/// The MTU is 9,000 bytes between client and director, and 1,500 to the servers. Longer packets
-/// cause an ICMP error or are cut, or the MSS is reduced; none is lost.
+/// The MTU is 9,000 bytes between client and director, and 1,500 bytes to the servers.
 #[test]
 #[ignore = "long"]
 fn pmtu_is_discovered_with_jumbo_frames_on_one_side() -> Result<()> {
@@ -260,7 +258,7 @@ fn pmtu_is_discovered_with_jumbo_frames_on_one_side() -> Result<()> {
         options.mtu = 9000;
         let mut site = Site::new(options)?;
         site.serve("big", SIZE)?;
-        // The servers do not know the path MTU either: their own links have an MTU of 9,000.
+        // The servers do not know the path MTU, because their links have an MTU of 9,000.
         site.director.sh("ip link set eth1 mtu 1500")?;
         site.director
             .sh("ip route replace 10.0.0.0/24 dev eth1 mtu lock 1500")?;

@@ -4,7 +4,10 @@ use std::process::{Command, Output};
 
 fn testbed(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lvs-testbed"));
-    command.args(arguments).output().expect("lvs-testbed")
+    command
+        .args(arguments)
+        .output()
+        .expect("lvs-testbed did not start")
 }
 
 #[test]
@@ -29,6 +32,6 @@ fn unknown_scenario_is_refused() {
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(
         message.contains("no scenario is called nonsense") && message.contains("--list"),
-        "{message}"
+        "no `no scenario is called nonsense` or no `--list` in {message}"
     );
 }

@@ -1,6 +1,5 @@
-//! Runs the quick start of docs/operating.md as printed: each block in its host's namespace, in
-//! order. Also runs each block of README.md and docs/*.md that starts with a dataplane in the
-//! background.
+//! Runs the quick start of docs/operating.md as printed, each block in its host's namespace. Also
+//! runs the blocks of README.md and docs/*.md that start a dataplane in the background.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,8 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::programs;
 
-/// Hosts, separate directories for written files, and the cables: client eth0 192.0.2.2 -
-/// 192.0.2.1, server 10.0.0.2 - 10.0.0.1.
+/// Script that creates three namespaces with separate directories for written files, and cables:
+/// client eth0 192.0.2.2 - 192.0.2.1, server 10.0.0.2 - 10.0.0.1.
 const HOSTS: &str = r"
 mount --make-rprivate /
 for directory in /etc/lvsd /run /var/lib/lvsd /root; do mkdir -p $directory; mount -t tmpfs tmpfs $directory; done
@@ -30,7 +29,8 @@ on $client ip link set lo up; on $client ip address add 192.0.2.2/24 dev eth0; o
 on $server ip link set lo up; on $server ip address add 10.0.0.2/24 dev eth0; on $server ip link set eth0 up
 ";
 
-/// A director with a network for clients, a network for servers, and a separate `/run`.
+/// Script that creates a director with a network for clients, a network for servers, and a separate
+/// `/run`.
 const DIRECTOR: &str = r"
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
@@ -46,7 +46,7 @@ fn shell_blocks(page: &str) -> impl Iterator<Item = &str> {
     blocks.filter_map(|block| Some(block.split_once('\n')?.1.split_once("\n```")?.0))
 }
 
-/// A command in the background: `&` at the end of a line, or before a comment.
+/// Whether a line of the block ends with `&`, also before a comment.
 fn starts_dataplane(block: &str) -> bool {
     block.lines().any(|line| {
         let command = line.split('#').next().unwrap_or_default().trim_end();
@@ -54,7 +54,7 @@ fn starts_dataplane(block: &str) -> bool {
     })
 }
 
-/// An operator pastes the whole block at once: `lvsadm` runs before the dataplane answers.
+/// If an operator pastes the whole block, `lvsadm` runs before the dataplane answers.
 #[test]
 fn quick_start_block_with_dataplane_works_pasted_at_once() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -68,7 +68,10 @@ fn quick_start_block_with_dataplane_works_pasted_at_once() -> Result<()> {
     let programs = programs::find("lvsd")?;
     let path = format!(
         "{}:{}",
-        programs.parent().context("a directory")?.display(),
+        programs
+            .parent()
+            .context("the path has no parent directory")?
+            .display(),
         std::env::var("PATH")?
     );
     let mut blocks = 0;
@@ -94,7 +97,10 @@ fn quick_start_block_with_dataplane_works_pasted_at_once() -> Result<()> {
             let out = String::from_utf8_lossy(&output.stdout);
             let errors = String::from_utf8_lossy(&output.stderr);
             let place = page.display();
-            ensure!(output.status.success(), "{place}:\n{block}\n{out}{errors}");
+            ensure!(
+                output.status.success(),
+                "the block failed: {place}:\n{block}\n{out}{errors}"
+            );
             for rule in ["-A -t 192.0.2.10:", "-a -t 192.0.2.10:"] {
                 ensure!(
                     out.contains(rule),
@@ -104,7 +110,7 @@ fn quick_start_block_with_dataplane_works_pasted_at_once() -> Result<()> {
             blocks += 1;
         }
     }
-    ensure!(blocks >= 8, "{blocks} blocks");
+    ensure!(blocks >= 8, "{blocks} code blocks were found");
     Ok(())
 }
 
@@ -115,10 +121,12 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
     let mut script = String::from(HOSTS);
     let mut blocks = 0;
     for block in text.split("\n```sh ").skip(1) {
-        let (host, rest) = block.split_once('\n').context("a host")?;
+        let (host, rest) = block
+            .split_once('\n')
+            .context("the block has no first line")?;
         let (commands, _) = rest
             .split_once("\n```")
-            .context("the code block has an end")?;
+            .context("the code block has no end")?;
         let enter = match host {
             "director" => String::new(),
             host => format!("nsenter --net=/proc/${host}/ns/net "),
@@ -137,9 +145,12 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
         }
         blocks += 1;
     }
-    ensure!(blocks == 5, "{blocks} blocks");
+    ensure!(blocks == 5, "{blocks} code blocks were found");
     let lvsd = programs::find("lvsd")?;
-    let beside = lvsd.parent().context("a directory")?.display();
+    let beside = lvsd
+        .parent()
+        .context("the path has no parent directory")?
+        .display();
     let path = format!("{beside}:{}", std::env::var("PATH")?);
     let output = Command::new("unshare")
         .args([
@@ -159,7 +170,7 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
         .output()?;
     let out = String::from_utf8_lossy(&output.stdout);
     let all = format!("{out}\n{}", String::from_utf8_lossy(&output.stderr));
-    ensure!(output.status.success(), "{all}");
+    ensure!(output.status.success(), "the block failed: {all}");
     for words in [
         "/etc/lvsd/lvsd.toml: valid, 1 service with 1 server",
         "web (tcp 192.0.2.10:80): 1 of 1 server usable",

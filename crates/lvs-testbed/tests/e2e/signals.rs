@@ -1,5 +1,4 @@
-//! Signals that operators and terminals send, as to programs that reload, or by mistake: none of
-//! them stops forwarding.
+//! Signals that operators and terminals send on purpose or by mistake. None stops forwarding.
 
 use crate::common;
 
@@ -31,9 +30,8 @@ fn shower(site: &Site, pid: u32) -> Result<()> {
         .map(drop)
 }
 
-/// Whether the process handles SIGHUP: `masks` are the lines of `/proc/PID/status` to examine. An
-/// exec removes handlers, and the tests inherit no ignored signals: so `nsenter`, which then
-/// executes the program, has neither.
+/// Whether the process handles or ignores SIGHUP, according to the lines `masks` of
+/// `/proc/PID/status`. `nsenter`, before it executes the program, does neither.
 fn minds_hangup(pid: u32, masks: &[&str]) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let minds = |name: &&str| {
@@ -55,9 +53,12 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         site.start_dataplane(words)?;
         site.add_service(80, "rr")?;
         let mut download = common::Download::start(&site)?;
-        let pid = site.dataplane.as_ref().context("it runs")?.pid();
+        let pid = site
+            .dataplane
+            .as_ref()
+            .context("no dataplane was started")?
+            .pid();
         shower(&site, pid)?;
-        // This is the state keeper, if there is one.
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
         for keeper in children.split_whitespace() {
             shower(&site, keeper.parse()?)?;
@@ -66,17 +67,20 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         site.lvsadm("-L -n")?;
         download.goes_on()?;
         let after = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-        ensure!(after == children, "{children:?} {after:?}");
+        ensure!(
+            after == children,
+            "the child processes changed: {children:?} {after:?}"
+        );
         ensure!(!words.contains(&"--warm-restart") || !children.is_empty());
         download.finish()?;
-        // The signal has the same effect as SIGTERM.
-        let mut dataplane = site.dataplane.take().context("it runs")?;
+        // SIGQUIT has the same effect as SIGTERM.
+        let mut dataplane = site.dataplane.take().context("no dataplane was started")?;
         dataplane.stop_ok(Signal::SIGQUIT)?;
         let program = programs::find("lvs-dataplane")?;
         let left = site.director.run(program, &["--cleanup"])?;
         ensure!(
             left.contains("found no state of a killed dataplane"),
-            "{left}"
+            "no `found no state of a killed dataplane` in {left}"
         );
     }
     Ok(())
@@ -132,7 +136,7 @@ fn sighup_during_start_of_lvsd_causes_reload() -> Result<()> {
     site.director.run("mkfifo", &[&path])?;
     let program = programs::find("lvsd")?;
     let mut lvsd: Proc = site.director.spawn(&program, &["--config", &path])?;
-    // lvsd does this first, before it parses its arguments.
+    // lvsd ignores SIGHUP before it parses its arguments.
     wait_until("lvsd to ignore SIGHUP", PATIENCE, || {
         minds_hangup(lvsd.pid(), &["SigIgn:", "SigCgt:"])
     })?;
@@ -158,7 +162,7 @@ fn sighup_during_start_of_lvsd_causes_reload() -> Result<()> {
         opened.is_some()
     })
     .with_context(|| lvsd.log())?;
-    let mut reads = opened.context("the pipe was opened")?;
+    let mut reads = opened.context("the pipe was not opened")?;
     let next = file.with_extension("next");
     fs::write(&next, text(81))?;
     fs::rename(&next, &file)?;
@@ -172,7 +176,7 @@ fn sighup_during_start_of_lvsd_causes_reload() -> Result<()> {
         ended || listed.is_ok_and(|output| output.contains(&service))
     })
     .with_context(|| lvsd.log())?;
-    ensure!(!ended, "{}", lvsd.log());
+    ensure!(!ended, "lvsd exited: {}", lvsd.log());
     lvsd.stop(Signal::SIGINT)?;
     Ok(())
 }

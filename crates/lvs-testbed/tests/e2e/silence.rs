@@ -1,4 +1,4 @@
-//! Dataplanes that do not answer: `lvsadm` prints one line with the fix, and exits with ipvsadm's
+//! `lvsadm` with a suspended dataplane: it prints one line with the fix, and exits with ipvsadm's
 //! status.
 
 use crate::common;
@@ -14,7 +14,10 @@ fn suspended_dataplane_is_reported_and_continues_when_resumed() -> Result<()> {
     site.add_service(80, "rr")?;
     let lvsadm = programs::find("lvsadm")?;
     site.director.install(&lvsadm, &["ipvsadm"])?;
-    let dataplane = site.dataplane.as_ref().context("a dataplane")?;
+    let dataplane = site
+        .dataplane
+        .as_ref()
+        .context("no dataplane was started")?;
     dataplane.signal(Signal::SIGSTOP)?;
     let own = site.director.sh(&format!(
         "timeout 60 {} -Ln 2>&1 || echo status $?",
@@ -28,15 +31,24 @@ fn suspended_dataplane_is_reported_and_continues_when_resumed() -> Result<()> {
     let reason = format!("does not answer (pid {})", dataplane.pid());
     ensure!(
         own.contains(&reason) && own.contains("kill -CONT") && own.lines().count() == 2,
-        "{own}"
+        "the message is not two lines with the reason and the fix: {own}"
     );
-    ensure!(own.ends_with("status 2\n"), "{own}");
+    ensure!(
+        own.ends_with("status 2\n"),
+        "does not end with `status 2`: {own}"
+    );
     ensure!(
         as_ipvsadm.starts_with("Can't initialize ipvs: ") && as_ipvsadm.contains(&reason),
-        "{as_ipvsadm}"
+        "the message lacks the reason: {as_ipvsadm}"
     );
-    ensure!(as_ipvsadm.ends_with("module?\nstatus 2\n"), "{as_ipvsadm}");
+    ensure!(
+        as_ipvsadm.ends_with("module?\nstatus 2\n"),
+        "does not end with `module? / status 2`: {as_ipvsadm}"
+    );
     let listing = site.lvsadm("-L -n")?;
-    ensure!(listing.contains(&site.vip.to_string()), "{listing}");
+    ensure!(
+        listing.contains(&site.vip.to_string()),
+        "the resumed dataplane lost the service: {listing}"
+    );
     Ok(())
 }

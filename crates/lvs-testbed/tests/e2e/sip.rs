@@ -1,5 +1,4 @@
-//! SIP with real programs: all messages of a call reach one server, whichever ports they are sent
-//! from.
+//! All SIP messages of a call reach one server, regardless of their source ports.
 
 use crate::common;
 
@@ -12,7 +11,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, servers};
 
 const CALLS: usize = 20;
 
-/// A site with two SIP servers behind a service with the SIP persistence engine.
+/// Creates a site with two SIP servers behind a service with the SIP persistence engine.
 fn site(label: &str, options: &str) -> Result<(Site, Vec<Proc>)> {
     let mut wanted = SiteOptions::new(label, Forward::Nat);
     wanted.servers = 2;
@@ -66,14 +65,17 @@ fn check(site: &Site, total: usize) -> Result<()> {
     let calls = calls(site)?;
     ensure!(
         calls[0].is_disjoint(&calls[1]) && calls[0].len() + calls[1].len() == total,
-        "{calls:?}"
+        "a call reached both servers, or none: {calls:?}"
     );
     // Calls are distributed over the servers in turn.
-    ensure!(calls[0].len() == calls[1].len(), "{calls:?}");
+    ensure!(
+        calls[0].len() == calls[1].len(),
+        "the servers received different numbers of calls: {calls:?}"
+    );
     Ok(())
 }
 
-/// Every datagram is scheduled separately: only the Call-ID keeps a call together.
+/// With one-packet scheduling, only the Call-ID keeps a call on one server.
 #[test]
 #[ignore = "needs SIPp"]
 fn sip_datagrams_of_a_call_share_a_server() -> Result<()> {
@@ -89,8 +91,11 @@ fn sip_datagrams_of_a_call_share_a_server() -> Result<()> {
 
     let listing = site.lvsadm("-L -n -c --persistent-conn")?;
     let templates = listing.lines().filter(|line| line.contains("sip"));
-    ensure!(templates.count() == 2 * CALLS, "{listing}");
-    ensure!(listing.contains("20@b"), "{listing}");
+    ensure!(
+        templates.count() == 2 * CALLS,
+        "not each call has a template: {listing}"
+    );
+    ensure!(listing.contains("20@b"), "no `20@b` in {listing}");
     Ok(())
 }
 
@@ -105,12 +110,12 @@ fn connections(site: &Site) -> Result<usize> {
         .count())
 }
 
-/// Each port of the client has a connection; all connections of a call are sent to the same server.
+/// Each call uses several ports, and thus connections, of the client.
 #[test]
 #[ignore = "needs SIPp"]
 fn sip_connections_of_a_call_share_a_server() -> Result<()> {
-    // A port that is used again belongs to an existing connection, whatever its calls are: the
-    // server of this connection receives them.
+    // A reused port belongs to an existing connection, so that its server receives all calls from
+    // this port. Such a run is repeated.
     'anew: for label in ["sip-conn", "sip-conn2", "sip-conn3", "sip-conn4"] {
         let (site, _programs) = site(label, "")?;
         for ports in [CALLS, 2 * CALLS] {

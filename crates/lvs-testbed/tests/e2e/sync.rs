@@ -1,4 +1,4 @@
-//! Two directors: connections of one director continue at the other.
+//! Connection synchronisation between two directors: connections continue at the other director.
 
 use crate::{common, fast_path};
 
@@ -33,7 +33,7 @@ fn copy_services(site: &Site) -> Result<()> {
     run_with_input(site.standby()?.command(program).arg("-R"), &rules).map(drop)
 }
 
-/// Connections on a director that are not templates, as `lvsadm -L -c -n` lists them.
+/// Number of connections that `lvsadm -L -c -n` lists, without templates.
 fn established(site: &Site, director: &Host) -> Result<usize> {
     let listing = site.lvsadm_on(director, "-L -c -n")?;
     Ok(listing.matches(" ESTABLISHED ").count())
@@ -42,13 +42,13 @@ fn established(site: &Site, director: &Host) -> Result<usize> {
 fn reason(site: &Site, director: &Host, name: &str) -> Result<u64> {
     let listing = site.lvsadm_on(director, "--json drops --all")?;
     let listing: serde_json::Value = serde_json::from_str(&listing)?;
-    let all = listing.as_array().context("a list")?;
+    let all = listing.as_array().context("the JSON value is not a list")?;
     let found = all.iter().find(|reason| reason["reason"] == name);
     let count = found.and_then(|reason| reason["count"].as_u64());
     count.with_context(|| format!("no count of {name} in {listing}"))
 }
 
-/// Rate of a download in bytes per second.
+/// Rate of a download in bytes a second.
 const RATE: u64 = 60_000;
 /// Longest time until the backup has all connections.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -66,8 +66,7 @@ fn downloads(site: &Site, clients: u64) -> LoadOptions {
     }
 }
 
-/// Checks that the downloads in progress complete at the other director, and that further downloads
-/// succeed.
+/// Checks that the downloads complete at the other director, and that further downloads succeed.
 fn finish(downloads: SteadyLoad, clients: u64) -> Result<()> {
     downloads.wait_for_more(2 * clients)?;
     let report = downloads.finish()?;
@@ -75,7 +74,7 @@ fn finish(downloads: SteadyLoad, clients: u64) -> Result<()> {
     report.all_ok(report.ok)
 }
 
-/// Kills the director while 200 clients download.
+/// Kills the master while 200 clients download; the backup takes over.
 fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str]) -> Result<()> {
     const CLIENTS: u64 = 200;
     let (mut site, _standby) = directors(forward, RATE)?;
@@ -96,7 +95,7 @@ fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str
         known = established(&site, &standby).unwrap_or(0);
         known as u64 == CLIENTS
     })
-    .with_context(|| format!("{known} are known"))?;
+    .with_context(|| format!("the backup has {known} connections"))?;
     site.unplug()?;
     if let Some(dataplane) = &mut site.dataplane {
         dataplane.kill();
@@ -109,7 +108,10 @@ fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str
         "sync_no_room",
         "sync_lost",
     ] {
-        ensure!(reason(&site, &standby, name)? == 0, "{name}");
+        ensure!(
+            reason(&site, &standby, name)? == 0,
+            "the counter is not 0: {name}"
+        );
     }
     Ok(())
 }
@@ -134,8 +136,8 @@ fn downloads_continue_after_kill_of_master_tun() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
 }
 
-/// Connections that the kernel fast path forwards when the master starts reach the backup, too: the
-/// master reads their packet counters.
+/// The master also synchronises connections whose packets the kernel fast path forwards, from their
+/// packet counters.
 #[test]
 #[ignore = "long"]
 fn offloaded_connections_reach_backup() -> Result<()> {
@@ -168,7 +170,7 @@ fn offloaded_connections_reach_backup() -> Result<()> {
         known = established(&site, &standby).unwrap_or(0);
         known as u64 == CLIENTS
     })
-    .with_context(|| format!("{known} are known"))?;
+    .with_context(|| format!("the backup has {known} connections"))?;
     forwards_after(fast_path::shares(&site)?.0)?;
     site.unplug()?;
     if let Some(dataplane) = &mut site.dataplane {
@@ -178,8 +180,7 @@ fn offloaded_connections_reach_backup() -> Result<()> {
     finish(running, CLIENTS)
 }
 
-/// Downloads continue at the other director if both run `lvsd` with the same file: each has the
-/// daemons of both roles, and reports their counters.
+/// Both directors run `lvsd` with the same file, so that each has daemons of both roles.
 #[test]
 fn downloads_continue_between_two_lvsd() -> Result<()> {
     const CLIENTS: u64 = 100;
@@ -242,12 +243,15 @@ fn downloads_continue_between_two_lvsd() -> Result<()> {
         },
     )?;
     let output = lvsd(&standby, "status")?;
-    ensure!(output.contains("synchronisation: "), "{output}");
+    ensure!(
+        output.contains("synchronisation: "),
+        "no `synchronisation: ` in {output}"
+    );
     lvsd(&site.director, "stop --all")?;
     lvsd(&standby, "stop --all").map(drop)
 }
 
-/// Output and exit status of an ipvsadm program on a director.
+/// Runs ipvsadm on a director; returns its output and exit status.
 fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
     let program = programs::find("lvsadm")?;
     let script = format!("{} {arguments} 2>&1 || echo \"=> $?\"", program.display());
@@ -258,8 +262,7 @@ fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
     })
 }
 
-/// Number of UDP sockets that are bound or connected to 224.0.0.81, the usual group of
-/// synchronisation.
+/// Number of UDP sockets bound or connected to 224.0.0.81, the default synchronisation group.
 fn backup_sockets(director: &Host) -> Result<usize> {
     Ok(director
         .sh("cat /proc/net/udp")?
@@ -278,7 +281,7 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     wait_until("the dataplane to use the new interface", PATIENCE, || {
         says(&director, words).is_ok_and(|(text, _)| text != "No such device")
     })?;
-    // Linux 6.12 gives the same answers.
+    // The expected answers are those of Linux 6.12.
     for (arguments, text, status) in [
         (
             "--start-daemon master --mcast-interface nope0",
@@ -338,7 +341,7 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
         let answer = says(&director, arguments)?;
         ensure!(
             answer == (text.to_owned(), status.to_owned()),
-            "{arguments}: {answer:?}"
+            "the answer differs from the kernel's: {arguments}: {answer:?}"
         );
     }
     let has_sockets = |count: usize| {
@@ -351,14 +354,17 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     };
     has_sockets(0)?;
 
-    // The number of ports stays the same as when the first daemon was started.
+    // The second daemon uses as many ports as the first one, although sync_ports has changed.
     site.lvsadm("sysctl sync_ports=4")?;
     site.lvsadm("--start-daemon master --mcast-interface eth0")?;
     site.lvsadm("sysctl sync_ports=2")?;
     site.lvsadm("--start-daemon backup --mcast-interface d1")?;
     // Each port has one socket.
     has_sockets(4)?;
-    ensure!(site.lvsadm("-S -n")? == rules, "rules are without daemons");
+    ensure!(
+        site.lvsadm("-S -n")? == rules,
+        "-S saved other rules than before the daemons were started"
+    );
 
     // The interface is removed and created again.
     let joined = || -> Result<bool> {
@@ -382,13 +388,12 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     wait_until("the backup to use its created interface", PATIENCE, || {
         joined().unwrap_or(false)
     })?;
-    // The synchronisation daemons end with the dataplane.
-    let mut dataplane = site.dataplane.take().context("started above")?;
+    let mut dataplane = site.dataplane.take().context("no dataplane was started")?;
     dataplane.stop(nix::sys::signal::Signal::SIGTERM)?;
     has_sockets(0).with_context(|| dataplane.log())
 }
 
-/// Sends a datagram to the usual multicast group, from the client.
+/// Sends a datagram from the client to the default multicast group.
 fn send(site: &Site, bytes: &[u8]) -> Result<()> {
     let escaped: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
     let script = format!("printf '{escaped}' | dd bs=65536 status=none > /dev/udp/224.0.0.81/8848");
@@ -400,7 +405,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     let site = common::site(SiteOptions::with_servers("nobody", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     site.lvsadm("--start-daemon backup --mcast-interface eth0 --syncid 5")?;
-    // 224.0.0.81
+    // 224.0.0.81, as /proc/net/igmp prints it.
     wait_until("the backup to join the multicast group", PATIENCE, || {
         let groups = site.director.sh("cat /proc/net/igmp");
         groups.is_ok_and(|groups| groups.contains("510000E0"))
@@ -410,7 +415,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     let mut nonsense = header(5, 44, 1).to_vec();
     nonsense.extend([0, 99, 0, 36]);
     nonsense.resize(44, 0);
-    // The message announces two entries and has one: the backup accepts the readable entries.
+    // The message announces two entries and contains one: the backup accepts that one.
     let mut damaged = header(5, 44, 2).to_vec();
     damaged.extend([0, 6, 0, 36, 0, 0, 0, 0, 0, 1, 0x9c, 0x40, 0, 80, 0, 80]);
     damaged.extend([
@@ -423,7 +428,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
         ("sync_too_long", vec![0; 1473]),
         ("sync_nonsense", nonsense),
         ("sync_malformed", damaged.clone()),
-        // The same messages are sent again, as an attacker could do with a recording.
+        // An attacker replays the valid messages.
         ("sync_malformed", damaged),
     ];
     for (name, bytes) in sent {
@@ -436,7 +441,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     let listing = site.lvsadm("-L -c -n")?;
     ensure!(
         listing.matches("192.0.2.100:40000").count() == 1,
-        "the valid part of a damaged message is taken over: {listing}"
+        "the connection of the valid part of a damaged message is not listed once: {listing}"
     );
     let load = site.load_of(20);
     common::ok(site.client.load(&load)?, 20)?;
@@ -496,16 +501,22 @@ fn sync_messages_of_local_users_are_ignored() -> Result<()> {
     wait_until("the message to be refused", PATIENCE, || {
         reason(&site, director, "sync_lost").is_ok_and(|lost| lost == 1)
     })?;
-    ensure!(reason(&site, director, "sync_malformed")? == 0, "read");
+    ensure!(
+        reason(&site, director, "sync_malformed")? == 0,
+        "sync_malformed is not 0"
+    );
     site.client.run("bash", &["-c", answer])?;
     wait_until("messages of other users to be received", PATIENCE, || {
         reason(&site, director, "sync_malformed").is_ok_and(|malformed| malformed == 1)
     })?;
-    ensure!(reason(&site, director, "sync_lost")? == 1, "nothing else");
+    ensure!(
+        reason(&site, director, "sync_lost")? == 1,
+        "sync_lost is not 1"
+    );
     Ok(())
 }
 
-/// Source addresses of UDP sockets that are neither bound to a group nor to the wildcard address.
+/// Source addresses of UDP sockets that are bound to a unicast address.
 fn sources(director: &Host) -> Result<Vec<Ipv4Addr>> {
     let table = director.sh("cat /proc/net/udp")?;
     let sockets = table.lines().skip(1).filter_map(|line| {

@@ -1,13 +1,13 @@
-//! Connections between the kernel's IPVS and this director, in both directions, while downloads
-//! continue. The tests need a kernel with IPVS as User Mode Linux:
+//! Connections move between the kernel's IPVS and this director during downloads, in both
+//! directions. The tests need a kernel with IPVS as User Mode Linux:
 //!
 //! ```text
 //! LVS_UML=COMMAND cargo test --release -p lvs-testbed --test e2e sync_with_kernel -- --ignored
 //! ```
 //!
 //! `COMMAND -o DIRECTORY -k ARGUMENTS SCRIPT` boots the kernel with these arguments, and runs the
-//! script in the booted machine as root. The script sees this machine's files, may write to the
-//! directory, whose name is `$OUT` there, and can use ipvsadm.
+//! script there as root. The script sees the files of the host, may write to the directory (`$OUT`
+//! in the script), and can run ipvsadm.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ const BYTES: u64 = 400_000;
 const RATE: u64 = 20_000;
 const LONG: Duration = Duration::from_secs(15);
 
-/// A kernel that is the director, attached to two devices of a host.
+/// A User Mode Linux kernel that acts as the director, attached to two devices of a host.
 struct Kernel {
     dir: PathBuf,
     asked: usize,
@@ -31,7 +31,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// Boots a kernel on `host`, in place of the previous one.
+    /// Boots a kernel on `host`. A second call replaces the first kernel.
     fn boot(site: &Site, host: &Host, name: &str) -> Result<Self> {
         let dir = site.testbed.dir().join(name);
         fs::create_dir(&dir)?;
@@ -58,7 +58,7 @@ impl Kernel {
                else sleep 0.05; fi\n\
              done\n",
         )?;
-        let command = std::env::var("LVS_UML").context("LVS_UML names the kernel")?;
+        let command = std::env::var("LVS_UML").context("LVS_UML is not set to a kernel")?;
         let device = |n: usize| format!("vec{n}:transport=tap,ifname=tap{n},depth=128,gro=0");
         let mut words: Vec<String> = command.split_whitespace().map(ToOwned::to_owned).collect();
         let arguments = format!("{} {}", device(0), device(1));
@@ -90,8 +90,11 @@ impl Kernel {
         let message = fs::read_to_string(answer)?;
         let (text, status) = message
             .rsplit_once("=> ")
-            .context("the output of the kernel contains a status")?;
-        ensure!(status.trim() == "0", "{script}: {message}");
+            .context("the output of the kernel contains no status")?;
+        ensure!(
+            status.trim() == "0",
+            "the script failed in the kernel: {script}: {message}"
+        );
         Ok(text.to_owned())
     }
 

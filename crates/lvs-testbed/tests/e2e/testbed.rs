@@ -26,7 +26,7 @@ fn kernel_forwarding_reaches_every_server() -> Result<()> {
         report.all_ok(94)?;
         ensure!(
             report.servers.get(&format!("rs{}", index + 1)) == Some(&94),
-            "{report:?}"
+            "the server did not answer 94 requests: {report:?}"
         );
     }
     let upload = site.serve("bulk", 3_000_000)?;
@@ -45,7 +45,7 @@ fn kernel_forwarding_reaches_every_server() -> Result<()> {
     let answer = site
         .client
         .sh(&format!("dig +short @{} id.test txt", site.real_address(1)))?;
-    ensure!(answer.trim() == "\"rs2\"", "{answer:?}");
+    ensure!(answer.trim() == "\"rs2\"", "not `\"rs2\"`: {answer:?}");
     site.client
         .sh(&format!("iperf3 -c {} -n 1M", site.real_address(0)))?;
     Ok(())
@@ -66,8 +66,14 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     bytes[777] ^= 1;
     fs::write(&file, bytes)?;
     let report = site.client.load(&load)?;
-    ensure!((report.ok, report.failed) == (5, 5), "{report:?}");
-    ensure!(report.errors[0].contains("byte 777 is wrong"), "{report:?}");
+    ensure!(
+        (report.ok, report.failed) == (5, 5),
+        "not 5 requests succeeded and 5 failed: {report:?}"
+    );
+    ensure!(
+        report.errors[0].contains("byte 777 is wrong"),
+        "the wrong byte is not reported: {report:?}"
+    );
 
     let steady = site.client.steady_load(&LoadOptions {
         sizes: vec![1],
@@ -85,12 +91,14 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     })?;
     lvs_testbed::wait_until("a request to fail", patience, || steady.so_far().1 > 0)?;
     let report = steady.finish()?;
-    ensure!(report.ok > 0 && report.failed > 0, "{report:?}");
+    ensure!(
+        report.ok > 0 && report.failed > 0,
+        "no request succeeded or none failed: {report:?}"
+    );
     Ok(())
 }
 
-/// The test sends one packet like a director: IPIP with an echo request inside, from the client to
-/// the VIP.
+/// The client sends one IPIP packet with an echo request for the VIP, as a director does.
 #[test]
 fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
     let mut options = SiteOptions::with_servers("ipip", Forward::Tun, 1);
@@ -135,7 +143,7 @@ fn vip_of_real_server_answers_no_arp() -> Result<()> {
         let neighbour = router.sh(&format!("ip neigh show {}", site.vip))?;
         ensure!(
             neighbour.contains("lladdr") == (vip == Vip::Host),
-            "{vip:?}: {neighbour}"
+            "the wrong host answered ARP: {vip:?}: {neighbour}"
         );
     }
     Ok(())
@@ -153,17 +161,19 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
         one.sh("readlink -f /sbin/ipvsadm")?
             .trim()
             .ends_with("bin/true"),
-        "the installed program hides the disk's"
+        "the host does not have the installed program as /sbin/ipvsadm"
     );
     // This process leaves its process group and its parent.
     two.sh("setsid -f sleep 1000 </dev/null >/dev/null 2>&1")?;
     let namespaces = [&one, &two].map(|host| {
-        fs::read_link(format!("/proc/{}/ns/net", host.pid())).expect("the host's process runs")
+        fs::read_link(format!("/proc/{}/ns/net", host.pid()))
+            .expect("the host's process has exited")
     });
     // The kernel may reuse the inode number of a removed namespace: the open files keep these
     // namespaces until the comparison.
     let _open = [&one, &two].map(|host| {
-        fs::File::open(format!("/proc/{}/ns/net", host.pid())).expect("the host's process runs")
+        fs::File::open(format!("/proc/{}/ns/net", host.pid()))
+            .expect("the host's process has exited")
     });
     let dir = testbed.dir().to_owned();
     ensure!(dir.is_dir());
@@ -185,8 +195,8 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
     Ok(())
 }
 
-/// The kernel gives the inode number of a removed namespace to the next one. A janitor that has
-/// only the number would kill the processes of another test.
+/// The kernel may reuse the inode number of a removed namespace. A cleanup by number alone would
+/// then kill the processes of another test.
 #[test]
 fn namespace_inode_is_not_reused_before_testbed_end() -> Result<()> {
     let mut testbed = Testbed::new("inode")?;

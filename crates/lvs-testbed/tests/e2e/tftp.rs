@@ -9,7 +9,7 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::netns::Proc;
 use lvs_testbed::{Forward, Site, SiteOptions, servers};
 
-/// Size of a file of a few hundred blocks of 512 bytes, and one block that is not full.
+/// Size of the file in bytes: a few hundred blocks of 512 bytes, and one short block.
 const SIZE: u64 = 300_001;
 
 fn site(label: &str, forward: Forward, single_port: bool) -> Result<(Site, Vec<Proc>)> {
@@ -22,7 +22,7 @@ fn site(label: &str, forward: Forward, single_port: bool) -> Result<(Site, Vec<P
     Ok((site, servers))
 }
 
-/// Each client fetches the file twice, so once from each server.
+/// Each client fetches the file twice, once from each server.
 fn fetch(site: &Site) -> Result<()> {
     let dir = site.testbed.dir().join("client");
     fs::create_dir_all(&dir)?;
@@ -76,8 +76,8 @@ fn tftp_file_arrives_tunnel() -> Result<()> {
     fetch(&site)
 }
 
-/// A server that answers from a random port cannot be a real server: its port belongs to no
-/// connection.
+/// Packets from a random port belong to no connection, so that a server that answers from one
+/// cannot be a real server.
 #[test]
 #[ignore = "needs tftp-hpa and atftp"]
 fn tftp_server_that_answers_from_a_random_port_is_unreachable() -> Result<()> {
@@ -86,6 +86,6 @@ fn tftp_server_that_answers_from_a_random_port_is_unreachable() -> Result<()> {
         "curl -sS -m 5 -o /dev/null tftp://{}/file",
         site.vip
     ));
-    ensure!(failed.is_err(), "{failed:?}");
+    ensure!(failed.is_err(), "the transfer succeeded: {failed:?}");
     Ok(())
 }

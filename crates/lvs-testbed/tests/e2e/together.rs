@@ -1,8 +1,5 @@
-//! The features of the dataplane at the same time: a director that `lvsd` manages loses its
-//! dataplane in the middle of downloads, with each forwarding method and each kind of kernel fast
-//! path.
-//!
-//! Every pair of values of two features is in one of the sixteen rows.
+//! Combinations of the dataplane's features: `lvsd` replaces a killed dataplane during downloads.
+//! The sixteen rows contain every pair of values of two features.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +13,8 @@ use serde_json::Value;
 
 use super::{common, fast_path, killed};
 
-/// Simultaneous downloads of a row, their bytes a second, and their duration in seconds.
+/// Number of simultaneous downloads of a row; then their rate in bytes a second, and their duration
+/// in seconds.
 const DOWNLOADS: u64 = 20;
 const RATE: u64 = 60_000;
 const SECONDS: u64 = 20;
@@ -29,7 +27,7 @@ enum Path {
     Tcx,
     Clsact,
     Xdp,
-    /// The kernel fast path with `--xdp auto`.
+    /// XDP on interfaces that support it (`--xdp auto`), tc on others.
     XdpAuto,
 }
 
@@ -52,8 +50,8 @@ struct Features {
 }
 
 impl Features {
-    /// The row of a fast path and a forwarding method, by their numbers from 0 to 3. Two bits of
-    /// each give the other features, so that each pair of values occurs.
+    /// Returns the row of a fast path and a forwarding method, numbered 0 to 3. The bits of both
+    /// numbers select the other features, so that each pair of values occurs.
     fn row(path: usize, forward: usize) -> Self {
         let differs = |one: usize, other: usize| (one ^ other) & 1 == 1;
         Self {
@@ -67,8 +65,7 @@ impl Features {
     }
 }
 
-/// A director with these features and its `lvsd`, and the second director's dataplane, if it has
-/// peers.
+/// A director with `lvsd`, and the dataplane of its peer, if it has one.
 struct Director {
     features: Features,
     downloads: u64,
@@ -110,7 +107,7 @@ impl Director {
             let words = [own, &peer, &["--fast-path", "off"]].concat();
             let host = site.standby()?;
             let dataplane = host.spawn(programs::find("lvs-dataplane")?, &words)?;
-            soon("the second dataplane", || host.has_dataplane())
+            soon("the second dataplane to answer", || host.has_dataplane())
                 .with_context(|| dataplane.log())?;
             Some(dataplane)
         } else {
@@ -153,8 +150,8 @@ impl Director {
         Ok(common::drops(&self.site, reasons)?.iter().sum())
     }
 
-    /// Waits until the features apply to the downloads: the connections are offloaded, replicated
-    /// to the peer, or in messages of the master.
+    /// Waits until the downloads are offloaded, replicated to the peer, or sent by the master, as
+    /// the features require.
     fn wait_for_features(&self) -> Result<()> {
         let Features {
             path,
@@ -164,13 +161,16 @@ impl Director {
         } = self.features;
         if path != Path::Off {
             let before = self.offloaded()?;
-            soon("offloaded packets", || {
+            soon("the kernel to forward packets of all downloads", || {
                 self.offloaded()
                     .is_ok_and(|count| count > before + 10 * self.downloads)
             })
             .with_context(|| self.lvsd.log())?;
             let [by_xdp] = common::drops(&self.site, ["kernel_xdp"])?;
-            ensure!(path != Path::XdpAuto || by_xdp > 0, "no packets by XDP");
+            ensure!(
+                path != Path::XdpAuto || by_xdp > 0,
+                "XDP forwarded no packets"
+            );
             let listed = self.site.lvsadm("-L -n -c")?;
             let source = lvs_testbed::listing::connections(&listed)?.remove(0).source;
             let question = format!("explain tcp {source} {}", self.site.service(80));
@@ -198,7 +198,10 @@ impl Director {
         }
         if master {
             let daemons = self.site.lvsadm("-L --daemon")?;
-            ensure!(daemons.contains("master sync daemon"), "{daemons}");
+            ensure!(
+                daemons.contains("master sync daemon"),
+                "no `master sync daemon` in {daemons}"
+            );
         }
         Ok(())
     }
@@ -219,14 +222,14 @@ impl Director {
         .with_context(|| self.lvsd.log())
     }
 
-    /// Compares the dataplane's number of packets from clients to each server with the count of the
-    /// server's host.
+    /// Compares the dataplane's packet counter of each server with the count of the server's host.
     fn compare_counters(&self) -> Result<()> {
         let servers = &self.site.servers;
         let counters_are_equal = |lines: &[Line]| -> Result<bool> {
             let lines = lines.iter().filter(|line| line.is_server());
             for (server, line) in servers.iter().zip(lines) {
-                // The counters of a successor are at most a second old.
+                // The counters of a new dataplane may lack the packets of the last second before
+                // the kill.
                 let second = received(server)? / SECONDS;
                 let (listed, received) = (line.number(1)?, received(server)?);
                 if !(received - 2 * second..=received).contains(&listed) {
@@ -254,7 +257,6 @@ impl Director {
     }
 }
 
-/// Returns the `lvsd.toml` for these features.
 fn configuration(site: &Site, features: Features) -> Result<String> {
     let arguments = site.dataplane_arguments();
     let values = |option: &str| {
@@ -320,11 +322,13 @@ fn count_requests(server: &Host) -> Result<()> {
 /// Number of packets from clients that a server's host has received.
 fn received(server: &Host) -> Result<u64> {
     let listing: Value = serde_json::from_str(&server.sh("nft -j list table inet seen")?)?;
-    let items = listing["nftables"].as_array().context("a list")?;
+    let items = listing["nftables"]
+        .as_array()
+        .context("the JSON value is not a list")?;
     let packets = items
         .iter()
         .find_map(|item| item["counter"]["packets"].as_u64());
-    packets.context("a counter")
+    packets.context("the rule has no counter")
 }
 
 fn combined(label: &str, features: Features, downloads: u64) -> Result<()> {
@@ -341,15 +345,18 @@ fn combined(label: &str, features: Features, downloads: u64) -> Result<()> {
         load.timeout_ms = 90_000;
         let client = director.site.client.clone();
         let running = std::thread::spawn(move || client.load(&load));
-        soon("all downloads", || {
+        soon("all downloads to be established", || {
             killed::established(&director.site).is_ok_and(|number| number == downloads)
         })?;
         director.wait_for_features()?;
-        // Only the kernel fast path keeps the local ports of full NAT for a successor.
+        // Full NAT connections survive only with the kernel fast path, which keeps the local ports
+        // for the successor.
         if features.path != Path::Off || features.forward != Forward::FullNat {
             director.kill_dataplane()?;
         }
-        let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+        let report = running
+            .join()
+            .map_err(|_| anyhow::anyhow!("the thread panicked"))??;
         report.all_ok(downloads)?;
         director.compare_counters()
     };
@@ -434,6 +441,6 @@ fn rows_of_features_contain_every_pair_of_values() {
             }
         }
     }
-    // Two features of four values, and four of two.
+    // Pairs of values: two features have four values, and four have two.
     assert_eq!(pairs.len(), 4 * 4 + 2 * 4 * 4 * 2 + 6 * 2 * 2);
 }

@@ -10,7 +10,7 @@ fn recorded_ipvsadm_sessions_are_reproduced() {
     play_all(Program::Lvsadm);
 }
 
-/// Plays the sessions with Debian's ipvsadm, which configures the dataplane over netlink.
+/// Debian's ipvsadm configures the dataplane over netlink.
 #[test]
 #[ignore = "long"]
 fn recorded_sessions_of_ipvsadm_under_lvs_run_are_reproduced() {
@@ -44,7 +44,7 @@ fn play_all(program: Program) {
     );
     assert!(
         report.passed > commands,
-        "these recordings hold more than {} commands",
+        "fewer commands passed than these recordings contain; passed: {}",
         report.passed
     );
 }

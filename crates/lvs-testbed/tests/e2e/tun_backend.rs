@@ -1,5 +1,5 @@
-//! Tests of the dataplane with a TUN device, with CAP_NET_ADMIN as its only privilege: the host
-//! routes packets to the device, and from it to their destinations.
+//! The TUN backend, for a dataplane with no privilege but CAP_NET_ADMIN: the host routes packets to
+//! the TUN device, and from it to their destinations.
 
 use crate::common;
 
@@ -10,8 +10,8 @@ use lvs_testbed::servers::{iperf3, nginx};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, programs, soon};
 use nix::sys::signal::Signal;
 
-/// Removes all privileges from a program but CAP_NET_ADMIN, so that packet sockets are not
-/// permitted.
+/// Command that runs a program with CAP_NET_ADMIN as its only privilege, so that it cannot open
+/// packet sockets.
 const NET_ADMIN_ONLY: [&str; 3] = [
     "setpriv",
     "--bounding-set=-all,+net_admin",
@@ -22,7 +22,7 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_dataplane_by(&NET_ADMIN_ONLY, &["--backend", "tun"])
 }
 
-/// A site whose director forwards packets, without its dataplane.
+/// Creates a site with IP forwarding on the director, without a dataplane.
 fn prepared(label: &str, forward: Forward, servers: usize, vip: Vip) -> Result<Site> {
     let mut options = SiteOptions::with_servers(label, forward, servers);
     options.vip = vip;
@@ -38,7 +38,7 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     Ok(site)
 }
 
-/// Rules, routes and proxied neighbours of the dataplane on the director.
+/// Lists the policy rules, routes and proxy neighbours of the dataplane.
 fn steered(site: &Site) -> Result<String> {
     site.director.sh(
         "for f in -4 -6; do ip $f rule; ip $f route show table 7676; ip $f route show table 7677; ip $f neigh show proxy; \
@@ -81,8 +81,8 @@ fn tun_backend_follows_added_and_removed_servers() -> Result<()> {
     common::administration(&site("hop-admin", Forward::Nat, 3)?)
 }
 
-/// The servers' replies of full NAT are sent to local addresses, which the host routes to the
-/// dataplane like virtual ones. A client on the director is served like all others.
+/// The host routes the servers' replies, which are sent to local addresses, to the dataplane.
+/// Clients on the director are served, too.
 #[test]
 #[ignore = "long"]
 fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
@@ -95,12 +95,15 @@ fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     site.lvsadm("-C")?;
     traffic6(&site, &["--fullnat"], true)?;
     let refusal = site.lvsadm("local add 192.0.2.1");
-    let text = format!("{:#}", refusal.err().context("the option must be refused")?);
-    ensure!(text.contains("TUN"), "{text}");
+    let text = format!(
+        "{:#}",
+        refusal.err().context("the dataplane accepted the option")?
+    );
+    ensure!(text.contains("TUN"), "no `TUN` in {text}");
     Ok(())
 }
 
-/// A service with two real servers, of which one is a web server on the director.
+/// One of two real servers is a web server on the director.
 #[test]
 fn tun_backend_director_is_real_server() -> Result<()> {
     let site = site("hop-local", Forward::Nat, 1)?;
@@ -110,9 +113,13 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     let load = site.load_of(94);
     let report = common::ok(site.client.load(&load)?, 94)?;
     let expected = [("director", 47), ("rs1", 47)].map(|(name, n)| (name.to_owned(), n));
-    ensure!(report.servers == expected.into(), "{:?}", report.servers);
-    // Clients that connect to the director's web server directly also receive its replies, which
-    // pass the dataplane as well.
+    ensure!(
+        report.servers == expected.into(),
+        "the requests were divided differently: {:?}",
+        report.servers
+    );
+    // The web server on the director also answers clients that connect to it directly, although its
+    // replies pass the dataplane.
     let direct = LoadOptions {
         target: ([192, 0, 2, 1], 8080).into(),
         requests: 20,
@@ -122,7 +129,7 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     Ok(())
 }
 
-/// The VIP is in no network; a route leads to the director. No host has to answer ARP for it.
+/// A route leads to the VIP, which is in no network, so that no host answers ARP for it.
 #[test]
 fn tun_backend_serves_routed_address() -> Result<()> {
     let mut site = prepared("hop-routed", Forward::Tun, 2, Vip::Routed)?;
@@ -132,12 +139,11 @@ fn tun_backend_serves_routed_address() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
     ensure!(
         !steered(&site)?.contains("proxy"),
-        "the option was not requested"
+        "the rules contain the proxy, although its option was not given"
     );
     Ok(())
 }
 
-/// Requests and an upload to an IPv6 service.
 fn traffic6(site: &Site, options: &[&str], servers6: bool) -> Result<()> {
     let virt = SocketAddr::from((site.vip6, 80));
     for option in options {
@@ -184,8 +190,7 @@ fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
     traffic6(&tunnels, &kinds[..1], false)
 }
 
-/// Without offloads, and with small packets, the host or the other end divides all segments and
-/// completes all checksums.
+/// The host or the receiver splits all segments and completes all checksums.
 #[test]
 #[ignore = "long"]
 fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<()> {
@@ -207,8 +212,8 @@ fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<(
     Ok(())
 }
 
-/// Fragmented datagrams have no ports for a policy rule. If a link behind the director is narrow,
-/// the director sends the ICMP error.
+/// Policy rules cannot match the ports of fragments. The director sends ICMP errors for a narrow
+/// link behind it.
 #[test]
 #[ignore = "long"]
 fn tun_backend_forwards_fragments_over_narrow_link() -> Result<()> {
@@ -252,10 +257,13 @@ fn tun_backend_refuses_unsupported_methods_without_change() -> Result<()> {
         ),
     ] {
         let Err(refusal) = site.lvsadm(&arguments) else {
-            bail!("lvsadm {arguments} must be refused");
+            bail!("lvsadm {arguments} was not refused");
         };
         let text = format!("{refusal:#}");
-        ensure!(text.contains(reason) && text.contains("TUN"), "{text}");
+        ensure!(
+            text.contains(reason) && text.contains("TUN"),
+            "no {reason:?} or no `TUN` in {text}"
+        );
     }
     ensure!(site.lvsadm("-S -n")? == before && steered(&site)? == rules);
     ensure!(!site.lvsadm("mark")?.contains("192.0.2.77"));
@@ -288,7 +296,6 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     ] {
         is_steered(&site, part, &|running| running.contains(part))?;
     }
-    // Remove one server, then one address, then everything.
     let server = SocketAddr::from((site.real_address(0), 80));
     site.lvsadm(&format!("-d -t {} -r {server}", site.service(80)))?;
     site.lvsadm(&format!("-D -t [{}]:80", site.vip6))?;
@@ -296,13 +303,16 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
         !fewer.contains("fd00:192::10")
     })?;
     site.lvsadm("-C")?;
-    // Answers in connections of removed servers are still translated until the connections end.
+    // The replies of removed servers are translated until their connections end.
     is_steered(&site, "no address", &|none| !none.contains("proxy"))?;
 
     // A killed dataplane leaves rules without routes; the next dataplane removes them, and works.
     site.add_service(80, "rr")?;
     load(&site)?;
-    site.dataplane.as_mut().context("started above")?.kill();
+    site.dataplane
+        .as_mut()
+        .context("no dataplane was started")?
+        .kill();
     is_steered(&site, "rules without routes", &|left| {
         left.contains("proxy") && left.contains("sport 80") && !left.contains("dev lvs-tun0")
     })?;
@@ -312,8 +322,10 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     site.add_service(80, "rr")?;
     load(&site)?;
 
-    // A dataplane with packet sockets does the same.
-    site.dataplane.as_mut().context("started above")?.kill();
+    site.dataplane
+        .as_mut()
+        .context("no dataplane was started")?
+        .kill();
     ensure!(!steered(&site)?.is_empty());
     site.start_dataplane(&["--backend", "af_packet"])?;
     is_not(&site)?;
@@ -324,13 +336,13 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     start(&mut site)?;
     site.add_service(80, "rr")?;
     load(&site)?;
-    let mut dataplane = site.dataplane.take().context("started above")?;
+    let mut dataplane = site.dataplane.take().context("no dataplane was started")?;
     dataplane.stop_ok(Signal::SIGTERM)?;
     common::wait_for_host_state(&site, &before)?;
     is_not(&site)
 }
 
-/// The kernel removes proxy neighbours of an interface that goes down, and some programs delete
+/// The kernel removes the proxy neighbours of an interface that goes down, and some programs delete
 /// unknown rules.
 #[test]
 fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
@@ -372,7 +384,7 @@ fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     everything()
 }
 
-/// The director stays an ordinary host and router next to the dataplane.
+/// The host remains an ordinary host and router.
 #[test]
 fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     let mut site = prepared("hop-host", Forward::Nat, 2, Vip::Dataplane)?;
@@ -388,7 +400,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     let printed = site
         .client
         .sh("curl --fail --silent --max-time 60 http://192.0.2.1:22/id")?;
-    ensure!(printed == "director\n", "{printed}");
+    ensure!(printed == "director\n", "not `director`: {printed}");
 
     // The virtual address answers like a host without other services: echo replies and RST.
     let vip = site.vip.to_string();
@@ -398,7 +410,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     common::refused(&site, &load, 22)?;
     ensure!(
         common::stray_ack_is_reset(&site, 80)?,
-        "no RST for a stray ACK"
+        "the client received no RST for a stray ACK"
     );
 
     // A client, and the director itself, connect to a real server directly.
@@ -413,10 +425,10 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     let printed = site.servers[0].sh(&format!(
         "curl --fail --silent --max-time 60 http://{outside}:8080/addr"
     ))?;
-    ensure!(printed == "192.0.2.1\n", "{printed}");
+    ensure!(printed == "192.0.2.1\n", "not `192.0.2.1`: {printed}");
     site.servers[0].run(programs::own()?, &["ping", &outside])?;
 
-    // The request fails immediately: the host receives the answers to its own connections.
+    // The request fails at once, because the host receives the reply to its own connection.
     let own = LoadOptions {
         requests: 1,
         ..site.load()
@@ -433,11 +445,15 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
 
     steady.wait_for_more(100)?;
     let report = steady.finish_ok()?;
-    ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
+    ensure!(
+        report.ok > 100 && report.servers.len() == 2,
+        "not both servers answered more than 100 requests: {report:?}"
+    );
     Ok(())
 }
 
-/// The director decrements the TTL of a packet once, however often the host forwards the packet.
+/// The director decrements the TTL only once, although the host routes each packet to the TUN
+/// device and from it.
 #[test]
 fn tun_backend_lowers_ttl_by_one() -> Result<()> {
     let site = site("hop-ttl", Forward::Nat, 1)?;
@@ -472,7 +488,11 @@ fn tun_backend_lowers_ttl_by_one() -> Result<()> {
     common::ok(site.client.load(&load)?, 1)?;
     for listener in &mut listeners {
         listener.wait(common::SOON)?;
-        ensure!(listener.log().contains("ttl 63"), "{}", listener.log());
+        ensure!(
+            listener.log().contains("ttl 63"),
+            "no `ttl 63` in {}",
+            listener.log()
+        );
     }
     Ok(())
 }
@@ -481,7 +501,10 @@ fn tun_backend_lowers_ttl_by_one() -> Result<()> {
 fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
     let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Dataplane)?;
     site.start_dataplane_by(&NET_ADMIN_ONLY, &[])?;
-    let dataplane = site.dataplane.as_ref().context("started above")?;
+    let dataplane = site
+        .dataplane
+        .as_ref()
+        .context("no dataplane was started")?;
     soon("the log to contain the message", || {
         let log = dataplane.log();
         log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
@@ -504,12 +527,12 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     let fix = "sysctl -w net.ipv4.ip_forward=1";
     ensure!(
         !status.success() && dataplane.log().contains(fix),
-        "{status}: {}",
+        "the dataplane started, or did not log the fix: {status}: {}",
         dataplane.log()
     );
     common::wait_for_host_state(&site, &before)?;
-    // One family is enough to start; a missing setting of the other is reported when it is needed,
-    // and by the doctor.
+    // Forwarding in one IP family is enough to start. If the other is missing, the dataplane logs
+    // it when it is needed, and doctor reports it.
     site.director.sysctl("ipv6/conf/all/forwarding", "1")?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
@@ -517,7 +540,7 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     Ok(())
 }
 
-/// `lvsadm doctor` reports an interface that is down, and since when it is down.
+/// `lvsadm doctor` reports the time since when the interface is down.
 #[test]
 fn tun_backend_reports_since_when_an_interface_is_down() -> Result<()> {
     let mut site = prepared("hop-down", Forward::Nat, 1, Vip::Dataplane)?;
@@ -532,14 +555,17 @@ fn tun_backend_reports_since_when_an_interface_is_down() -> Result<()> {
         })?;
         if state == "down" {
             let found = found()?;
-            ensure!(found[0]["since"].is_u64(), "{found:?}");
+            ensure!(
+                found[0]["since"].is_u64(),
+                "the finding has no start time: {found:?}"
+            );
         }
     }
     Ok(())
 }
 
-/// `lvsd` checks its file against the capabilities of the backend, starts the dataplane, checks the
-/// servers directly, and lets the dataplane own the address.
+/// `lvsd` refuses a file that the backend does not support. It starts the dataplane, which owns the
+/// VIP, and checks the servers directly.
 #[test]
 fn tun_backend_works_under_lvsd() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Dataplane)?;
@@ -560,10 +586,13 @@ fn tun_backend_works_under_lvsd() -> Result<()> {
     let lvsd = programs::find("lvsd")?;
     write("dr")?;
     let refusal = site.director.run(&lvsd, &["check", &path]);
-    let text = format!("{:#}", refusal.err().context("the option must be refused")?);
+    let text = format!(
+        "{:#}",
+        refusal.err().context("the dataplane accepted the option")?
+    );
     ensure!(
         text.contains("direct routing needs frames") && text.contains("lvsd.toml:"),
-        "{text}"
+        "no `direct routing needs frames` or no `lvsd.toml:` in {text}"
     );
     write("nat")?;
     let mut daemon = site.director.spawn(&lvsd, &["--config", &path])?;

@@ -1,6 +1,6 @@
-//! Compares the userspace fast path with the slow path: the same frames, valid and hostile, pass
-//! through a dataplane with the userspace fast path and one without. Both send the same frames, and
-//! have the same connections, states, deadlines and counters.
+//! Sends the same frames, valid and hostile, to a dataplane with the userspace fast path and to one
+//! without. Both must send the same frames, and have the same connections, states, deadlines and
+//! counters.
 
 use lvs_testbed::hostile::{Method, two_ways};
 use lvs_testbed::suite::size;
@@ -12,10 +12,10 @@ const FULL_FRAMES: u64 = 1_000_000;
 fn same(names: &[&str], seed: u64) {
     let frames = size(QUICK_FRAMES, FULL_FRAMES);
     for name in names {
-        let method = Method::named(name).expect("a method");
+        let method = Method::named(name).expect("no forwarding method has this name");
         let passed = two_ways(method, seed, frames);
         println!("{name}: {passed} of {frames} frames used the userspace fast path");
-        // Only packets of IPv4, to servers with IPv4 addresses, use the userspace fast path.
+        // The userspace fast path handles only IPv4 packets to IPv4 servers.
         let short = name.ends_with("4") && !name.contains("6in");
         assert_eq!(short, passed > frames / 20, "{name}: {passed}");
         assert!(short || passed == 0, "{name}: {passed}");

@@ -1,5 +1,5 @@
-//! Servers whose checks succeed but whose clients get no answer: the dataplane counts the attempts,
-//! and `lvsadm doctor` names the server until it answers its clients again.
+//! Servers that pass their checks but do not answer clients (passive health checks): the dataplane
+//! counts the attempts, and `lvsadm doctor` names the server until it answers clients again.
 
 use crate::common;
 
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
 use serde_json::Value;
 
-/// One client's loop: a request every 200 ms, each with time for two repetitions of the SYN.
+/// A client that sends a request every 200 ms. Each may repeat its SYN twice.
 const CLIENT: &str = "while :; do curl -s -m 5 -o /dev/null http://VIP/id & sleep 0.2; done";
 
 fn doctor(site: &Site) -> Result<String> {
@@ -18,8 +18,8 @@ fn doctor(site: &Site) -> Result<String> {
     Ok(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// Breaks the second of three servers, waits for the finding, repairs it, and waits for the end of
-/// the finding.
+/// Breaks the second of three servers, waits until doctor reports it, repairs it, and waits until
+/// the finding ends.
 fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()> {
     let site = common::site(SiteOptions::with_servers("unansw", forward, 3))?;
     site.add_service(80, "rr")?;
@@ -29,7 +29,7 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
     let [fault, repair] = faults.map(|words| words.replace("VIP", &vip));
     site.servers[1].sh(&fault)?;
     let finding = |n| format!("connections to {}:80", site.real_address(n));
-    // An answer may be late on a busy machine, and is forgotten after a minute.
+    // On a busy machine, other servers may also be named for a minute after late answers.
     let found = |text: &str| {
         let of_good = [0, 2].iter().any(|&good| text.contains(&finding(good)));
         let parts = [&finding(1), "got no answer", fix];
@@ -63,7 +63,7 @@ fn doctor_reports_server_with_another_gateway() -> Result<()> {
     found_and_healed(Forward::Nat, faults, "default gateway")
 }
 
-/// `lvsd` names the server in its status and its log, although its check succeeds.
+/// `lvsd` names the server in its status and its log.
 #[test]
 #[ignore = "long"]
 fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
@@ -91,10 +91,15 @@ fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
         Ok(health.unwrap_or_default().to_owned())
     };
     let all = |wanted: [&str; 3]| {
-        wait_until(&format!("{wanted:?}"), Duration::from_secs(90), || {
-            (0..3)
-                .all(|index| health(index).is_ok_and(|health| health == wanted[usize::from(index)]))
-        })
+        wait_until(
+            &format!("the status to contain {wanted:?}"),
+            Duration::from_secs(90),
+            || {
+                (0..3).all(|index| {
+                    health(index).is_ok_and(|health| health == wanted[usize::from(index)])
+                })
+            },
+        )
         .with_context(|| format!("{:?}\nlvsd printed:\n{}", ask("status"), lvsd.log()))
     };
     all(["up", "up", "up"])?;
@@ -103,7 +108,10 @@ fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
     site.servers[1].sh("ip route change default via 10.0.0.99")?;
     all(["up", "suspicious", "up"])?;
     let text = ask("status")?;
-    ensure!(text.contains("default gateway"), "{text}");
+    ensure!(
+        text.contains("default gateway"),
+        "no `default gateway` in {text}"
+    );
     site.servers[1].sh("ip route change default via 10.0.0.1")?;
     all(["up", "up", "up"])?;
     let log = lvsd.log();
@@ -114,7 +122,10 @@ fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
         lines.any(|line| line.contains(words) && line.contains(&server))
     };
     for words in ["server is suspicious", "has answered its clients"] {
-        ensure!(says(words, &broken) && !says(words, &good), "{log}");
+        ensure!(
+            says(words, &broken) && !says(words, &good),
+            "the log names the wrong server: {log}"
+        );
     }
     Ok(())
 }

@@ -11,25 +11,25 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 
-/// Longest time of any step on a busy machine.
+/// Time limit of each step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 const KERNEL: [&str; 2] = ["--fast-path", "on"];
 const HOLDER: [&str; 4] = ["--fast-path", "off", "--warm-restart", "on"];
 
 fn kill(site: &mut Site) -> Result<()> {
-    let mut dataplane = site.dataplane.take().context("it runs")?;
+    let mut dataplane = site.dataplane.take().context("no dataplane was started")?;
     dataplane.signal(Signal::SIGKILL)?;
     dataplane.wait(SOON).map(drop)
 }
 
-/// Returns the arguments for each available kind of state keeper; with the kernel fast path only if
-/// it is permitted.
+/// Options of each available kind of state keeper, including the kernel fast path if it is
+/// permitted.
 fn ways() -> Result<Vec<&'static [&'static str]>> {
     let kernel = super::fast_path::is_permitted()?.then_some(&KERNEL[..]);
     Ok(kernel.into_iter().chain([&HOLDER[..]]).collect())
 }
 
-/// The kernel reuses the inode number of a removed namespace.
+/// The kernel may reuse the inode number of a removed namespace.
 #[test]
 fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     super::fast_path::require_permission()?;
@@ -55,19 +55,24 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     let log = fs::read_to_string(site.director.dir().join("next"))?;
     ensure!(
         log.contains("it belonged to a removed network namespace"),
-        "{log}"
+        "no `it belonged to a removed network namespace` in {log}"
     );
-    ensure!(!log.contains("continuing with the state of"), "{log}");
+    ensure!(
+        !log.contains("continuing with the state of"),
+        "unexpected `continuing with the state of` in {log}"
+    );
     ensure!(
         !output.contains(":80") && !output.contains("203.0.113"),
-        "{output}"
+        "unexpected `:80` or unexpected `203.0.113` in {output}"
     );
-    // The orderly stop of the dataplane removes everything.
-    ensure!(output.trim().ends_with("left:"), "{output}");
+    ensure!(
+        output.trim().ends_with("left:"),
+        "files of the dataplane are left: {output}"
+    );
     Ok(())
 }
 
-/// The services and servers need more than 8 MiB of state.
+/// The state of these services and servers is larger than 8 MiB.
 #[test]
 #[ignore = "long"]
 fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
@@ -108,17 +113,19 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
         kill(&mut site)?;
         site.start_dataplane(words)?;
         let log = common::says(&site, "took over")?;
-        ensure!(log.contains("services=2001"), "{log}");
-        let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+        ensure!(log.contains("services=2001"), "no `services=2001` in {log}");
+        let report = running
+            .join()
+            .map_err(|_| anyhow::anyhow!("the thread panicked"))??;
         report.all_ok(2)?;
         let saved = site.lvsadm("-S -n")?;
         let listed = saved.lines().filter(|line| line.starts_with("-a ")).count();
-        ensure!(listed == servers, "{listed}");
+        ensure!(listed == servers, "servers are missing: {listed}");
     }
     Ok(())
 }
 
-/// Exit status of curl for a refused connection, and for a connection without an answer in time.
+/// Exit statuses of curl: connection refused, and timeout.
 const REFUSED: &str = "7";
 const SILENT: &str = "28";
 
@@ -154,11 +161,12 @@ fn host_does_not_answer_for_mark_and_sctp_services_without_dataplane() -> Result
         for port in [80, 9001, 9100] {
             ensure!(
                 status(port)? == SILENT,
-                "{words:?}: port {port} is not answered by the host"
+                "{words:?}: the host answers port {port}"
             );
         }
-        // No rule contains port 81. The kernel fast path passes 9005 to the host, and 443, whose
-        // mark has no service; the state keeper keeps the ports of all rules.
+        // No rule contains port 81. The kernel fast path passes the packets of port 9005, and of
+        // port 443, whose mark has no service, to the host. The state keeper drops packets to the
+        // ports of all rules.
         let hosts: &[u16] = match words == KERNEL {
             true => &[81, 9005, 443],
             false => &[81],
@@ -174,14 +182,14 @@ fn host_does_not_answer_for_mark_and_sctp_services_without_dataplane() -> Result
     Ok(())
 }
 
-/// The state of a removed namespace may belong to another tenant, so the next dataplane must not
-/// use it.
+/// The state of a removed namespace may belong to another tenant; the next dataplane must not use
+/// it.
 #[test]
 fn files_of_removed_namespaces_are_deleted_at_start() -> Result<()> {
     // Other users cannot see all processes.
     super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;
-    // No network namespace has this number.
+    // No network namespace has this inode number.
     site.director.sh("mkdir -p -m 755 /run/lvs; \
          for name in sock sock.lock sock.lvsd sock.lvsd.lock sock.7.lvsd.toml; do \
          echo 1 >/run/lvs/netns-12.$name; done")?;

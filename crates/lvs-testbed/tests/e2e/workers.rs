@@ -1,5 +1,5 @@
-//! Several packet workers: the traffic is the same as with one, and each connection belongs to one
-//! worker.
+//! Several packet workers: traffic is the same as with one worker, and each connection belongs to
+//! one worker.
 
 use crate::{common, fast_path};
 
@@ -12,7 +12,7 @@ use lvs_testbed::listing::connections;
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, servers, wait_until};
 use serde_json::Value;
 
-/// Four workers without the kernel fast path, so that the workers handle all packets.
+/// Options for four workers without the kernel fast path, so that the workers handle all packets.
 const WORKERS: [&str; 4] = ["--workers", "4", "--fast-path", "off"];
 
 fn site(options: SiteOptions) -> Result<Site> {
@@ -25,12 +25,15 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
     SiteOptions::new(&format!("workers-{label}"), forward)
 }
 
-/// Returns the report of each worker, and checks that there are exactly the workers 0 to 3.
+/// Returns the report of each worker, and checks that there are exactly four.
 fn workers(site: &Site) -> Result<Vec<Value>> {
     let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
-    ensure!(listed.len() == 4, "{listed:?}");
+    ensure!(listed.len() == 4, "not 4 entries: {listed:?}");
     let numbers: Vec<u64> = listed.iter().filter_map(|w| w["number"].as_u64()).collect();
-    ensure!(numbers == [0, 1, 2, 3], "{listed:?}");
+    ensure!(
+        numbers == [0, 1, 2, 3],
+        "the workers have other numbers: {listed:?}"
+    );
     Ok(listed)
 }
 
@@ -41,17 +44,28 @@ fn sum(workers: &[Value], name: &str) -> u64 {
         .sum()
 }
 
-/// Checks that each worker receives at least one of every `least` packets on average, and that
-/// almost no packet arrives at a wrong worker.
+/// Checks that each worker receives at least 1/`least` of all packets, and that the workers hand
+/// over at most 5 % of them.
 fn shared(site: &Site, least: u64) -> Result<()> {
     let workers = workers(site)?;
     let all = sum(&workers, "packets");
     for worker in &workers {
-        let packets = worker["packets"].as_u64().context("packets")?;
-        ensure!(packets * least >= all, "{workers:?}");
+        let packets = worker["packets"]
+            .as_u64()
+            .context("the worker has no count of packets")?;
+        ensure!(
+            packets * least >= all,
+            "a worker received too few packets: {workers:?}"
+        );
     }
-    ensure!(sum(&workers, "handed_over") * 20 <= all, "{workers:?}");
-    ensure!(sum(&workers, "busy") == 0, "{workers:?}");
+    ensure!(
+        sum(&workers, "handed_over") * 20 <= all,
+        "too many packets were handed over: {workers:?}"
+    );
+    ensure!(
+        sum(&workers, "busy") == 0,
+        "packets found a worker busy: {workers:?}"
+    );
     Ok(())
 }
 
@@ -63,7 +77,6 @@ fn workers_forward_every_byte_nat() -> Result<()> {
     common::requests_and_listings(&site)?;
     shared(&site, 20)?;
     let workers = workers(&site)?;
-    // A connection that was reset is removed early.
     let total = common::requests_of_listings();
     let (connections, resets) = (
         sum(&workers, "connections"),
@@ -73,12 +86,18 @@ fn workers_forward_every_byte_nat() -> Result<()> {
         connections <= total && connections + resets >= total,
         "{resets} resets: {workers:?}"
     );
-    ensure!(sum(&workers, "capacity") >= 1 << 16, "{workers:?}");
+    ensure!(
+        sum(&workers, "capacity") >= 1 << 16,
+        "the tables are too small: {workers:?}"
+    );
     let names = site
         .director
         .sh("cat /proc/[0-9]*/task/*/comm | grep ^lvs-worker- | sort -u")?;
     for number in 0..4 {
-        ensure!(names.contains(&format!("lvs-worker-{number}")), "{names}");
+        ensure!(
+            names.contains(&format!("lvs-worker-{number}")),
+            "a worker thread is missing: {names}"
+        );
     }
     site.lvsadm("-C")?;
     common::schedulers(&site)
@@ -136,8 +155,7 @@ fn workers_forward_every_byte_ipv6() -> Result<()> {
     shared(&site, 20)
 }
 
-/// Active and passive FTP with the helper: a data connection belongs to the worker of its control
-/// connection.
+/// With the FTP helper, a data connection belongs to the worker of its control connection.
 #[test]
 #[ignore = "long"]
 fn workers_transfer_ftp_files() -> Result<()> {
@@ -160,14 +178,17 @@ fn workers_transfer_ftp_files() -> Result<()> {
             let size = site.client.sh(&format!(
                 "curl -sS -g -m 240 {options} ftp://{virt}/www/file | wc -c"
             ))?;
-            ensure!(size.trim() == "1048576", "{options}: {size}");
+            ensure!(
+                size.trim() == "1048576",
+                "the downloaded file has another size: {options}: {size}"
+            );
         }
     }
     Ok(())
 }
 
-/// Servers and services are added and removed while connections continue; afterwards the director's
-/// own host is a client, whose packets arrive on one queue.
+/// Servers and services are changed during traffic. Then a client on the director connects, whose
+/// packets arrive on one queue.
 #[test]
 #[ignore = "long"]
 fn workers_apply_changes_while_traffic_runs() -> Result<()> {
@@ -190,18 +211,23 @@ fn workers_apply_changes_while_traffic_runs() -> Result<()> {
     })?;
     report.all_ok(60)?;
     let report = steady.finish_ok()?;
-    ensure!(report.servers.len() == 3, "{report:?}");
+    ensure!(
+        report.servers.len() == 3,
+        "not all 3 servers answered: {report:?}"
+    );
     let workers = workers(&site)?;
-    ensure!(sum(&workers, "handed_over") > 0, "{workers:?}");
+    ensure!(
+        sum(&workers, "handed_over") > 0,
+        "no packet was handed over: {workers:?}"
+    );
     ensure!(
         sum(&workers, "handed_over") >= sum(&workers, "taken"),
-        "{workers:?}"
+        "more packets were taken than handed over: {workers:?}"
     );
     Ok(())
 }
 
-/// Runs downloads whose bytes are compared, with two workers: each connection is offloaded by its
-/// owner.
+/// Runs downloads with two workers, and checks that the worker of each connection offloads it.
 fn offloaded(label: &str, forward: Forward) -> Result<()> {
     const DOWNLOADS: u64 = 16;
     const RATE: u64 = 60_000;
@@ -237,7 +263,9 @@ fn offloaded(label: &str, forward: Forward) -> Result<()> {
         || running.is_finished() || all_are().unwrap_or(false),
     );
     let before_the_end = !running.is_finished();
-    let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    let report = running
+        .join()
+        .map_err(|_| anyhow::anyhow!("the thread panicked"))??;
     report.all_ok(DOWNLOADS)?;
     offloaded?;
     ensure!(

@@ -1,8 +1,8 @@
-//! Stores overrides on disk, on a separate thread: a busy disk may take seconds, and the daemon's
-//! loop must continue to decide about health.
+//! Stores overrides on disk in a separate thread, because a busy disk may take seconds and the
+//! daemon's loop must not wait.
 //!
-//! One write runs at a time. If the overrides change in the meantime, the next write stores their
-//! latest state. So an older state never replaces a newer one, and at most one write is waiting.
+//! One write runs at a time. Changes in the meantime are stored by one further write with the
+//! latest state, so that an older state never replaces a newer one.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ use crate::replace::replace_for_good;
 /// Maximum number of renamed copies of damaged files.
 const ASIDE_MAX: u32 = 100;
 
-/// Writes the file.
+/// Function that writes the file.
 type Write = dyn Fn(&Path, &[StoredOverride]) -> io::Result<()> + Send + Sync;
 
 /// Writes the overrides to their file.
@@ -30,13 +30,14 @@ pub(super) struct Keeper {
 
 #[derive(Default)]
 struct State {
-    /// The next content to write.
+    /// Content of the next write.
     next: Option<Vec<StoredOverride>>,
-    /// The callers that wait for that write.
+    /// Receivers that wait for the next write.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
     /// Whether a thread is writing the file.
     writing: bool,
-    /// Whether the file was not read completely; it is then renamed before the next write.
+    /// Whether a part of the file could not be read; then the file is renamed before the next
+    /// write.
     unread: bool,
 }
 
@@ -51,7 +52,7 @@ impl fmt::Debug for Keeper {
 pub struct Kept(Option<oneshot::Receiver<Result<(), String>>>);
 
 impl Kept {
-    /// A write without a file, which is complete at once.
+    /// A write without a file, which is complete.
     pub(super) const fn nowhere() -> Self {
         Self(None)
     }
@@ -95,12 +96,12 @@ impl Keeper {
         lock(&self.state)
     }
 
-    /// Starts a write of all overrides, in a runtime.
+    /// Starts a write of all overrides on the current runtime.
     pub(super) fn keep(self: &Arc<Self>, all: Vec<StoredOverride>) -> Kept {
         let (reporter, reported) = oneshot::channel();
         let mut state = self.lock();
         state.next = Some(all);
-        // Remove the requests whose client has closed its connection.
+        // Clients that have closed their connections no longer wait.
         state.waiting.retain(|waiting| !waiting.is_closed());
         state.waiting.push(reporter);
         if !state.writing {
@@ -111,12 +112,12 @@ impl Keeper {
         Kept(Some(reported))
     }
 
-    /// Whether data waits to be written, or is being written.
+    /// Whether a write runs or waits.
     pub(super) fn is_writing(&self) -> bool {
         self.lock().writing
     }
 
-    /// Writes until no data waits.
+    /// Writes until no further write waits.
     fn write_all(&self) {
         loop {
             let mut state = self.lock();
@@ -129,7 +130,7 @@ impl Keeper {
             drop(state);
             let result = self.write_one(&all, unread);
             for reporter in waiting {
-                // The waiting client may have closed its connection.
+                // The client may have closed its connection.
                 let _ = reporter.send(result.clone());
             }
         }
@@ -160,7 +161,7 @@ impl Keeper {
     }
 }
 
-/// Writes all overrides, completely or not at all.
+/// Replaces the file atomically.
 fn write(path: &Path, all: &[StoredOverride]) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
@@ -168,7 +169,7 @@ fn write(path: &Path, all: &[StoredOverride]) -> io::Result<()> {
     replace_for_good(path, &serde_json::to_vec(all)?, 0o600)
 }
 
-/// Renames a file to a free name next to it; returns the name. A missing file is not an error.
+/// Renames a file to a free name in its directory; returns that name. A missing file is no error.
 pub(super) fn put_aside(path: &Path) -> io::Result<PathBuf> {
     let names = (0..ASIDE_MAX).map(|n| match n {
         0 => path.with_extension("json.broken"),
@@ -217,7 +218,7 @@ mod tests {
         StoredOverride::new(spec, Now::at(1))
     }
 
-    /// The first write is slow; only clients that request the result wait for it.
+    /// Only clients that wait for the result wait for the slow first write.
     #[tokio::test]
     async fn override_during_write_is_written_after_it() {
         let (begun, begins) = mpsc::channel();
@@ -230,7 +231,7 @@ mod tests {
         assert!(!keeper.is_writing());
         let first = keeper.keep(vec![stored(1)]);
         assert_eq!(begins.recv().unwrap(), [stored(1)]);
-        // A thousand closed connections leave nothing behind.
+        // Closed connections use no memory.
         for _ in 0..1000 {
             drop(keeper.keep(vec![stored(2)]));
         }
@@ -242,7 +243,7 @@ mod tests {
         assert_eq!(
             begins.recv().unwrap(),
             [stored(3)],
-            "only the last list is written"
+            "not only the last list was written"
         );
         assert!(keeper.is_writing());
         go.send(Err(io::Error::other("full"))).unwrap();
@@ -254,7 +255,10 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let fourth = keeper.keep(Vec::new());
-        assert!(begins.recv().unwrap().is_empty(), "it continues");
+        assert!(
+            begins.recv().unwrap().is_empty(),
+            "the next list was not written after the failure"
+        );
         go.send(Ok(())).unwrap();
         fourth.done().await.unwrap();
     }

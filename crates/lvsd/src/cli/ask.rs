@@ -9,7 +9,6 @@ use lvs_api::{Address, starting};
 
 use crate::events::unix_ms;
 
-/// A connection to the daemon of a dataplane.
 pub(super) fn connect(dataplane: &Address) -> Result<Client, String> {
     starting::connect_daemon(dataplane)?.ok_or_else(|| {
         format!(
@@ -31,7 +30,7 @@ pub(super) fn running(dataplane: &Address) -> Option<Status> {
     Client::connect(dataplane).ok().flatten()?.status().ok()
 }
 
-/// Prints events from now on until interrupted; with `last` or `since`, past events.
+/// Prints new events until interrupted; with `last` or `since`, past events.
 pub(super) fn events(
     dataplane: &Address,
     last: Option<usize>,
@@ -57,12 +56,12 @@ pub(super) fn events(
     Ok(())
 }
 
-/// The events of the last `since`, and of these at most the last `last`.
+/// The events of the last `since`; at most the newest `last`.
 fn past(events: &[Event], last: Option<usize>, since: Option<Duration>, now_ms: u64) -> &[Event] {
     let since = since.map_or(0, |time| {
         now_ms.saturating_sub(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
     });
-    // The wall clock may have been set back between the events.
+    // Events may not be sorted by time, because the wall clock may have been set back.
     let older = events.iter().rposition(|event| event.time_ms < since);
     let begin = older.map_or(0, |older| older + 1);
     let begin = begin.max(events.len().saturating_sub(last.unwrap_or(usize::MAX)));
@@ -84,17 +83,17 @@ fn event_line(event: &Event) -> String {
     line
 }
 
-/// Date and time in UTC: `2026-11-28T09:05:00Z`.
+/// Formats a time in seconds since 1970 as `2026-11-28T09:05:00Z`.
 fn clock(unix: u64) -> String {
     let (hours, minutes, seconds) = (unix / 3600 % 24, unix / 60 % 60, unix % 60);
     let (year, month, day) = date(unix / 86_400);
     format!("{year}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}Z")
 }
 
-/// Year, month and day for a number of days since 1970. In the computation, years begin in March,
-/// so that the leap day is the last day.
+/// Year, month and day of a number of days since 1970. The computation uses years from March to
+/// February, so that the leap day is the last day.
 const fn date(day: u64) -> (u64, u64, u64) {
-    // Days since 1 March of the year 0, and within the period of 400 years.
+    // Number of days since 1 March of the year 0; then the day in the cycle of 400 years.
     let days = day + 719_468;
     let in_era = days % 146_097;
     let year = (in_era - in_era / 1_460 + in_era / 36_524 - in_era / 146_096) / 365;

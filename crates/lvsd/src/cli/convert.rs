@@ -18,7 +18,7 @@ const EXIT_LOSSY: u8 = 4;
 /// Exit code if keepalived could not run, so that the result was not compared.
 const EXIT_NOT_COMPARED: u8 = 5;
 
-/// A format of source files, as it is named on the command line.
+/// Format of the source file.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum From {
     /// keepalived.conf
@@ -29,7 +29,7 @@ pub(super) enum From {
     LvsConf,
 }
 
-/// The kind of a file and its conversion, or the reason why it cannot be converted.
+/// Converts a file; `Err` is the reason why that is impossible.
 fn converted(
     file: &Path,
     from: Option<From>,
@@ -56,7 +56,7 @@ fn converted(
     Ok((kind, converted))
 }
 
-/// Compares the result with keepalived's own reading of the file.
+/// Compares the converted file with keepalived's own reading of the source file.
 pub(super) fn check(file: &Path, from: Option<From>, config_id: Option<&str>) -> ExitCode {
     let (kind, converted) = match converted(file, from, config_id) {
         Ok(converted) => converted,

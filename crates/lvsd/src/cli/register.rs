@@ -33,7 +33,7 @@ pub(super) struct Register {
     lease: u64,
 }
 
-/// Registers a server until a signal arrives, as `[cluster]` in the file requires.
+/// Registers a server in the etcd of `[cluster]` until a signal arrives.
 pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     let (config, _) = Config::load(file).map_err(|error| error.to_string())?;
     let cluster = config.cluster.ok_or_else(|| {
@@ -118,7 +118,7 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
     }
 }
 
-/// Renews a key at a member until that fails; returns the reason.
+/// Renews the lease at an etcd member until that fails; returns the reason.
 async fn stay(
     client: &mut Client,
     held: &mut Option<i64>,

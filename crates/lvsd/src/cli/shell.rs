@@ -9,12 +9,11 @@ use super::Arguments;
 
 pub(super) fn man() -> Vec<u8> {
     let mut page = Vec::new();
-    // Writing to memory cannot fail.
     let _ = write_page(&mut page);
     page
 }
 
-/// Writes one page for all commands: separate pages would have to be packaged one by one.
+/// Writes one manual page for all commands, because separate pages would complicate packages.
 fn write_page(page: &mut Vec<u8>) -> io::Result<()> {
     let command = Arguments::command();
     let man = Man::new(command.clone())
@@ -61,7 +60,7 @@ mod tests {
     #[test]
     fn manual_page_and_completions_contain_all_commands() {
         Arguments::command().debug_assert();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("the output is UTF-8");
         let (page, bash) = (text(man()), text(completions(clap_complete::Shell::Bash)));
         for command in Arguments::command().get_subcommands() {
             let name = command.get_name();
@@ -72,7 +71,7 @@ mod tests {
 
     #[test]
     fn manual_page_has_options_of_all_commands_and_refers_to_shipped_pages_only() {
-        let page = String::from_utf8(man()).expect("text");
+        let page = String::from_utf8(man()).expect("the output is UTF-8");
         for words in [
             "\\-\\-force",
             "\\-\\-why",
@@ -81,7 +80,7 @@ mod tests {
         ] {
             assert!(page.contains(words), "{words}: {page}");
         }
-        // The pages of tools/package.
+        // The pages that tools/package installs.
         let shipped = ["lvsd(8)", "lvsadm(8)", "lvs\\-dataplane(8)", "lvsd.toml(5)"];
         let pages = [page, crate::schema::page()];
         for (page, section) in pages.iter().flat_map(|page| [(page, "(8)"), (page, "(5)")]) {

@@ -30,17 +30,15 @@ const DROPS_MAX: usize = 3;
 /// Interval of updates of `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// The selected services.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
-    /// Only services with this name or address.
+    /// Shows only services with this name or address.
     pub(super) name: Option<String>,
-    /// Only broken services, and services with servers that are down or suspicious.
+    /// Shows only broken services, and services with servers that are down or suspicious.
     pub(super) broken: bool,
 }
 
 impl Selection {
-    /// Removes the services that were not requested.
     fn apply(&self, status: &mut Status) -> Result<(), String> {
         if let Some(name) = &self.name {
             status.services.retain(|service| has_name(service, name));
@@ -69,14 +67,14 @@ fn has_name(service: &ServiceStatus, name: &str) -> bool {
     service.name == name || label == name || address == Some(name)
 }
 
-/// The format of the text.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     /// Whether the output has colours.
     colour: bool,
-    /// Maximum width of a line; `None`: each server has one line of any length.
+    /// Maximum width of a line; if `None`, each server has one line of any length.
     width: Option<usize>,
-    /// Whether the text shows the durations of checks, the failures and the clients of all servers.
+    /// Whether the output contains check durations, failures and clients of all servers.
     details: bool,
 }
 
@@ -97,7 +95,7 @@ impl Look {
         }
     }
 
-    /// Text in the colour of a state.
+    /// Adds the colour of a state to a text.
     fn paint(self, state: &str, text: String) -> String {
         let colour = match state {
             "down" | "broken" => 31,
@@ -112,13 +110,12 @@ impl Look {
     }
 }
 
-/// Lines and columns of the terminal.
+/// Size of the terminal in lines and columns.
 fn window() -> Option<(usize, usize)> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then(|| (size.ws_row.into(), size.ws_col.into()))
 }
 
-/// Prints the status.
 pub(super) fn status(dataplane: &Address, selection: &Selection, json: bool) -> Result<(), String> {
     let mut status = connect(dataplane)?.status()?;
     if json {
@@ -130,8 +127,7 @@ pub(super) fn status(dataplane: &Address, selection: &Selection, json: bool) -> 
     super::write(rendered(status, selection, look)?.as_bytes())
 }
 
-/// Prints the status repeatedly until interrupted. On a terminal, each output replaces the previous
-/// one.
+/// Prints the status repeatedly until interrupted. On a terminal, it replaces the previous output.
 pub(super) fn watch(dataplane: &Address, selection: &Selection) -> Result<(), String> {
     loop {
         let look = Look::of_output(selection.name.is_some());
@@ -160,7 +156,7 @@ fn first_lines(text: &str, lines: usize) -> String {
     out
 }
 
-/// The selected part of a status as text, with a summary of the whole director in the first line.
+/// Formats the selected services of a status. The first line is a summary of the whole director.
 fn rendered(mut status: Status, selection: &Selection, look: Look) -> Result<String, String> {
     let verdict = Verdict::of(&status);
     selection.apply(&mut status)?;
@@ -183,8 +179,7 @@ fn rendered(mut status: Status, selection: &Selection, look: Look) -> Result<Str
     })
 }
 
-/// Breaks lines that are longer than `width` at spaces, or within words that are longer. Colours
-/// have no width.
+/// Breaks lines longer than `width` at spaces, or within longer words. Colour codes have no width.
 fn wrapped(text: &str, width: usize) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
@@ -205,8 +200,7 @@ fn wrapped(text: &str, width: usize) -> String {
     out
 }
 
-/// The position of the last space in the first `room` columns, at which the line is broken; `None`
-/// if the line has at most `room` columns.
+/// Position of the last space in the first `room` columns; `None` if the line is not longer.
 fn line_end(line: &str, room: usize) -> Option<usize> {
     let begin = line.len() - line.trim_start().len();
     let (mut columns, mut escape, mut space) = (0, false, None);
@@ -228,7 +222,7 @@ fn line_end(line: &str, room: usize) -> Option<usize> {
     None
 }
 
-/// The line and the exit code of a monitoring plugin.
+/// Line and exit code of a monitoring plugin.
 pub(super) fn check_health(dataplane: &Address) -> (String, u8) {
     match connect(dataplane).and_then(|mut client| client.status()) {
         Ok(status) => health_line(&Verdict::of(&status)),
@@ -254,8 +248,7 @@ fn health_line(verdict: &Verdict) -> (String, u8) {
     (line, code)
 }
 
-/// Text without control characters and without `|`, which precedes the performance data of a
-/// plugin.
+/// Removes control characters, and `|`, after which plugins expect performance data.
 fn one_line(text: &str) -> String {
     let plain = |char: char| match char {
         '|' => '/',
@@ -265,8 +258,7 @@ fn one_line(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Starts or ends the maintenance of the director, if `on` is set. Prints the maintenance and VRRP
-/// state.
+/// Starts or ends maintenance if `on` is set, and prints the maintenance and VRRP state.
 pub(super) fn maintenance(
     dataplane: &Address,
     on: Option<bool>,
@@ -285,7 +277,7 @@ pub(super) fn maintenance(
     super::write(text.as_bytes())
 }
 
-/// The lines about the maintenance, VRRP and announcements of a director.
+/// Lines about maintenance, VRRP and announcements.
 fn director(status: &DirectorStatus, now: u64) -> String {
     let mut text = String::new();
     match &status.maintenance {
@@ -355,7 +347,7 @@ fn director(status: &DirectorStatus, now: u64) -> String {
     text
 }
 
-/// The lines about the director, without its services.
+/// Lines about the director without its services.
 fn of_director(status: &Status, now: u64) -> String {
     let mut text = format!(
         "lvsd {} (pid {}), up {}; {}\n",
@@ -365,7 +357,7 @@ fn of_director(status: &Status, now: u64) -> String {
         dataplane(status)
     );
     let loaded = &status.loaded;
-    // Without a message, the file was loaded at the start.
+    // The message is empty if the file was loaded at the start.
     if !loaded.message.is_empty() {
         let ago = lasted(now.saturating_sub(loaded.time));
         let _ = writeln!(text, "{} ago: {}", ago, loaded.message);
@@ -424,7 +416,7 @@ fn of_director(status: &Status, now: u64) -> String {
             sync.sent, sync.received, sync.taken
         );
     }
-    // The state of a disconnected dataplane is unknown.
+    // The dataplane's last report is out of date if it is disconnected.
     if status.dataplane.connected {
         for DownInterface { interface, since } in &status.dataplane.down {
             let seen = since.map(|since| format!("for {}", lasted(since)));
@@ -512,14 +504,14 @@ fn drops_line(text: &mut String, drops: &[ReasonCount]) {
     );
 }
 
-/// Recent packets with their reason, rate and times.
+/// Recent packets of a drop reason with their rate and times.
 fn packets_text(reason: &str, packets: &RecentCount) -> String {
     let seen = times(Some(packets.last_minute), packets.since, packets.ago);
     format!("{} {reason}{}", packets.recent, in_brackets(&seen))
 }
 
-/// Lines about the packets of a service that opened no connection, and about those of its
-/// connections that were dropped.
+/// Appends lines about packets of a service that opened no connection, and about dropped packets of
+/// its connections.
 fn losses_lines(text: &mut String, service: &ServiceStatus) {
     for (fate, reasons) in [("refused", &service.refusals), ("dropped", &service.drops)] {
         let recent = reasons.iter().filter(|one| one.packets.recent > 0);
@@ -532,8 +524,8 @@ fn losses_lines(text: &mut String, service: &ServiceStatus) {
     }
 }
 
-/// Appends the lines about services: first broken ones, then degraded and suspicious ones, then
-/// those with slow or flapping servers.
+/// Appends the services: first broken ones, then degraded and suspicious ones, then those with slow
+/// or flapping servers.
 fn of_services(text: &mut String, status: &Status, look: Look) {
     let mut services: Vec<&ServiceStatus> = status.services.iter().collect();
     services.sort_by_key(|service| (ServiceState::of(service), verdict::is_well(service)));
@@ -548,7 +540,7 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
         (false, _) => write!(text, "NOT KNOWN YET"),
         (true, at) => {
             let items = match source.revision {
-                // Each service and each server is one key.
+                // Each service and each server is one key in etcd.
                 Some(revision) => {
                     format!("{}, revision {revision}", counted(source.items, "key"))
                 }
@@ -578,7 +570,8 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
     };
 }
 
-/// Appends the replication state of a peer, and whether its services equal those of this director.
+/// Appends the replication state of a peer, and whether its service tables equal those of this
+/// director.
 fn peer_line(text: &mut String, peer: &PeerStanding, tables: Option<&TablesInfo>) {
     let _ = write!(text, "peer {}: ", peer.peer.ip());
     let _ = match peer.state.as_str() {
@@ -623,7 +616,7 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
     let _ = writeln!(text, "; {printed}");
 }
 
-/// Appends a line about a director, with its differences from this director.
+/// Appends a line about another director and its differences from this one.
 fn director_line(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen]) {
     let _ = write!(
         text,
@@ -638,7 +631,7 @@ fn director_line(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen
         (director.own, "this one"),
         (!director.ready, "NOT READY"),
         (director.maintenance, "in maintenance"),
-        (director.left_out, "has left out some services"),
+        (director.left_out, "ignores some invalid services"),
         (
             own.is_some_and(|own| own.digest != director.digest),
             "HAS OTHER SERVICES",
@@ -723,8 +716,8 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
     }
 }
 
-/// Appends the columns of a server and its notes. If lines have a maximum width, each note is a
-/// separate line.
+/// Appends the columns of a server and its notes. With a maximum width, each note is a separate
+/// line.
 fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, look: Look) {
     let since = server.since.map(|since| format!(" {}", lasted(since)));
     let state = format!("{}{}", server.health, since.unwrap_or_default());
@@ -755,7 +748,7 @@ fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, 
     }
 }
 
-/// A number in at most five characters.
+/// Formats a number with at most five characters.
 fn short(number: u32) -> String {
     match number {
         0..100_000 => number.to_string(),
@@ -841,7 +834,6 @@ mod tests {
 
     use super::*;
 
-    /// The complete status as text.
     fn text_of(status: &Status, look: Look) -> String {
         let mut text = of_director(status, 1000);
         of_services(&mut text, status, look);
@@ -983,13 +975,14 @@ mod tests {
         let text = text_of(&status, Look::default());
         assert!(
             text.contains("WAITING: eth7 is missing. To do: make it\n"),
-            "{text}"
+            "no `WAITING: eth7 is missing. To do: make it` in {text}"
         );
         status.dataplane.connected = false;
         assert!(!text_of(&status, Look::default()).contains("peer "));
     }
 
-    /// A director with a suspicious server in `api`, and a good service.
+    /// A director with a suspicious server in the service `api`, and another service without
+    /// faults.
     fn suspicious() -> Status {
         let mut snapshot = crate::api::overview::tests::snapshot("web");
         let web = &mut snapshot.status.services[0];
@@ -1064,12 +1057,12 @@ mod tests {
         let text = text_of(&status, Look::default());
         assert!(
             text.contains("last 4s ago), 2 other reasons. To do"),
-            "{text}"
+            "no `last 4s ago), 2 other reasons. To do` in {text}"
         );
     }
 
-    /// A longer status: long names, IPv6 addresses, large numbers, suspicious and down servers,
-    /// every line of a director.
+    /// A status with long names, IPv6 addresses, large numbers, suspicious and down servers, and
+    /// every line about a director.
     fn wide() -> Status {
         let mut status = suspicious();
         status.version = "0.12.13-rc1".to_owned();
@@ -1138,7 +1131,7 @@ mod tests {
         status
     }
 
-    /// Text without colours.
+    /// Removes colour codes.
     fn plain(text: &str) -> String {
         let mut parts = text.split('\x1b');
         let mut out = parts.next().unwrap_or_default().to_owned();
@@ -1183,7 +1176,7 @@ mod tests {
         let text = rendered(status, &Selection::default(), look).unwrap();
         let row =
             "\n  255.255.255.255:65535 suspicious 12m05s weight 1   active 99999 inactive 99999\n";
-        assert!(text.contains(row), "{text}");
+        assert!(text.contains(row), "no {row:?} in {text}");
         assert!(row.trim_matches('\n').len() <= 80);
     }
 
@@ -1203,7 +1196,7 @@ mod tests {
             text.starts_with(
                 "\x1b[33mWARNING: 1 server down; 1 server suspicious; 2 servers flapping\x1b[0m\n"
             ),
-            "{text}"
+            "does not begin with `\x1b[33mWARNING: 1 server down; 1 server suspicious; 2 servers flapping\x1b[0m`: {text}"
         );
         let place = |words: &str| {
             text.find(words)
@@ -1276,7 +1269,10 @@ mod tests {
         assert_eq!(names(&named("tcp 192.0.2.10:80")).unwrap(), ["web", "api"]);
         assert_eq!(names(&broken).unwrap(), ["api"]);
         let why = names(&named("mail")).unwrap_err();
-        assert!(why.contains("no service `mail`"), "{why}");
+        assert!(
+            why.contains("no service `mail`"),
+            "no \"no service `mail`\" in {why}"
+        );
     }
 
     #[test]

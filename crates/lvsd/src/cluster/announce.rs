@@ -1,10 +1,8 @@
-//! Virtual addresses that are announced by routes. A separate thread repeatedly sends the announced
-//! addresses and their preference to the dataplane; the dataplane sets routes, and a routing daemon
-//! announces them.
+//! Announces virtual addresses by routes: a thread sends addresses and their preference to the
+//! dataplane, the dataplane sets routes, and a routing daemon announces them.
 //!
-//! The thread asks ten times a second whether the dataplane is ready. It stops sending when the
-//! daemon's loop has stopped: the dataplane then withdraws the addresses after some time, so that
-//! it does not announce them indefinitely without supervision.
+//! The thread queries the readiness of the dataplane ten times a second. If the daemon's loop
+//! hangs, the thread stops sending, and the dataplane withdraws the addresses after some time.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,12 +20,12 @@ use crate::clock::Now;
 use crate::config::Announce;
 use crate::watchdog::{Pulse, TURN_LIMIT};
 
-/// Interval between two queries whether the dataplane is ready.
+/// Interval between two readiness queries.
 const PERIOD: Duration = Duration::from_millis(100);
-/// The interval at which an unchanged announcement is sent again.
+/// Interval at which an unchanged announcement is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether a service works at its address.
+/// Whether a service can serve at its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ability {
     /// The service's state is not yet known.
@@ -40,8 +38,8 @@ pub(crate) enum Ability {
     None,
 }
 
-/// The announcement of an address of services with these states; `None`: unchanged. If one of
-/// several services has too few servers, the address stays announced for the others.
+/// The announcement of an address with services in these states; `None` leaves it unchanged. If one
+/// of several services has too few servers, the address stays announced for the others.
 pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     let all = |ability| services.iter().all(|one| *one == ability);
     if services.contains(&Ability::Unknown) {
@@ -58,25 +56,25 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
 /// The start time of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
-    /// Time in seconds after boot.
+    /// Time in seconds since boot.
     At(u64),
     /// Before this boot, or at an unknown time.
     Earlier,
 }
 
-/// The desired announcements.
+/// Announcements that the dataplane should make.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WantedAnnouncements {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
     /// The start of the maintenance; `None` if the director is not in maintenance.
     pub(super) maintenance: Option<Began>,
-    /// Whether the dataplane lacks peers of the file.
+    /// Whether the running dataplane lacks peers that the file contains.
     pub(super) lacks_peers: bool,
     pub(super) settings: Announce,
 }
 
 impl WantedAnnouncements {
-    /// The announcements for the dataplane at a time, in seconds after boot.
+    /// The message to the dataplane at the time `now`, in seconds after boot.
     fn at(&self, now: u64, ready: bool) -> AnnounceSpec {
         let limit = match self.maintenance {
             _ if !ready => Standing::Withdrawn,
@@ -133,8 +131,8 @@ pub(crate) struct Unapplied {
 }
 
 impl Unapplied {
-    /// Waits until the dataplane has applied the change, at most for `limit`. Returns whether it
-    /// has, and the announcements.
+    /// Waits until the dataplane has applied the change, but at most for `limit`. Returns whether
+    /// it has, and the present announcements.
     pub(crate) async fn wait(self, limit: Duration) -> (bool, AnnounceStatus) {
         let confirmed = tokio::time::timeout(limit, self.confirmed).await;
         let announced = self.announced.borrow().status();
@@ -142,12 +140,12 @@ impl Unapplied {
     }
 }
 
-/// New announcements for the thread, and the clients that wait for their confirmation.
+/// Input of the thread: new announcements, and the clients that wait for their confirmation.
 #[derive(Debug, Default)]
 struct Wish {
     /// The addresses to announce; `None` stops the thread.
     wanted: Option<WantedAnnouncements>,
-    /// The receivers of a confirmation that the dataplane has applied them.
+    /// Notified when the dataplane has applied `wanted`.
     confirm: Vec<oneshot::Sender<()>>,
 }
 
@@ -178,8 +176,8 @@ impl Drop for Announcer {
 }
 
 impl Announcer {
-    /// Starts to send announcements to the dataplane at `address`; the thread stops sending if the
-    /// loop stops.
+    /// Starts the thread for the dataplane at `address`. It stops sending if `turns`, the heartbeat
+    /// of the daemon's loop, stops.
     pub(super) fn start(address: Address, turns: Pulse, wish: WantedAnnouncements) -> Self {
         let (sender, announced) = watch::channel(Announced::default());
         let door = Arc::new(Door::default());
@@ -205,7 +203,7 @@ impl Announcer {
         }
     }
 
-    /// The latest announcements, which the dataplane has to confirm.
+    /// The latest announcements, for which a client can wait.
     pub(super) fn unapplied(&self) -> Unapplied {
         let (sender, confirmed) = oneshot::channel();
         self.door.wish().confirm.push(sender);
@@ -263,7 +261,7 @@ fn run(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Ann
         let waited = door.changed.wait_timeout_while(known, PERIOD, same);
         let mut known = waited.unwrap_or_else(PoisonError::into_inner).0;
         confirm.append(&mut known.confirm);
-        // Remove the clients that wait no longer.
+        // Clients that have closed their connections no longer wait.
         confirm.retain(|sender| !sender.is_closed());
         wish = known.wanted.clone();
     }

@@ -1,6 +1,7 @@
-//! The messages of keepalived on its `vrrp_notify_fifo`: lines like `INSTANCE "lvs" MASTER 200`.
+//! Reads the messages of keepalived from its `vrrp_notify_fifo`: lines like `INSTANCE "lvs" MASTER
+//! 200`.
 //!
-//! While no lvsd runs, messages stay in the FIFO as long as keepalived has it open.
+//! Without lvsd, messages remain in the FIFO while keepalived has it open.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +18,7 @@ use super::INSTANCE;
 
 /// Maximum length of a line in bytes.
 const LINE_MAX: usize = 512;
-/// Interval of the checks that the FIFO's file still exists, and of attempts to open it.
+/// Interval of attempts to open the FIFO, and of checks whether its path still exists.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The VRRP state of the instance.
@@ -56,12 +57,12 @@ impl State {
     }
 }
 
-/// The messages that have been received.
+/// State of the FIFO and of the VRRP instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Messages {
-    /// The last state that keepalived has reported, if any.
+    /// The state that keepalived reported last.
     pub(super) state: Option<State>,
-    /// Number of received states.
+    /// Number of reported states.
     pub(super) changes: u64,
     /// Number of lines that were invalid or too long.
     pub(super) ignored: u64,
@@ -72,7 +73,7 @@ pub(super) struct Messages {
 #[derive(Debug, PartialEq, Eq)]
 enum Message {
     State(State),
-    /// A message for another instance, or one that lvsd does not use.
+    /// A message about another instance, or of a type that lvsd ignores.
     Other,
     Invalid,
 }
@@ -89,7 +90,7 @@ fn parse(line: &[u8]) -> Message {
                 "BACKUP" => Message::State(State::Backup),
                 "FAULT" => Message::State(State::Fault),
                 "STOP" | "DELETED" => Message::State(State::Stopped),
-                // Priorities, and messages about other instances.
+                // Priorities, and other instances.
                 _ => Message::Other,
             }
         }
@@ -102,7 +103,7 @@ fn parse(line: &[u8]) -> Message {
 #[derive(Debug, Default)]
 struct Lines {
     line: Vec<u8>,
-    /// Whether the rest of a too long line is being skipped.
+    /// Whether the rest of a line above [`LINE_MAX`] is being skipped.
     skips: bool,
 }
 
@@ -141,7 +142,7 @@ pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Messages>, JoinHandle<()
 
 async fn read_messages(path: PathBuf, sender: watch::Sender<Messages>) {
     let mut named: Option<Fifo> = None;
-    // The old FIFO, which a writer still has open after its name was replaced.
+    // The previous FIFO, whose name was replaced while a writer had it open.
     let mut lost: Option<Source> = None;
     loop {
         let gone = lost.is_some().then(|| {
@@ -190,15 +191,15 @@ fn set_trouble(sender: &watch::Sender<Messages>, trouble: Option<String>) {
     });
 }
 
-/// An open FIFO from which messages are read.
+/// The open FIFO, with an incomplete line.
 #[derive(Debug)]
 struct Source {
     receiver: Receiver,
     lines: Lines,
 }
 
-/// Reads the next messages; returns whether the FIFO has reached its end. Without a FIFO, never
-/// returns.
+/// Reads the next messages. Returns whether the FIFO has reached its end. Pends forever without a
+/// FIFO.
 async fn next(source: Option<&mut Source>, sender: &watch::Sender<Messages>) -> bool {
     let Some(source) = source else {
         return std::future::pending().await;
@@ -216,17 +217,16 @@ async fn next(source: Option<&mut Source>, sender: &watch::Sender<Messages>) -> 
         }),
         Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
     };
-    // A flood of messages must not delay other tasks.
+    // Lets other tasks run during a flood of messages.
     tokio::task::yield_now().await;
     false
 }
 
-/// The FIFO at the configured path.
+/// The FIFO at its path, open for reading.
 #[derive(Debug)]
 struct Fifo {
     source: Source,
-    /// A writer of this process, so that the FIFO does not reach its end when the other writers
-    /// close it.
+    /// Keeps the FIFO from reaching its end when all other writers close it.
     _writer: File,
     number: (u64, u64),
 }
@@ -238,8 +238,8 @@ impl Fifo {
     }
 }
 
-/// Opens the FIFO, and creates it if it does not exist. Only root may write to it, because a writer
-/// can move the addresses.
+/// Opens the FIFO, which is created if it is missing. Only root may write to it, because its
+/// writers control the VIPs.
 fn open(path: &Path) -> Result<Fifo, String> {
     let shown = path.display();
     let failed = |error: io::Error| {
@@ -400,8 +400,7 @@ mod tests {
             .wait_for(|messages| messages.state == Some(State::Backup))
             .await
             .unwrap();
-        // Once more, with the FIFO that lvsd has created in the meantime and that has no other
-        // writer.
+        // Repeats the test with the FIFO that lvsd has created and that has no other writer.
         std::fs::remove_file(&path).unwrap();
         while !path.exists() {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,4 +1,4 @@
-//! The configuration of keepalived for the settings of the file: `lvsd keepalived-config`.
+//! `lvsd keepalived-config`: generates keepalived's configuration from the file.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::{INSTANCE, track};
 use crate::config::{Config, HostAddress, Service, VipMode};
 
-/// A placeholder: keepalived requires an address even if the host needs none.
+/// A placeholder address, because keepalived requires at least one.
 const PLACEHOLDER: &str = "169.254.0.51/32 dev lo scope host";
 
 /// Returns the configuration for keepalived.
@@ -63,7 +63,7 @@ pub fn text(config: &Config, services: &[Service]) -> Result<String, String> {
     block("track_file", &[INSTANCE.to_owned()]);
     let peers: Vec<String> = vrrp.peers.iter().map(IpAddr::to_string).collect();
     block("unicast_peer", &peers);
-    // VRRP messages are of one family, and contain only addresses of this family.
+    // A VRRP instance advertises addresses of one family only.
     let v6 = match (vrrp.peers.first(), addresses.first()) {
         (Some(peer), _) => peer.is_ipv6(),
         (None, Some(first)) => first.ip.is_ipv6(),
@@ -93,7 +93,7 @@ fn written(address: &HostAddress) -> String {
     text
 }
 
-/// Seconds with two decimals, the precision of VRRP.
+/// Formats seconds with two decimals, the precision of VRRP.
 fn seconds(time: std::time::Duration) -> String {
     format!("{}.{:02}", time.as_secs(), time.subsec_millis() / 10)
 }
@@ -129,14 +129,17 @@ mod tests {
         let own = made("peers = \"192.0.2.2\"", "own");
         assert!(
             own.contains(PLACEHOLDER) && !own.contains("192.0.2.10"),
-            "{own}"
+            "no {PLACEHOLDER:?} or unexpected `192.0.2.10` in {own}"
         );
-        assert!(own.contains("unicast_peer {\n        192.0.2.2\n"), "{own}");
+        assert!(
+            own.contains("unicast_peer {\n        192.0.2.2\n"),
+            "no `unicast_peer {{ 192.0.2.2` in {own}"
+        );
     }
 
     #[test]
     fn keepalived_config_without_vrrp_table_is_an_error() {
         let why = text(&Config::default(), &[]).unwrap_err();
-        assert!(why.contains("no [vrrp]"), "{why}");
+        assert!(why.contains("no [vrrp]"), "no `no [vrrp]` in {why}");
     }
 }

@@ -1,5 +1,4 @@
-//! Stores in the state directory that a director is in maintenance, so that maintenance survives a
-//! reboot.
+//! Stores the maintenance of a director in the state directory, so that it survives a reboot.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,8 +14,7 @@ use crate::replace::replace_for_good;
 pub(super) struct Kept {
     #[serde(flatten)]
     pub(super) wish: Maintenance,
-    /// Start of the maintenance on the boot-time clock, which is not adjusted when the wall clock
-    /// is set.
+    /// Start on the boot-time clock, which steps of the wall clock do not move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) began: Option<Moment>,
 }
@@ -44,15 +42,15 @@ impl Kept {
     }
 }
 
-/// The path of the file that stores the maintenance, for the daemon with the overrides at `admin`.
+/// The path of the maintenance file of the daemon whose overrides are at `admin`.
 pub fn path(admin: &Path) -> PathBuf {
     let name = admin.to_string_lossy();
     let name = name.strip_suffix(".admin.json").unwrap_or(&name);
     PathBuf::from(format!("{name}.maintenance.json"))
 }
 
-/// Reads the stored maintenance. If the file cannot be read, the director counts as in maintenance:
-/// a director in maintenance must not serve because of a broken file.
+/// Reads the stored maintenance. If the file is unreadable, the director counts as in maintenance,
+/// because a broken file must not end maintenance.
 pub(super) fn recall(path: &Path) -> Option<Kept> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
@@ -74,7 +72,7 @@ fn unread(path: &Path, error: &str) -> Kept {
     Kept { wish, began: None }
 }
 
-/// Checks that the operator's name and reason are one line each and short enough.
+/// Checks that the operator's name and the reason are single lines of limited length.
 pub(super) fn check(wish: Option<&Maintenance>) -> Result<(), String> {
     let words = wish.into_iter().flat_map(|wish| [&wish.who, &wish.why]);
     for text in words.flatten() {
@@ -122,7 +120,10 @@ mod tests {
         };
         assert_eq!(parsed("ä".repeat(200)), Ok(()));
         let refused = parsed("ä".repeat(201)).unwrap_err();
-        assert!(refused.contains("at most 200"), "{refused}");
+        assert!(
+            refused.contains("at most 200"),
+            "no `at most 200` in {refused}"
+        );
         parsed("x\ny".to_owned()).unwrap_err();
     }
 

@@ -42,7 +42,7 @@ pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
 use track::Fitness;
 
-/// Period of the checks of the track file.
+/// Interval between two checks of the track file.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The name of the VRRP instance in keepalived's configuration and messages.
@@ -51,7 +51,7 @@ pub const INSTANCE: &str = "lvs";
 /// The paths and connections of a director with peers.
 #[derive(Clone, Debug)]
 pub struct ClusterPaths {
-    /// The dataplane.
+    /// Address of the dataplane.
     pub dataplane: Address,
     /// Path of the file that records maintenance of the director.
     pub maintenance: PathBuf,
@@ -59,35 +59,34 @@ pub struct ClusterPaths {
     pub turns: Pulse,
 }
 
-/// A change of this director's state that lvsd reports as an event.
+/// A change that lvsd reports as an event.
 #[derive(Debug)]
 pub(crate) struct News {
     /// The kind of the event.
     pub(crate) event: &'static str,
-    /// The code of the fault; empty without one.
+    /// Code of the fault; empty without a fault.
     pub(crate) code: &'static str,
     /// The change as text.
     pub(crate) words: String,
 }
 
-/// The connections to keepalived and to the dataplane's readiness and announcements.
+/// State of this director: VRRP, announcements and maintenance.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     places: Option<ClusterPaths>,
     maintenance: Option<maintenance::Kept>,
     quorum: bool,
-    /// Peers of the file that the dataplane was started without; `None` until the dataplane has
-    /// answered.
+    /// Peers of the file that the running dataplane lacks; `None` until it has answered.
     lacks: Option<Vec<SocketAddr>>,
     running: Option<Running>,
     /// Addresses that are announced by routes.
     announces: WantedAnnouncements,
     announcer: Option<Announcer>,
-    /// The announcements that were reported.
+    /// The announcements that events have reported.
     reported: Vec<AnnouncedVip>,
 }
 
-/// The states of keepalived, in the form of [`VrrpStatus::state`].
+/// All values of [`VrrpStatus::state`].
 pub(crate) fn vrrp_states() -> impl Iterator<Item = &'static str> {
     State::ALL.into_iter().map(State::word)
 }
@@ -99,14 +98,14 @@ struct Running {
     messages: watch::Receiver<Messages>,
     readiness: watch::Receiver<Option<Readiness>>,
     listener: tokio::task::JoinHandle<()>,
-    /// The last state that keepalived has reported, to this daemon or to an earlier one.
+    /// The state that keepalived reported last, to this daemon or an earlier one.
     state: State,
     written: Option<i16>,
     /// The error of the last write of the track file.
     trouble: Option<String>,
-    /// The times at which the track file is checked.
+    /// When to check the track file.
     checks: Interval,
-    /// Whether another process had changed the track file at the last check.
+    /// Whether the last check of the track file found the change of another process.
     meddled: bool,
 }
 
@@ -117,7 +116,7 @@ impl Drop for Running {
 }
 
 impl Cluster {
-    /// Restores the maintenance that an operator has set before.
+    /// Restores the stored maintenance.
     pub(crate) fn recall(places: Option<ClusterPaths>) -> Self {
         let kept = places.as_ref().map(|places| places.maintenance.as_path());
         Self {
@@ -132,7 +131,7 @@ impl Cluster {
         }
     }
 
-    /// Applies the settings of a file.
+    /// Applies `[vrrp]` of a loaded file.
     pub(crate) fn set(&mut self, vrrp: Option<&Vrrp>) {
         if self.running.as_ref().map(|running| &running.settings) == vrrp {
             return;
@@ -167,9 +166,9 @@ impl Cluster {
             began.map_or(Began::Earlier, Began::At)
         });
         match (&self.announcer, &self.places) {
-            // An empty list is sent too, so that the dataplane withdraws all addresses.
+            // Even an empty list is sent, so that the dataplane withdraws all addresses.
             (Some(announcer), _) => announcer.wish(self.announces.clone()),
-            // Until it is known whether peers are missing, the earlier announcements stay.
+            // Until lvsd knows whether the dataplane lacks peers, the previous announcements stay.
             (None, Some(places))
                 if self.lacks.is_some() && !self.announces.addresses.is_empty() =>
             {
@@ -181,14 +180,14 @@ impl Cluster {
         }
     }
 
-    /// Returns the changes of announced addresses since the last call, as text.
+    /// Texts of all changes of announced addresses since the last call.
     fn take_announced(&mut self) -> Vec<String> {
         let Some(announcer) = &mut self.announcer else {
             return Vec::new();
         };
         let announced = announcer.announced.borrow_and_update().clone();
         if announced.trouble.is_some() {
-            // The event about the lost dataplane is sufficient.
+            // The event about the lost dataplane suffices.
             return Vec::new();
         }
         let before = std::mem::replace(&mut self.reported, announced.vips);
@@ -212,7 +211,7 @@ impl Cluster {
         news
     }
 
-    /// Waits for a change. Never returns if there is neither `[vrrp]` nor an announced address.
+    /// Waits for a change. Pends forever without `[vrrp]` and announced addresses.
     pub(crate) async fn changed(&mut self) {
         let announced = async {
             match &mut self.announcer {
@@ -238,12 +237,12 @@ impl Cluster {
             gone = vrrp => gone,
         };
         if gone {
-            // The daemon is stopping.
+            // The thread has ended, because the daemon is stopping.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Removes and returns the changes since the last call.
+    /// Returns the changes since the last call.
     pub(crate) fn take(&mut self) -> Vec<News> {
         let vrrp = self.take_vrrp().map(|(code, words)| News {
             event: "vrrp",
@@ -259,8 +258,7 @@ impl Cluster {
         vrrp.into_iter().chain(announced).collect()
     }
 
-    /// Returns the code of the fault and the text for a new state that keepalived has reported;
-    /// `None` if the state is unchanged.
+    /// Code of the fault and text of a newly reported VRRP state; `None` if the state is unchanged.
     fn take_vrrp(&mut self) -> Option<(&'static str, &'static str)> {
         let running = self.running.as_mut()?;
         let now = running.messages.borrow_and_update().state;
@@ -293,7 +291,7 @@ impl Cluster {
         self.follow();
     }
 
-    /// Sets the peers of the file that the dataplane was started without.
+    /// Sets the peers of the file that the running dataplane lacks.
     pub(crate) fn take_lacking(&mut self, peers: Vec<SocketAddr>) {
         if self.lacks.as_ref() != Some(&peers) {
             self.lacks = Some(peers);
@@ -311,7 +309,7 @@ impl Cluster {
         self.lacks.as_deref().unwrap_or_default()
     }
 
-    /// The change that gives the dataplane the peers of the file; `None` if it has them.
+    /// Text about the necessary restart if the dataplane lacks peers of the file.
     fn lacking(&self) -> Option<String> {
         let peers: Vec<String> = self
             .missing_peers()
@@ -327,11 +325,10 @@ impl Cluster {
         })
     }
 
-    /// Starts or ends the maintenance, and stores the change. A repeated start keeps the time of
-    /// the first one; without a reason, it also keeps the previous name and reason.
+    /// Starts or ends maintenance, and stores it. A repeated start keeps the start time and, if it
+    /// has no reason, the previous operator and reason.
     ///
-    /// keepalived and the dataplane are informed before the change is stored, because a busy disk
-    /// may need seconds.
+    /// keepalived and the dataplane are informed first, because a busy disk may take seconds.
     ///
     /// # Errors
     /// The change cannot be stored, and is reverted.
@@ -367,7 +364,7 @@ impl Cluster {
         self.follow_announces();
     }
 
-    /// Marks this director as unfit, because the dataplane exits with the daemon.
+    /// Marks this director as unfit, because the dataplane will exit with the daemon.
     pub(crate) fn leave(&self) {
         if let Some(running) = &self.running {
             running.put(track::UNFIT);
@@ -382,11 +379,11 @@ impl Cluster {
             return;
         };
         let Some(readiness) = running.readiness.borrow().clone() else {
-            // The readiness is not known yet: the state of the earlier daemon stays in force.
+            // Until the readiness is known, the track file of the previous daemon stays.
             return;
         };
         if self.lacks.is_none() && readiness.ready {
-            // It is not known yet whether peers are missing.
+            // lvsd does not know yet whether the dataplane lacks peers.
             return;
         }
         let value = Fitness {
@@ -412,8 +409,8 @@ impl Cluster {
         }
     }
 
-    /// The change of the announcements that the dataplane has to confirm; `None` without announced
-    /// addresses. The track file is written at once.
+    /// The latest announcements, for which a client can wait; `None` without announced addresses.
+    /// Also writes the track file.
     pub(crate) fn unapplied(&self) -> Option<Unapplied> {
         self.announcer.as_ref().map(Announcer::unapplied)
     }
@@ -492,15 +489,14 @@ impl Running {
         }
     }
 
-    /// Whether this director may own the addresses. Before the first answer of the dataplane, an
-    /// active director stays active.
+    /// Whether this director may own the VIPs. Until the dataplane has answered, an active director
+    /// stays active.
     fn may_own(&self) -> bool {
         let readiness = self.readiness.borrow();
         self.state == State::Master && readiness.as_ref().is_none_or(|dataplane| dataplane.ready)
     }
 
-    /// Stores the last state of keepalived for the next daemon, because keepalived does not repeat
-    /// it.
+    /// Stores keepalived's last state for the next daemon, because keepalived does not repeat it.
     fn keep(&self) {
         let path = state_path(&self.settings.fifo);
         make_directory_of(&path);
@@ -512,8 +508,8 @@ impl Running {
         }
     }
 
-    /// Checks whether the track file still has the written content. If the file is missing,
-    /// keepalived creates one at its start with a value that prevents it from being active
+    /// Checks whether the track file contains the written number. If the file is missing at its
+    /// start, keepalived creates it with a number that prevents it from becoming active
     /// (`init_file`).
     fn look(&mut self) {
         let Some(value) = self.written else { return };
@@ -531,7 +527,7 @@ impl Running {
         self.meddled = meddled;
     }
 
-    /// Writes a number into the track file; returns the error as text.
+    /// Writes a number to the track file; returns the error as text.
     fn put(&self, value: i16) -> Option<String> {
         let path = &self.settings.track_file;
         make_directory_of(path);
@@ -549,7 +545,7 @@ fn state_path(fifo: &Path) -> PathBuf {
     name.into()
 }
 
-/// Creates the directory of a file, if possible. A failure is reported when the file is written.
+/// Creates the directory of a file. A failure is reported when the file is written.
 fn make_directory_of(path: &Path) {
     if let Some(directory) = path.parent() {
         let _ = std::fs::create_dir_all(directory);
@@ -579,7 +575,7 @@ mod tests {
         assert!(cluster.wish(spec(true), Now::at(7)).unwrap());
         assert!(
             !cluster.wish(spec(true), Now::at(9)).unwrap(),
-            "the director is already in maintenance"
+            "maintenance of a director in maintenance counts as a change"
         );
         let mut again = Cluster::recall(Some(places.clone()));
         again.follow_announces();
@@ -593,7 +589,7 @@ mod tests {
         assert_eq!(
             again.status(Now::at(9)).warnings.len(),
             1,
-            "no program follows the maintenance"
+            "no warning says that maintenance has no effect"
         );
         assert!(cluster.wish(spec(false), Now::at(9)).unwrap());
         assert!(
@@ -622,7 +618,10 @@ mod tests {
             turns: Pulse::default(),
         };
         let mut cluster = Cluster::recall(Some(places));
-        assert!(cluster.unapplied().is_none(), "no address is announced");
+        assert!(
+            cluster.unapplied().is_none(),
+            "clients wait although no address is announced"
+        );
         let address = [(
             "192.0.2.10".parse().unwrap(),
             Some(api::Standing::Announced),
@@ -630,7 +629,7 @@ mod tests {
         cluster.announce(address.into(), Announce::default());
         assert!(
             cluster.unapplied().is_none(),
-            "missing peers are not known yet"
+            "clients wait before missing peers are known"
         );
         cluster.take_lacking(Vec::new());
         assert!(cluster.wish(spec(true), Now::at(7)).unwrap());
@@ -648,7 +647,7 @@ mod tests {
         let why = cluster.lacking().unwrap();
         assert!(
             why.contains("192.0.2.2: systemctl restart lvs-dataplane"),
-            "{why}"
+            "no `192.0.2.2: systemctl restart lvs-dataplane` in {why}"
         );
         cluster.take_lacking(Vec::new());
         assert!(cluster.has_peers());

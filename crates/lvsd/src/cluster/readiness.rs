@@ -1,5 +1,5 @@
-//! Finds out whether the dataplane has received the connections of its peers. lvsd queries it ten
-//! times a second, so that keepalived is informed at once when the dataplane has exited.
+//! Watches whether the dataplane has received the connections of its peers. Ten queries a second
+//! allow lvsd to inform keepalived at once when the dataplane exits.
 
 use std::time::Duration;
 
@@ -9,18 +9,17 @@ use tokio::sync::watch;
 
 /// Interval between two queries.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Time after which a dataplane that does not answer is assumed not to forward packets.
+/// Time without an answer after which the dataplane is assumed not to forward packets.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Readiness of the dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Readiness {
     pub(super) ready: bool,
     pub(super) waits_for: String,
 }
 
-/// Queries the readiness of the dataplane at `address` as long as a receiver exists; `None` before
-/// its first answer.
+/// Queries the readiness of the dataplane until all receivers are dropped. The value is `None`
+/// before the first answer.
 pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
     let (sender, receiver) = watch::channel(None);
     let thread = std::thread::Builder::new().name("lvsd-ready".to_owned());

@@ -1,4 +1,4 @@
-//! The number that keepalived adds to a director's priority.
+//! The number in the track file, which keepalived adds to the director's priority.
 
 use std::io::Read;
 use std::path::Path;
@@ -10,8 +10,7 @@ use crate::config::Vrrp;
 const MAINTENANCE: i16 = Vrrp::MAINTENANCE;
 const BELOW_QUORUM: i16 = Vrrp::BELOW_QUORUM;
 
-/// The value that prevents a director from being active: keepalived treats a number of -254 or less
-/// as a fault.
+/// Number that prevents the director from being active: for keepalived, -254 or less is a fault.
 pub(super) const UNFIT: i16 = -254;
 
 /// The fitness of a director to be active.
@@ -28,9 +27,8 @@ pub(super) struct Fitness {
 }
 
 impl Fitness {
-    /// The number for the track file. It excludes only a director that would break connections. A
-    /// director in maintenance, or with missing servers or peers, is active only if no better
-    /// director exists.
+    /// The number for the track file. Only a director that would break connections is unfit. In
+    /// maintenance, or with missing servers or peers, it is active if no better director exists.
     pub(super) fn value(self) -> i16 {
         match (
             self.ready,
@@ -72,7 +70,7 @@ mod tests {
         let mode = rustix::fs::Mode::RUSR;
         let kind = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
-        assert!(!says(&path, 0), "no reader has opened the FIFO");
+        assert!(!says(&path, 0), "a number was read from a FIFO");
     }
 
     #[test]
@@ -100,7 +98,7 @@ mod tests {
         assert!(standing(true, true, true) < standing(true, false, false));
         assert!(
             standing(true, false, true) > -254,
-            "the director serves if no other can"
+            "the director cannot serve if no other can"
         );
         for (quorum, maintenance) in [(false, false), (false, true), (true, false), (true, true)] {
             assert_eq!(standing(false, quorum, maintenance), UNFIT);
@@ -108,7 +106,7 @@ mod tests {
             assert_eq!(
                 lacks_peers(true, quorum, maintenance),
                 standing(true, quorum, true),
-                "the director serves if no other can"
+                "the director cannot serve if no other can"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Services that exclude each other, and servers that are services themselves.
+//! Finds services that conflict with each other, and servers that are services themselves.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,26 +9,24 @@ use lvs_core::{Family, Protocol};
 use super::ports::ManyPorts;
 use super::{Service, VipMode};
 
-/// The properties of services that must be unique. `P` is the type of their position in the text.
+/// The services so far, with their positions `P` in the text, to find conflicts with further ones.
 #[derive(Debug)]
 pub(crate) struct Taken<P> {
     ids: HashMap<ServiceId, P>,
     owners: HashMap<IpAddr, (VipMode, P)>,
-    /// Services with several ports, by protocol and address: services with the same key may
-    /// overlap.
+    /// Services with several ports, by protocol and address. Two of them may have common ports.
     many: HashMap<(Protocol, IpAddr), Vec<(ManyPorts, P)>>,
-    /// Services with several ports, by their mark.
     marks: HashMap<u32, (ManyPorts, P)>,
 }
 
-/// The reason why two services exclude each other.
+/// A conflict between two services.
 #[derive(Debug)]
 pub(crate) struct Clash<P> {
     pub(crate) title: String,
     pub(crate) help: &'static str,
-    /// The position of the other service, and the message for it.
+    /// Position of the earlier service, and the message to show there.
     pub(crate) first: (P, &'static str),
-    /// Whether the message is about `vip` instead of the address.
+    /// Whether the conflict is about `vip`, not about the address.
     pub(crate) about_vip: bool,
 }
 
@@ -44,7 +42,7 @@ impl<P> Default for Taken<P> {
 }
 
 impl<P: Clone> Taken<P> {
-    /// Adds a service. Its `address` is at position `address`, and its `vip` at position `vip`.
+    /// Adds a service whose `address` and `vip` are at these positions of the text.
     pub(crate) fn take(&mut self, service: &Service, address: P, vip: P) {
         self.ids.insert(service.id, address.clone());
         if let Some(many) = &service.ports {
@@ -58,7 +56,6 @@ impl<P: Clone> Taken<P> {
         }
     }
 
-    /// The conflicts of a service with the accepted services.
     pub(crate) fn clashes(&self, service: &Service) -> Vec<Clash<P>> {
         let all = [
             self.same(service),
@@ -78,11 +75,11 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// Checks that two services of several ports do not match the same packets.
+    /// Finds a service with several ports that would match the same packets.
     fn overlap(&self, service: &Service) -> Option<Clash<P>> {
         let many = service.ports.as_ref()?;
         let beside = self.many.get(&(many.protocol, many.ip));
-        // Two services with the same ports are a duplicate, which is reported separately.
+        // Services with equal ports are reported as duplicates.
         let mut beside = beside.into_iter().flatten().filter(|(one, _)| one != many);
         let (title, help, first) = match beside.find(|(one, _)| one.overlaps(many)) {
             Some((_, first)) => (
@@ -108,7 +105,7 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// Checks that the services of an address do not contradict each other about its owner (`vip`).
+    /// Finds a service at the same address with another owner of the VIP.
     fn owner(&self, service: &Service) -> Option<Clash<P>> {
         let address = service.virtual_ip()?;
         if service.vip == VipMode::Auto {
@@ -137,7 +134,7 @@ impl<P: Clone> Taken<P> {
     }
 }
 
-/// Whether packets to `server` are packets of the service `other`, which has the same address.
+/// Whether packets to `server` would belong to the service `other`, which has the same address.
 pub(crate) fn is_it(server: SocketAddr, other: &Service) -> bool {
     let port = server.port();
     let its_port = match (&other.ports, other.id.endpoint()) {
@@ -145,7 +142,7 @@ pub(crate) fn is_it(server: SocketAddr, other: &Service) -> bool {
         (None, Some((_, addr))) => addr.port() == port || addr.port() == 0 || port == 0,
         (None, None) => false,
     };
-    // No real server has an address that the dataplane owns.
+    // A real server cannot have an address that the dataplane owns.
     matches!(other.vip, VipMode::Own | VipMode::Announce) || its_port
 }
 
@@ -155,7 +152,7 @@ pub(crate) fn listens_everywhere(service: &Service) -> bool {
     own.is_some_and(|(_, own)| own.ip().is_unspecified())
 }
 
-/// Whether `other`, which is proxied at all addresses of this host, listens at the address of a
+/// Whether `other`, a proxied service on all addresses of this host, listens at the address of a
 /// server of the service `of`. `has` returns whether the host has an address.
 pub(crate) fn listens_at(
     other: &Service,
@@ -172,7 +169,7 @@ pub(crate) fn listens_at(
     same && port == own.port() && own.is_ipv4() == ip.is_ipv4() && here
 }
 
-/// A service as text: `tcp 192.0.2.10:80`, `mark 7`.
+/// Formats a service: `tcp 192.0.2.10:80`, `mark 7`.
 pub(crate) fn label(id: &ServiceId) -> String {
     match id {
         ServiceId::Tcp { address } => format!("tcp {address}"),

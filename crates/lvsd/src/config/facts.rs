@@ -1,4 +1,4 @@
-//! Facts about the host that a file may name: interfaces, groups and addresses.
+//! Interfaces, groups and addresses of this host, against which a file is checked.
 
 use std::collections::BTreeMap;
 #[cfg(test)]
@@ -13,10 +13,10 @@ use crate::host_addresses::Addresses;
 /// Interfaces, groups and addresses of this host.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// The names and numbers of groups; `None` if they cannot be read.
+    /// Groups with their ids; `None` if they cannot be read.
     groups: Option<BTreeMap<String, u32>>,
     addresses: Addresses,
-    /// The names of interfaces; `None`: the kernel is queried.
+    /// Names of interfaces; if `None`, the kernel is queried.
     #[cfg(test)]
     interfaces: Option<BTreeSet<String>>,
 }
@@ -58,8 +58,8 @@ impl Facts {
         }
     }
 
-    /// Whether a group of this name exists. A number is always valid, as for chown(1). If the
-    /// groups cannot be read, every name counts as existing.
+    /// Whether a group exists. A number is always valid, as for chown(1), and so is every name if
+    /// the groups cannot be read.
     pub(super) fn has_group(&self, name: &str) -> bool {
         self.groups.is_none() || self.gid(name).is_some()
     }
@@ -70,7 +70,6 @@ impl Facts {
         number.or_else(|| self.groups.as_ref()?.get(name).copied())
     }
 
-    /// Whether the host has this address.
     pub(super) fn has_address(&self, ip: IpAddr) -> bool {
         self.addresses.has(ip)
     }
@@ -85,19 +84,18 @@ impl Facts {
         self.groups.iter().flatten().map(|(name, _)| name.as_str())
     }
 
-    /// Whether an interface of this name exists.
     pub(super) fn has_interface(&self, name: &str) -> bool {
         #[cfg(test)]
         if let Some(all) = &self.interfaces {
             return all.contains(name);
         }
-        // If the kernel does not answer, nothing is reported.
+        // If the kernel cannot be queried, no interface is reported as missing.
         socket(AddressFamily::UNIX, SocketType::DGRAM, None)
             .is_ok_and(|socket| name_to_index(&socket, name) != Err(rustix::io::Errno::NODEV))
     }
 }
 
-/// The groups in the text of `/etc/group`.
+/// Parses `/etc/group`.
 fn groups(text: &str) -> BTreeMap<String, u32> {
     let group = |line: &str| {
         let mut fields = line.split(':');

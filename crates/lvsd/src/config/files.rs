@@ -1,5 +1,5 @@
-//! A configuration in several files: the main file, and `conf.d/*.toml` next to it, in the order of
-//! their names, joined to one text.
+//! Joins the files of a configuration to one text: the main file, and `conf.d/*.toml` in the order
+//! of their names.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::{LoadError, shape};
 use crate::text::{Files, Findings, read_at_most};
 
-/// Maximum size of a file in bytes: 40,000 servers need a twentieth of it.
+/// Maximum size of a file in bytes, about 20 times that of a file with 40,000 servers.
 const FILE_MAX: u64 = 64 << 20;
 
 /// Files that are joined to one text.
@@ -30,11 +30,11 @@ impl Joined {
     }
 }
 
-/// The files that were read.
+/// The joined text of all files.
 pub(super) struct Whole {
     pub(super) files: Files,
     pub(super) text: String,
-    /// The findings in single files.
+    /// Findings about single files.
     pub(super) findings: Findings,
 }
 
@@ -62,8 +62,8 @@ pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
     })
 }
 
-/// The files of `conf.d` next to the main file; none if the directory does not exist. An unreadable
-/// directory is an error, so that its services are not removed.
+/// The files of `conf.d`; none if the directory does not exist. An unreadable directory is an
+/// error, because its services would otherwise be removed.
 fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let directory = path
         .parent()
@@ -75,8 +75,7 @@ fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     };
     let entries = match std::fs::read_dir(&directory) {
         Ok(entries) => entries,
-        // A dangling link (perhaps to a file system that is not mounted) is an error, not a missing
-        // directory.
+        // A dangling link, perhaps to a file system that is not mounted, is an error.
         Err(error) if error.kind() == ErrorKind::NotFound && !directory.is_symlink() => {
             return Ok(Vec::new());
         }
@@ -94,7 +93,7 @@ fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     Ok(all)
 }
 
-/// Reads a file of limited size. The file may be a pipe.
+/// Reads a file, or a pipe, up to the maximum size.
 pub(in crate::config) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     read_at_most(File::open(path)?, FILE_MAX)
 }
@@ -173,7 +172,7 @@ mod tests {
         for (part, words) in [
             ("[[service]]\nadress = 1\n", "b.toml:2:1"),
             ("[[service]\n", "not valid TOML"),
-            ("x = 1\n", "`x` is in no table"),
+            ("x = 1\n", "`x` is outside of all tables"),
             (
                 "[sysctl]\nsync_version = 0\n",
                 "[sysctl] belongs in the main file",
@@ -193,7 +192,7 @@ mod tests {
         let twice = load(MAIN, &[("a.toml", PART), ("b.toml", PART)]).unwrap_err();
         assert!(
             twice.contains("exists twice") && twice.contains("a.toml"),
-            "{twice}"
+            "no `exists twice` or no `a.toml` in {twice}"
         );
     }
 
@@ -208,14 +207,14 @@ mod tests {
         let refused = || match Config::load(&main) {
             Err(error @ LoadError::Read { .. }) => error.to_string(),
             Err(error) => panic!("{error}"),
-            Ok(_) => panic!("conf.d counts as empty"),
+            Ok(_) => panic!("the unreadable conf.d counts as empty"),
         };
         assert!(Config::load(&main).is_ok());
         std::fs::write(&parts, "").unwrap();
         let file = refused();
         assert!(
             file.contains("conf.d") && file.contains("make it a directory"),
-            "{file}"
+            "no `conf.d` or no `make it a directory` in {file}"
         );
         for target in [parts.as_path(), "nowhere".as_ref()] {
             std::fs::remove_file(&parts).unwrap();

@@ -5,14 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use lvs_core::api::ServiceId;
 use lvs_core::{Family, Forwarding};
 
-/// The reason why a server cannot serve a service.
+/// The reason why a service cannot use a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unfit {
     pub(crate) title: String,
-    /// An explanation of the server's address; may be empty.
+    /// Message at the server's address; may be empty.
     pub(crate) label: &'static str,
     pub(crate) help: String,
-    /// The text to show at the service's virtual address, if any.
+    /// Message at the service's virtual address, if any.
     pub(crate) vip: Option<&'static str>,
 }
 
@@ -27,11 +27,11 @@ impl Unfit {
     }
 }
 
-/// The reason why no packet can be sent to `ip`, the address of a `what` (`ip_vs_new_dest`), and
-/// the fix.
+/// Reason and fix if packets cannot be sent to `ip`, the address of a `what` (as in
+/// `ip_vs_new_dest`).
 pub(crate) fn unusable(ip: IpAddr, what: &str) -> Option<(String, &'static str)> {
     let bad = match ip {
-        // 0.0.0.0/8 and 240.0.0.0/4 contain no addresses of hosts (RFC 1122, 3.2.1.3; RFC 1112, 4).
+        // No host has an address in 0.0.0.0/8 or 240.0.0.0/4 (RFC 1122, 3.2.1.3; RFC 1112, 4).
         IpAddr::V4(v4) => v4.is_multicast() || matches!(v4.octets()[0], 0 | 240..),
         IpAddr::V6(v6) => {
             v6.is_unspecified()
@@ -48,8 +48,8 @@ pub(crate) fn unusable(ip: IpAddr, what: &str) -> Option<(String, &'static str)>
     })
 }
 
-/// The reason why the server at `address` cannot serve the service `id` with `method`.
-/// `many_ports`: the service has several ports.
+/// The reason why the service `id` cannot use the server at `address` with `method`. `many_ports`:
+/// the service has several ports.
 pub(crate) fn misfit(
     id: &ServiceId,
     many_ports: bool,

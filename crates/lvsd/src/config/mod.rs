@@ -1,4 +1,4 @@
-//! The configuration: reads TOML, and returns a checked [`Config`] or a [`Report`] of all errors.
+//! The configuration: reads TOML, and returns a checked [`Config`], or a [`Report`] of all errors.
 //!
 //! ```text
 //! text ── syntax ──▶ tree ── shape (raw.rs) ──▶ RawConfig ── meaning (check.rs) ──▶ Config
@@ -6,8 +6,8 @@
 //!           └───────────────────┴── findings with their place ──┘
 //! ```
 //!
-//! Each step reports all of its findings. A file with one error results in no [`Config`].
-//! [`expand`](crate::expand) adds the servers and services of DNS, etcd and Kubernetes later.
+//! Each step reports all of its findings. A single error prevents a [`Config`]. Later,
+//! [`expand`](crate::expand) adds the servers and services of DNS, etcd and Kubernetes.
 
 mod check;
 pub(crate) mod clash;
@@ -49,7 +49,7 @@ use crate::sources::{Cluster, Lookups, Source, kubernetes};
 use crate::token::Named;
 use lvs_proxy as proxy;
 
-/// A checked file.
+/// The checked configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// Path of the main file.
@@ -64,21 +64,21 @@ pub struct Config {
     pub dataplane: Dataplane,
     /// The synchronisation daemons of the dataplane; `None` leaves them unchanged.
     pub sync: Option<Vec<SyncDaemon>>,
-    /// If set, the dataplane owns the virtual addresses only while keepalived is active.
+    /// Settings for keepalived. If set, the dataplane owns VIPs only while keepalived is active.
     pub vrrp: Option<Vrrp>,
-    /// Settings of the resolution of server names.
+    /// Settings of DNS look-ups of servers.
     pub lookups: Lookups,
-    /// The settings of etcd, which several directors share.
+    /// Settings of the etcd that directors share.
     pub cluster: Option<Cluster>,
     /// The connection to Kubernetes.
     pub kubernetes: Option<kubernetes::Settings>,
     /// Settings of the announcement of addresses by routes.
     pub announce: Announce,
-    /// Sysctls to set, name and value.
+    /// Names and values of sysctls.
     pub sysctls: Vec<(String, String)>,
-    /// Rules that set firewall marks on packets, in the syntax of the dataplane.
+    /// Mark rules in the dataplane's syntax.
     pub marks: Vec<String>,
-    /// The global filter of new connections; `None` keeps the dataplane's filter.
+    /// Filter of new connections to all services; `None` keeps the dataplane's filter.
     pub filter: Option<SourceFilter>,
     /// The services, in the order of the file.
     pub services: Vec<Service>,
@@ -86,82 +86,81 @@ pub struct Config {
     defaults: String,
 }
 
-/// `discover` of a service: the source of further servers, and their settings.
+/// `discover` of a service: a source of further servers, and their settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Discovery {
     /// The source of the servers.
     pub source: Source,
     /// Line of `discover` in the file.
     pub line: usize,
-    /// The port of discovered servers for which the source has no port.
+    /// Port of discovered servers whose source gives none.
     pub port: u16,
-    /// The dataplane's settings of discovered servers, with the weight of servers for which the
-    /// source has none.
+    /// Settings of discovered servers in the dataplane, including the default weight.
     pub config: ServerConfig,
-    /// The health check.
+    /// Health check of discovered servers.
     pub check: Option<Check>,
 }
 
-/// `[lvsd]`.
+/// Settings in `[lvsd]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Daemon {
-    /// Whether the daemon also manages services without an owner.
+    /// Whether lvsd also manages services that other programs added.
     pub adopt: bool,
-    /// Filter of the log.
+    /// Filter directives of the log.
     pub log: Option<String>,
-    /// Maximum percentage of all servers that a reload may remove unless it is forced; `None` for
+    /// Maximum percentage of all servers that a reload without `force` may remove; `None` for
     /// [`Self::MAX_REMOVE`].
     pub max_remove: Option<u8>,
-    /// Whether lvsd drops the privileges that it does not need: `off` or `auto`.
+    /// Whether lvsd is sandboxed: `off` or `auto`.
     pub confine: Option<String>,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
-    /// The notification program with its arguments; empty if there is none.
+    /// The notification program and its arguments; empty if there is none.
     pub notify: Vec<String>,
-    /// The user and the group of the notify command.
+    /// User and group of the notification program.
     pub notify_user: Option<(u32, u32)>,
-    /// Time after which the notification program is killed; `None` for [`Self::NOTIFY_TIMEOUT`].
+    /// Time limit of the notification program; `None` for [`Self::NOTIFY_TIMEOUT`].
     pub notify_timeout: Option<Duration>,
 }
 
-/// `[api]`.
+/// Settings in `[api]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Api {
-    /// Addresses on which HTTP is served.
+    /// Addresses and ports for HTTP.
     pub listen: Vec<SocketAddr>,
-    /// Permitted values of `Host`, besides the names of this host.
+    /// Permitted values of `Host` in addition to the names of this host.
     pub allowed_hosts: Vec<String>,
-    /// Tokens of clients over TCP.
+    /// Tokens for changes over TCP.
     pub tokens: Vec<Named>,
-    /// The directory of a tree that imitates `/proc`.
+    /// Directory for files like the kernel's IPVS files in `/proc`.
     pub procfs: Option<PathBuf>,
-    /// Maximum number of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].
+    /// Maximum number of connections in these files; `None` for [`Self::PROCFS_CONNECTIONS`].
     pub procfs_connections: Option<usize>,
     /// Whether the API serves the dashboard.
     pub dashboard: bool,
 }
 
 impl Api {
-    /// The default number of listed connections.
+    /// Default of `procfs_connections`.
     pub const PROCFS_CONNECTIONS: usize = 100_000;
 }
 
-/// The reaction to manual changes of services of the file.
+/// Reaction to manual changes of lvsd's services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDrift {
-    /// Manual changes are reported and reverted.
+    /// lvsd reports and reverts manual changes.
     #[default]
     Repair,
-    /// Manual changes are reported, and kept until the file is loaded again.
+    /// lvsd reports manual changes, and keeps them until it loads the file again.
     Report,
 }
 
 impl Daemon {
-    /// The default of `max_removed_percent`.
+    /// Default of `max_removed_percent`.
     pub const MAX_REMOVE: u8 = 50;
     /// The default time limit of the notification program.
     pub const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
-    /// Number of servers that a reload may always remove.
+    /// Number of servers that every reload may remove.
     const FEW: usize = 10;
 
     /// Whether a reload may reduce the number of servers from `before` to `after`.
@@ -172,50 +171,49 @@ impl Daemon {
     }
 }
 
-/// `[dataplane]`.
+/// Settings in `[dataplane]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dataplane {
-    /// The dataplane's command line, apart from `--socket` and the options of [`Self::peers`].
+    /// Command-line options of the dataplane, without `--socket` and those in [`Self::peers`].
     pub options: Vec<String>,
-    /// Whether the backend is `tun`: the host routes packets to the dataplane.
+    /// Whether the backend is `tun`, so that the host routes packets to the dataplane.
     pub is_routed: bool,
-    /// Control socket.
+    /// Path or abstract name of the dataplane's control socket.
     pub socket: Option<String>,
-    /// Group whose members have write access.
+    /// Group whose members have write access to the control sockets.
     pub group: Option<String>,
-    /// Group whose members have read access.
+    /// Group whose members have read access to the control sockets.
     pub readers: Option<String>,
     /// The time without an answer after which the dataplane is killed and replaced.
     pub hang_limit: Option<Duration>,
     /// Whether the dataplane owns every VIP.
     pub own_vips: bool,
-    /// Local addresses of full NAT, and hairpin; `None` leaves the dataplane's local addresses
-    /// unchanged.
+    /// Local addresses of full NAT and hairpin NAT; `None` keeps the dataplane's local addresses.
     pub local: Option<LocalPool>,
-    /// Peers, with which the dataplane replicates connections.
+    /// Peers with which the dataplane replicates connections.
     pub peers: Option<Peers>,
-    /// Path of the dataplane.
+    /// Path of the dataplane's program.
     pub program: Option<String>,
 }
 
 /// The settings for keepalived, and the files shared with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vrrp {
-    /// The interface for VRRP advertisements.
+    /// Interface for VRRP advertisements.
     pub interface: String,
-    /// The virtual router number, which is the same on all directors of a cluster.
+    /// Virtual router ID, equal on all directors of a cluster.
     pub router_id: u8,
-    /// The priority before the values of this director's state are added.
+    /// Priority, to which the numbers for this director's state are added.
     pub priority: u8,
-    /// The time between two advertisements.
+    /// Interval of advertisements.
     pub advert: Duration,
-    /// The addresses of the other directors, if VRRP does not use multicast.
+    /// Addresses of the other directors for VRRP without multicast.
     pub peers: Vec<IpAddr>,
-    /// The addresses that this host has while this director is active.
+    /// Addresses that keepalived adds to this host while this director is active.
     pub addresses: Vec<HostAddress>,
     /// Path of the track file, from which keepalived reads the readiness of this director.
     pub track_file: PathBuf,
-    /// Path of the FIFO into which keepalived writes its state.
+    /// Path of the FIFO to which keepalived writes its state.
     pub fifo: PathBuf,
 }
 
@@ -228,22 +226,21 @@ impl Vrrp {
     pub const ADVERT: Duration = Duration::from_millis(300);
     /// The default priority.
     pub const PRIORITY: u8 = 200;
-    /// The value that is added to the priority during maintenance, so that a director that is not
-    /// in maintenance takes over.
+    /// Added to the priority during maintenance, so that a director without maintenance takes over.
     pub const MAINTENANCE: i16 = -100;
-    /// The value that is added to the priority below a quorum, so that a director with all its
-    /// services takes over.
+    /// Added to the priority below a quorum, so that a director with all of its quorums takes over.
     pub const BELOW_QUORUM: i16 = -50;
-    /// The lowest priority to which both values can be added: keepalived uses at least 1.
+    /// Lowest priority that stays at keepalived's minimum of 1 after both are added.
     pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (Self::MAINTENANCE + Self::BELOW_QUORUM) as i64;
 }
 
-/// Settings of the announcement of addresses by routes.
+/// Settings for announcing addresses by routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announce {
-    /// Time in maintenance for which routers prefer other directors before an address is withdrawn.
+    /// Time in maintenance during which routers prefer other directors, before the address is
+    /// withdrawn.
     pub drain: Duration,
-    /// Time that the dataplane continues to announce without messages from lvsd.
+    /// Time for which the dataplane continues to announce addresses without lvsd.
     pub hold: Duration,
 }
 
@@ -259,11 +256,11 @@ impl Default for Announce {
 /// An address of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAddress {
-    /// The address.
+    /// The address, without its network.
     pub ip: IpAddr,
-    /// Prefix length of the address's network.
+    /// Prefix length.
     pub len: u8,
-    /// The interface of the address; keepalived's default is the interface of the advertisements.
+    /// Interface of the address; `None` for the interface of the advertisements.
     pub device: Option<String>,
 }
 
@@ -272,21 +269,21 @@ pub struct HostAddress {
 pub struct Peers {
     /// Addresses and ports of the peers.
     pub addresses: Vec<SocketAddr>,
-    /// The options about peers on the dataplane's command line.
+    /// Command-line options of the dataplane about peers.
     pub options: Vec<String>,
-    /// File with the key that all peers use.
+    /// File with the common key of all peers.
     pub key_file: String,
 }
 
 impl Peers {
-    /// The reason why a dataplane would refuse the key.
+    /// The reason for which the dataplane would refuse the key.
     pub fn unusable_key(&self) -> Option<String> {
         lvs_api::directors::read_key(Path::new(&self.key_file)).err()
     }
 }
 
 impl Dataplane {
-    /// The tables of the file whose dataplane options differ from those of `before`.
+    /// Tables of the file whose options for the dataplane differ from those of `before`.
     pub fn changed_tables(&self, before: &Self) -> Vec<&'static str> {
         let own = |all: &Self| Self {
             peers: None,
@@ -302,7 +299,7 @@ impl Dataplane {
         changed
     }
 
-    /// The dataplane's command line, apart from `--socket`.
+    /// Command-line options of the dataplane, without `--socket`.
     pub fn arguments(&self) -> impl Iterator<Item = &str> {
         let peers = self.peers.iter().flat_map(|peers| &peers.options);
         self.options.iter().chain(peers).map(String::as_str)
@@ -312,87 +309,84 @@ impl Dataplane {
 /// The owner of a VIP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// The dataplane owns the VIP, unless the host has the address when the file is loaded.
+    /// The dataplane, unless the host has the VIP when the file is loaded.
     #[default]
     Auto,
-    /// The dataplane owns the VIP: it answers ARP for the address and announces it.
+    /// The dataplane, which answers ARP for the VIP and announces it.
     Own,
-    /// The host has the VIP, or a router routes it to this host; the dataplane does not answer ARP
+    /// The host has the VIP, or a router routes it to the host. The dataplane does not answer ARP
     /// for it.
     Host,
-    /// Several dataplanes have the VIP at the same time: each announces a route to it, and none
-    /// answers ARP or neighbour discovery for it.
+    /// Several dataplanes, each of which announces a route to the VIP. None answers ARP or
+    /// neighbour discovery for it.
     Announce,
 }
 
-/// The action if the check of a server fails.
+/// Action if the check of a server fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnCheckFailure {
-    /// Weight 0: the server gets no new connections, and existing ones continue.
+    /// Weight 0: existing connections continue, but the server gets no new ones.
     #[default]
     Quiesce,
-    /// The server is deleted: no packet is forwarded to it, and its connections stall until it is
-    /// added again.
+    /// The server is deleted: its connections stall until it is added again.
     Remove,
 }
 
-/// `[[service]]`.
+/// A service of `[[service]]`, etcd or Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Number of the line in the file, from 1.
     pub line: usize,
     /// Name in logs.
     pub name: String,
-    /// The service's identity in the dataplane.
+    /// Identity of the service in the dataplane.
     pub id: ServiceId,
-    /// The service's settings in the dataplane.
+    /// Settings of the service in the dataplane.
     pub config: ServiceConfig,
-    /// The ports that the service's mark represents, if the service has several ports.
+    /// Ports of a service with several ports, which its mark represents.
     pub ports: Option<ManyPorts>,
     /// The owner of the VIP.
     pub vip: VipMode,
     /// The filter of the service's new connections.
     pub filter: SourceFilter,
-    /// Proxy settings if lvsd proxies the service; `None` if the dataplane forwards it.
+    /// Settings of the proxy; `None` if the dataplane forwards the service.
     pub proxy: Option<proxy::Options>,
-    /// The action if the check of a server fails.
+    /// Action if the check of a server fails.
     pub on_check_failure: OnCheckFailure,
-    /// Whether new connections for a server with weight 0 go to the other servers.
+    /// Whether new connections avoid servers with weight 0.
     pub quiesces_at_zero: bool,
-    /// Time for which the connections of a server that was removed from the file continue.
+    /// Maximum time for which connections of a removed server continue.
     pub drain: Duration,
-    /// Number of servers that the service requires.
+    /// Number of usable servers that the service requires.
     pub quorum: Quorum,
-    /// The action on the service's VIP below the quorum.
+    /// Action on the VIP below the quorum.
     pub below_quorum: BelowQuorum,
-    /// Whether servers count as down until a check has succeeded, even if they serve when lvsd
-    /// starts.
+    /// Whether servers are down until a check succeeds, even if they are in use when lvsd starts.
     pub alpha: bool,
-    /// Whether the service is removed when the daemon exits.
+    /// Whether lvsd removes the service when it exits.
     pub omega: bool,
-    /// Minimum percentage of servers that are up. If fewer are up, all servers count as up. 0
+    /// Percentage of servers that must be up; if fewer are up, all count as up (panic mode). 0
     /// disables this.
     pub min_share: u8,
-    /// The server that replaces the other servers below the quorum.
+    /// Sorry server, which replaces the other servers below the quorum.
     pub sorry: Option<Server>,
     /// Source of further servers.
     pub discovery: Option<Discovery>,
-    /// Whether the list of servers is incomplete: the dataplane may have further servers of the
-    /// service. Always false for the file alone.
+    /// Whether the dataplane may have further servers of the service, because a source has not
+    /// answered. Always false for the file alone.
     pub incomplete: bool,
-    /// Whether the source of the service's servers has not answered yet. Never set for a service
-    /// whose servers are in the file.
+    /// Whether the source of all of its servers has not answered yet.
     pub unheard: bool,
-    /// Real servers: first those of the file in its order, then those of DNS and etcd.
+    /// Real servers: first those of the file in order, then those of DNS and etcd.
     pub servers: Vec<Server>,
 }
 
-/// Numbers of usable servers: at `up` a service gains its quorum, and below `down` it loses it.
+/// Numbers of usable servers at which a service gains and loses its quorum (hysteresis).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quorum {
-    /// Number of servers from which on the service has its quorum.
+    /// The service gains its quorum at this number.
     pub up: u32,
-    /// The service loses its quorum below this number of servers; at most `up`.
+    /// The service loses its quorum below this number; at most `up`.
     pub down: u32,
 }
 
@@ -402,7 +396,7 @@ impl Default for Quorum {
     }
 }
 
-/// The action on the VIP of a service below its quorum.
+/// Action on the VIP of a service below its quorum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BelowQuorum {
     /// The dataplane continues to own the VIP.
@@ -418,7 +412,7 @@ impl Service {
         self.id.address()
     }
 
-    /// Adds `by` to the line numbers of the service and of its servers.
+    /// Adds `by` to the line numbers.
     pub(crate) fn move_lines(&mut self, by: usize) {
         self.line += by;
         if let Some(discovery) = &mut self.discovery {
@@ -435,20 +429,20 @@ impl Service {
     }
 }
 
-/// `[[service.server]]`.
+/// A real server of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
     /// Number of the line in the file, from 1.
     pub line: usize,
-    /// Address and port.
+    /// Address and port of the server.
     pub address: SocketAddr,
-    /// The dataplane's settings of the server while it is healthy.
+    /// Settings of the server in the dataplane while it is up.
     pub config: ServerConfig,
-    /// The health check; without it, the server counts as healthy.
+    /// Health check; without one, the server is always up.
     pub check: Option<Check>,
 }
 
-/// The checks of all servers of these services.
+/// Iterates over the checks of all servers.
 pub fn checks_of(services: &[Service]) -> impl Iterator<Item = ((ServiceId, SocketAddr), &Check)> {
     services.iter().flat_map(|service| {
         let servers = service.servers.iter();
@@ -466,8 +460,8 @@ impl Config {
         Self::load_on(path, None)
     }
 
-    /// As [`load`](Self::load), for a host that `facts` describe: settings with which the dataplane
-    /// would not start on this host are errors too.
+    /// As [`load`](Self::load). With `facts`, settings with which the dataplane would not start on
+    /// that host are errors.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -487,8 +481,8 @@ impl Config {
             .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
-    /// The services in the `text` of an etcd key or of a Service in Kubernetes, checked separately.
-    /// `[defaults]` applies to them.
+    /// Parses the services in the text of an etcd key or of a Kubernetes Service, with the defaults
+    /// of `[defaults]`.
     ///
     /// # Errors
     /// The first error, as text.
@@ -496,15 +490,15 @@ impl Config {
         check::remote(self, text)
     }
 
-    /// Whether the files at `path` may name the dataplane's socket. It searches the text without
-    /// parsing TOML; `false` means that they certainly do not.
+    /// Whether the files at `path` may contain the dataplane's socket. This searches the text
+    /// without parsing it: false means that they do not.
     pub fn may_name_socket(path: &Path) -> bool {
-        // A key can be written with escapes.
+        // TOML keys may contain escapes.
         let names = |text: &str| text.contains("socket") || text.contains('\\');
         files::read(path).map_or(true, |whole| names(&whole.text))
     }
 
-    /// Checks `text`, the content of the file `path`.
+    /// Parses and checks `text`, the content of the file `path`.
     ///
     /// # Errors
     /// All errors in the text.
@@ -552,7 +546,7 @@ impl Config {
     }
 }
 
-/// The reason why a file has no configuration.
+/// The reason why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read.
@@ -572,7 +566,7 @@ pub enum LoadError {
         path: String,
         /// Line of the first invalid byte, from 1.
         line: usize,
-        /// Offset of this byte, from 0.
+        /// Offset of this byte in the file, from 0.
         offset: usize,
         /// Value of the invalid byte.
         byte: u8,
@@ -582,7 +576,7 @@ pub enum LoadError {
     Refused(Box<Report>),
 }
 
-/// The fix for a file that cannot be read.
+/// Fix for a file that cannot be read.
 fn fix(error: &std::io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::NotFound => "put the configuration there, or name its file with --config",

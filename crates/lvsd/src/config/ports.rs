@@ -1,10 +1,9 @@
 //! Services with several ports: `address = "192.0.2.10:8000-8999"`, `"192.0.2.10:80,443"`,
 //! `"192.0.2.10:*"`.
 //!
-//! In IPVS, a service has one port or a mark. So lvsd configures a service with several ports as a
-//! service with a mark from a reserved range. Mark rules of the dataplane set this mark on its
-//! packets. If another service has one port of the same address, the rule excludes that port. So
-//! the service with one port has precedence, as it has in IPVS over a service with port 0.
+//! An IPVS service has one port or a mark. Therefore lvsd creates a mark service with a mark from a
+//! reserved range, and mark rules set this mark on the packets. A service with one port at the same
+//! address has precedence, as over port 0 in IPVS: the rules exclude its port.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -14,17 +13,17 @@ use lvs_core::{Family, Prefix, Protocol};
 
 use super::raw::RawService;
 
-/// The range of the generated marks of services with several ports.
+/// Marks that lvsd generates for services with several ports.
 pub(crate) const MARKS: RangeInclusive<u32> = 0x4c00_0000..=0x4cff_ffff;
 
-/// Several ports of a virtual address.
+/// The ports of a service with several ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManyPorts {
     /// TCP, UDP or SCTP.
     pub protocol: Protocol,
     /// The virtual address.
     pub ip: IpAddr,
-    /// The ports, in order and without overlaps; empty for all ports.
+    /// Sorted ports without overlaps; empty for all ports.
     pub ports: Vec<PortRange>,
 }
 
@@ -42,7 +41,7 @@ impl ManyPorts {
         Self::parse(raw.address.as_ref()?.get_ref(), protocol)
     }
 
-    /// Reads an address with several ports; `None` if the text has one port or no port.
+    /// Parses an address with several ports; `None` if the text has at most one port.
     ///
     /// # Errors
     /// The ports are invalid; the text is the reason.
@@ -62,8 +61,8 @@ impl ManyPorts {
         }))
     }
 
-    /// The mark of the service. It depends only on the text of the rule, so that connections
-    /// continue after a reload.
+    /// The mark of the service. It depends only on protocol, address and ports, so that connections
+    /// survive a reload.
     pub fn mark(&self) -> u32 {
         // FNV-1a; only the lower bits are used.
         let hash = self
@@ -80,13 +79,12 @@ impl ManyPorts {
         Family::of(&self.ip)
     }
 
-    /// Whether `port` is one of the service's ports.
     pub(super) fn has(&self, port: u16) -> bool {
         let mut ranges = self.ports.iter();
         self.ports.is_empty() || ranges.any(|range| (range.0..=range.1).contains(&port))
     }
 
-    /// Whether a packet can match both services.
+    /// Whether both services match some packet.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let all = [PortRange(0, u16::MAX)];
         let ports = |many: &Self| {
@@ -104,8 +102,8 @@ impl ManyPorts {
                 .any(|a| theirs.iter().any(|b| a.0 <= b.1 && b.0 <= a.1))
     }
 
-    /// Returns the mark rule for the dataplane, without the ports in `apart`, which have separate
-    /// services; `None` if no port remains.
+    /// Returns the mark rule, without the ports in `apart`, which have their own services; `None`
+    /// if no port remains.
     pub(crate) fn rule(&self, apart: &[u16]) -> Option<MarkRule> {
         let mut ports = self.ports.clone();
         if ports.is_empty() && !apart.is_empty() {
@@ -149,12 +147,12 @@ impl std::fmt::Display for ManyPorts {
     }
 }
 
-/// Whether lvsd has generated this rule for a service of several ports.
+/// Whether lvsd has generated this mark rule.
 pub(crate) fn is_generated(rule: &str) -> bool {
     generated_mark(rule).is_some()
 }
 
-/// The mark that a rule sets, if lvsd has generated the rule for a service of several ports.
+/// The mark of a rule that lvsd has generated.
 pub(crate) fn generated_mark(rule: &str) -> Option<u32> {
     let words: Vec<&str> = rule.split_whitespace().collect();
     match MarkRule::parse(&words).ok()?.action {
@@ -232,7 +230,7 @@ mod tests {
             ("192.0.2.10:99999", "expected a port"),
         ] {
             let refused = ManyPorts::parse(text, Protocol::TCP)
-                .expect("many ports")
+                .expect("the text has several ports")
                 .expect_err(text);
             assert!(refused.contains(complaint), "{text}: {refused}");
         }
@@ -246,11 +244,11 @@ mod tests {
             format!("--destination 192.0.2.10 --protocol tcp --ports 81-84,86-90 --mark {mark}");
         assert_eq!(rule("192.0.2.10:80-90", &[80, 85, 22]), Some(expected));
         assert_eq!(rule("192.0.2.10:80,81", &[80, 81]), None);
-        let all = rule("192.0.2.10:*", &[]).expect("a rule");
+        let all = rule("192.0.2.10:*", &[]).expect("a port remains");
         assert!(!all.contains("--ports") && is_generated(&all), "{all}");
         assert!(
             rule("192.0.2.10:*", &[80])
-                .expect("a rule")
+                .expect("a port remains")
                 .contains("--ports 0-79,81-65535")
         );
         assert!(!is_generated("--destination 192.0.2.10 --mark 7"));

@@ -1,7 +1,7 @@
-//! The unchecked file: one struct for each table, and every value with its position in the text.
+//! The unchecked file: one struct for each table; values have their positions in the text.
 //!
-//! No key is required here and no value is interpreted, so that one pass finds every misspelt key
-//! and every value of a wrong type. [`super`] converts this into the checked
+//! No key is required and no value is interpreted here, so that one pass finds every misspelt key
+//! and every value of a wrong type. [`super`] converts the structs into the checked
 //! [`Config`](super::Config).
 
 use std::collections::BTreeMap;
@@ -724,8 +724,7 @@ pub(super) struct Scalar(pub(super) String);
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct OneOrMore(pub(super) Vec<String>);
 
-/// The forms that a value may have in the file. A form that a type does not accept is refused with
-/// `EXPECTED`.
+/// The forms that a value may have in the file. Other forms are refused with `EXPECTED`.
 trait Shape<'de>: Sized {
     /// The text that follows "expected" in an error message.
     const EXPECTED: &'static str;
@@ -817,7 +816,7 @@ deserialize_by_shape!(
     RawCheck,
 );
 
-/// Reads a table whose keys are the fields of type `T`.
+/// Reads a table whose keys are the fields of `T`.
 fn keys_of<'de, T: Deserialize<'de>, A: MapAccess<'de>>(map: A) -> Result<T, A::Error> {
     T::deserialize(de::value::MapAccessDeserializer::new(map))
 }

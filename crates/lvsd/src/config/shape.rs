@@ -1,9 +1,9 @@
-//! Converts the tree of a TOML file to [`RawConfig`]: removes and reports every misspelt key and
-//! every value of a wrong type.
+//! Converts the TOML tree of a file to [`RawConfig`], and reports every misspelt key and every
+//! value of a wrong type.
 //!
-//! serde stops at the first error, so this module removes the faulty part and reads the rest again.
-//! This happens for each service, server and rule separately, and for all unknown keys of a table
-//! at once: the cost is proportional to the length of the file, with any number of errors.
+//! serde stops at the first error. Therefore this module removes the faulty part and reads the rest
+//! again: separately for each service, server and rule, and for all unknown keys of a table at
+//! once. The cost is thus proportional to the length of the file.
 
 use std::borrow::Cow;
 use std::mem::discriminant;
@@ -18,15 +18,14 @@ use super::raw::{Addresses, DEFAULTS, RawConfig, RawService, RawTarget};
 use super::syntax;
 use crate::text::{Diagnostic, Findings, unknown_key};
 
-/// The position of a value from another text.
+/// Position of a value that is not in the text, such as a default.
 pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 
-/// Maximum number of services of a file. Each needs some kilobytes of memory, even if its text is
-/// short.
+/// Maximum number of services. Each needs some kilobytes of memory, even if its text is short.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
-/// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of `[defaults]`;
-/// if `text` contains this table, it is used instead.
+/// Reads all valid parts of `text`, and reports the errors. `defaults` is the text of `[defaults]`,
+/// unless `text` itself contains that table.
 pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings) {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,
@@ -41,7 +40,7 @@ pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings)
     (raw, reader.findings)
 }
 
-/// Checks a main file that has further files in `conf.d`.
+/// Checks a main file with a `conf.d`.
 pub(super) fn main_file(text: &str) -> Findings {
     match syntax::parse(text) {
         Ok(_) => Findings::default(),
@@ -49,7 +48,7 @@ pub(super) fn main_file(text: &str) -> Findings {
     }
 }
 
-/// The errors of a file of `conf.d`, which may only contain tables that can be repeated.
+/// Checks a file of `conf.d`, which may contain only tables that can be repeated.
 pub(super) fn part(text: &str) -> Findings {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,
@@ -73,7 +72,7 @@ pub(super) fn part(text: &str) -> Findings {
                 Diagnostic::error(key.span(), format!("[{name}] belongs in the main file"))
                     .help("a file of conf.d has [[service]] and [[mark]] only")
             }
-            _ => Diagnostic::error(key.span(), format!("`{name}` is in no table"))
+            _ => Diagnostic::error(key.span(), format!("`{name}` is outside of all tables"))
                 .help("a file of conf.d has [[service]] and [[mark]] only"),
         };
         reader.findings.push(finding);
@@ -81,8 +80,8 @@ pub(super) fn part(text: &str) -> Findings {
     reader.findings
 }
 
-/// Checks the text of a service in etcd: the same text as a file of `conf.d` with one service only.
-/// It must not contain settings that run programs on this host.
+/// Checks the text of a service in etcd: like a file of `conf.d`, with only one service, and
+/// without settings that run programs.
 ///
 /// # Errors
 /// The first error, as text.
@@ -218,7 +217,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reports `servers = { dns = ... }`, which an earlier version accepted.
+    /// Reports `servers = { dns = ... }`, the spelling of an earlier version.
     fn discovery_as_servers(&mut self, service: &mut DeTable<'a>) {
         if let Some(servers) = service.get(&key("servers"))
             && matches!(servers.get_ref(), DeValue::Table(_))
@@ -231,7 +230,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reports `[sync] peers = [...]`, which an earlier version accepted.
+    /// Reports `[sync] peers = [...]`, the spelling of an earlier version.
     fn peers_of_sync(&mut self, file: &mut DeTable<'a>) {
         let Some(DeValue::Table(sync)) = file.get_mut(&key("sync")).map(Spanned::get_mut) else {
             return;
@@ -247,7 +246,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads the valid items, until there are too many errors.
+    /// Reads all valid items. Stops if there are too many errors.
     fn read_all<T: Deserialize<'a>>(&mut self, items: Vec<Spanned<DeValue<'a>>>) -> Vec<T> {
         let mut all = Vec::new();
         for item in items {
@@ -259,7 +258,7 @@ impl<'a> Reader<'a> {
         all
     }
 
-    /// Repeats a service with several addresses for each address.
+    /// Repeats a service with several addresses for each of them.
     fn each_address(
         &mut self,
         mut service: Spanned<RawService>,
@@ -292,8 +291,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reports a `[[service.server]]` before the first `[[service]]`, which TOML accepts as a
-    /// table.
+    /// Reports a `[[service.server]]` before the first `[[service]]`, which TOML parses as a table.
     fn orphans(&mut self, table: &mut DeTable<'a>) {
         let name = key("service");
         let Some((found, DeValue::Table(service))) = table
@@ -312,14 +310,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Deserializes a value as `T` without its invalid parts; `None` if no part is valid.
+    /// Reads the valid parts of a value; `None` if there are none.
     fn read<T: Deserialize<'a>>(&mut self, mut value: Spanned<DeValue<'a>>) -> Option<T> {
         self.read_in(&mut value)
     }
 
-    /// Reads as [`read`](Self::read); removes the invalid parts from `value`.
+    /// As [`read`](Self::read); the invalid parts are removed from `value`.
     fn read_in<T: Deserialize<'a>>(&mut self, value: &mut Spanned<DeValue<'a>>) -> Option<T> {
-        // Each round removes at least one key, so there are at most as many rounds as keys of `T`.
+        // Each round removes at least one key of `T`, so that the loop ends.
         loop {
             let error = match T::deserialize(ValueDeserializer::from(value.clone())) {
                 Ok(raw) => return Some(raw),
@@ -334,8 +332,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Removes the part at `span` that `message` reports, and its siblings with the same error;
-    /// false if no such part exists.
+    /// Removes the part at `span`, which `message` reports, and its siblings with the same error.
+    /// Returns false if no such part exists.
     fn cut(&mut self, value: &mut DeValue<'a>, span: &Range<usize>, message: &str) -> bool {
         match value {
             DeValue::Table(table) => self.cut_entry(table, span, message),
@@ -397,7 +395,7 @@ impl<'a> Reader<'a> {
                 .iter_mut()
                 .any(|item| self.cut(item.get_mut(), span, message));
         };
-        // All values of the same type are invalid as well.
+        // Siblings of the same type are invalid, too.
         let kind = discriminant(wrong.get_ref());
         let mut kept = DeArray::new();
         for item in std::mem::replace(items, DeArray::new()) {
@@ -406,7 +404,7 @@ impl<'a> Reader<'a> {
                 if item.span() != *span
                     && let Some((expected, _)) = finding.primary.1.split_once(", found")
                 {
-                    // The message describes another item.
+                    // The message is about another item.
                     finding.primary.1 = expected.to_owned();
                 }
                 self.findings.push(finding);
@@ -419,13 +417,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Adds the applicable defaults that a service does not set.
+/// Adds the defaults that a service does not set.
 fn merge<'a>(
     service: &mut DeTable<'a>,
     defaults: &DeTable<'a>,
     servers: [&Vec<Spanned<DeValue<'a>>>; 2],
 ) {
-    // Flags belong to a scheduler, and a mark has no VIP.
+    // Default flags require the default scheduler; a service with a mark has no VIP.
     let scheduler = service.contains_key(&key("scheduler"));
     let mark = service.contains_key(&key("fwmark"));
     let tunnels = |table: &DeTable<'_>| {
@@ -450,7 +448,7 @@ fn merge<'a>(
     }
 }
 
-/// A table of another text, without positions.
+/// Replaces all positions in a table by [`NOWHERE`].
 fn nowhere(table: DeTable<'_>) -> DeTable<'_> {
     fn moved(value: Spanned<DeValue<'_>>) -> Spanned<DeValue<'_>> {
         let value = match value.into_inner() {
@@ -471,7 +469,7 @@ fn nowhere(table: DeTable<'_>) -> DeTable<'_> {
     all
 }
 
-/// A table as text, without its position.
+/// Formats a table as text.
 fn as_text(table: &DeTable<'_>) -> String {
     let value = Spanned::new(0..0, DeValue::Table(table.clone()));
     let table = toml::Table::deserialize(ValueDeserializer::from(value));
@@ -482,7 +480,7 @@ fn key(name: &str) -> Spanned<Cow<'_, str>> {
     Spanned::new(0..0, Cow::Borrowed(name))
 }
 
-/// Moves the items of an array out of the table; empty if the value is not an array.
+/// Removes and returns the items of an array; empty if the value is not an array.
 fn take_array<'a>(table: &mut DeTable<'a>, name: &'a str) -> Vec<Spanned<DeValue<'a>>> {
     let there = table.get(&key(name)).map(Spanned::get_ref);
     if !matches!(there, Some(DeValue::Array(_))) {
@@ -494,7 +492,7 @@ fn take_array<'a>(table: &mut DeTable<'a>, name: &'a str) -> Vec<Spanned<DeValue
     }
 }
 
-/// Moves the entries of a table out of the table that contains it, like [`take_array`].
+/// Removes and returns the entries of a subtable, like [`take_array`].
 fn take_table<'a>(
     table: &mut DeTable<'a>,
     name: &'a str,
@@ -509,16 +507,16 @@ fn take_table<'a>(
     }
 }
 
-/// The keys that a table accepts, extracted from serde's message about an unknown key.
+/// Extracts the accepted keys from serde's message about an unknown key.
 fn known_keys(message: &str) -> Option<Vec<&str>> {
-    // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no
-    // fields).
+    // The forms of serde's message: unknown field `x`, expected one of `a`, `b`; expected `a`;
+    // there are no fields.
     let rest = message.strip_prefix("unknown field `")?;
     let (_, list) = rest.rsplit_once("`, expected ")?;
     Some(list.split('`').skip(1).step_by(2).collect())
 }
 
-/// serde's message in the words of this project, with a suggestion for a misspelt key.
+/// Converts serde's message to a finding, with a suggestion for a misspelt key.
 fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
     let written = text.get(span.clone()).unwrap_or_default();
     if let Some(rest) = message.strip_prefix("invalid type: ")

@@ -1,4 +1,4 @@
-//! Syntax errors in TOML, with messages that name the cause.
+//! TOML syntax errors, with messages that name their cause.
 
 use std::ops::Range;
 
@@ -7,17 +7,17 @@ use toml::de::{DeTable, Error};
 
 use crate::text::{Diagnostic, Findings, KEPT_MAX};
 
-/// Distance in bytes after the first error within which the parser looks for further errors: it
-/// stores all of them.
+/// Number of bytes after the first error that are searched for further errors. The parser stores
+/// all errors, so that this bounds its memory.
 const REACH: usize = 64 << 10;
 
-/// Maximum number of characters of a line in which the check looks for an unusual character.
+/// Maximum number of characters of a line that are searched for an unusual character.
 const LINE_MAX: usize = 4096;
 
 /// Parses a text to a tree.
 ///
 /// # Errors
-/// The text is not TOML. The findings are the first error, and the errors shortly after it.
+/// The text is not TOML. The findings are the first error, and errors shortly after it.
 pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, Findings> {
     let first = match DeTable::parse(text) {
         Ok(tree) => return Ok(tree),
@@ -30,21 +30,21 @@ pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, Findings> {
     }
     let (_, errors) = DeTable::parse_recoverable(&text[..end]);
     let mut findings = explain(&errors, text, end);
-    // The cause of the first error may be further away.
+    // The cause of the first error may be far behind it.
     if findings.is_empty() {
         findings = explain(&[first], text, text.len());
     }
     Err(findings)
 }
 
-/// The parser's errors in the first `read` bytes of the text, each cause once.
+/// The parser's errors in the first `read` bytes of the text, without repetitions.
 fn explain(errors: &[Error], text: &str, read: usize) -> Findings {
     let end = text.trim_end().len();
     let mut findings = Findings::default();
     let mut last = None;
     for error in errors.iter().take(KEPT_MAX) {
         let span = error.span().unwrap_or(0..0);
-        // Continue after this part of the text.
+        // The text has further errors behind this part.
         if read < end && span.end >= read {
             break;
         }
@@ -55,7 +55,7 @@ fn explain(errors: &[Error], text: &str, read: usize) -> Findings {
             last = Some(finding.primary.0.clone());
             findings.push(finding);
         }
-        // All tables and strings that are open at the end of the file have one cause.
+        // All tables and strings that are open at the end have one cause.
         if span.start >= end {
             break;
         }
@@ -76,8 +76,8 @@ fn syntax(error: &Error, span: Range<usize>, end: usize) -> Diagnostic {
     }
 }
 
-/// Finds a character that word processors and web pages use instead of an ASCII one, in the line of
-/// the error and outside of strings.
+/// Finds a character that word processors substitute for an ASCII one, on the line of the error and
+/// outside of strings.
 fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     let before = text.get(..span.start)?;
     let start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -100,7 +100,7 @@ fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     )
 }
 
-/// The name of an easily confused character, and the ASCII character that was probably intended.
+/// Name of a character that word processors use instead of an ASCII one, and that ASCII character.
 const fn substitute(c: char) -> Option<(&'static str, &'static str)> {
     Some(match c {
         '\u{201c}' | '\u{201d}' | '\u{201e}' | '\u{00ab}' | '\u{00bb}' => {
@@ -115,8 +115,7 @@ const fn substitute(c: char) -> Option<(&'static str, &'static str)> {
     })
 }
 
-/// Reports the error that `[[service.server]]` before the first `[[service]]` causes: it makes
-/// `service` a table.
+/// Reports a `[[service.server]]` before the first `[[service]]`, which makes `service` a table.
 fn server_before_service(error: &Error, span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     let word = text.get(span.clone())?;
     if error.message() != "duplicate key" || word != "service" {

@@ -1,4 +1,4 @@
-//! Runs keepalived on a file, without any effect on the host, to get a dump of its configuration.
+//! Runs keepalived on a file to get a dump of its configuration, without any effect on the host.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use landlock::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Time limit for keepalived to print its configuration.
+/// Time limit for keepalived's output.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Interval of the checks whether keepalived has exited.
+/// Interval at which lvsd checks whether keepalived has exited.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum size of keepalived's output in bytes.
 const PRINTED_MAX: u64 = 64 << 20;
 
-/// Finds a program in `PATH` or in the directories of system programs.
+/// Finds a program in `PATH` or in the system directories.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
@@ -28,7 +28,7 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Returns the output of keepalived about a file.
+/// Returns keepalived's output about a file.
 ///
 /// # Errors
 /// keepalived could not be run; the text is the reason.
@@ -86,9 +86,8 @@ pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String
     asked
 }
 
-/// Restricts this thread and the processes that it starts: they can execute only these programs,
-/// and write only to this directory. So keepalived runs no script and opens no FIFO that the file
-/// names.
+/// Limits this thread and its child processes: they can execute only these programs, and write only
+/// to this directory. keepalived thus runs no script and opens no FIFO of the file.
 fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     let writes = AccessFs::from_write(ABI::V1);
     // Programs need the loader as well.
@@ -129,7 +128,7 @@ fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs keepalived until it has printed its configuration or has exited, for at most [`PATIENCE`].
+/// Runs keepalived until it has printed its configuration or exited; at most for [`PATIENCE`].
 fn run(command: &mut Command, output: &Path) -> Result<String, String> {
     let mut child = command
         .spawn()
@@ -149,7 +148,7 @@ fn run(command: &mut Command, output: &Path) -> Result<String, String> {
             Ok(None) => {}
             Err(error) => return Err(format!("cannot wait for keepalived: {error}")),
         }
-        // keepalived prints everything before it handles a signal.
+        // keepalived handles a signal only after it has printed everything.
         if !asked_to_end && read(output).contains("< LVS Topology >") {
             asked_to_end = true;
             end(Signal::TERM);

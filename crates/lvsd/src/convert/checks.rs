@@ -1,6 +1,6 @@
-//! Converts keepalived's health checks to those of lvsd.
+//! Converts keepalived's health checks.
 //!
-//! `lvsd`'s own parser reads each check. Keys that it refuses are omitted, with the reason.
+//! lvsd's own parser reads each result. Keys that it refuses are omitted, and reported.
 
 use super::item::{Item, is_on};
 use super::pcre;
@@ -10,7 +10,7 @@ use crate::config::Config;
 /// A check's keys and their values, in TOML.
 pub(super) type Check = Keys;
 
-/// A kind of check: keepalived's name, `lvsd`'s name, and the converted keywords besides
+/// A kind of check: keepalived's name, lvsd's name, and its keywords that are converted, without
 /// [`RHYTHM`].
 type Known = (&'static str, &'static str, &'static [&'static str]);
 
@@ -19,7 +19,7 @@ const KNOWN: &[Known] = &[
     (
         "HTTP_GET",
         "http",
-        // lvsd requests all pages at once, as keepalived does with `fast_recovery`.
+        // lvsd always checks all pages, as keepalived does with `fast_recovery`.
         &[
             "connect_port",
             "url",
@@ -31,7 +31,7 @@ const KNOWN: &[Known] = &[
     (
         "SSL_GET",
         "https",
-        // lvsd always sends the name if the file has one.
+        // lvsd always sends SNI if the file sets a name.
         &[
             "connect_port",
             "url",
@@ -56,7 +56,7 @@ const KNOWN: &[Known] = &[
     ),
 ];
 
-/// Keys of every kind of check: intervals, timeouts and retries.
+/// Keywords of every kind of check: intervals, timeouts and retries.
 const RHYTHM: &[&str] = &[
     "delay_loop",
     "retry",
@@ -65,39 +65,39 @@ const RHYTHM: &[&str] = &[
     "",
 ];
 
-/// The longest interval of a check, in seconds.
+/// Maximum interval of a check in seconds.
 const DAY: f64 = 86_400.0;
-/// The longest timeout of a check, in seconds.
+/// Maximum timeout of a check in seconds.
 const TIMEOUT_MAX: f64 = 600.0;
-/// Maximum number of consecutive failures that a check may require before a server is down.
+/// Maximum of lvsd's `fall`.
 const FALL_MAX: f64 = 1000.0;
 
 /// The reason why `warmup` is not converted.
 pub(super) const WARMUP: &str =
     "first checks are not delayed; a server is not used before its first check";
 
-/// The enclosing blocks and the settings that apply to a check.
+/// Enclosing blocks and other settings of a check.
 pub(super) struct Context<'a> {
-    /// The blocks whose settings are the defaults of this block, the innermost one first.
+    /// Blocks with default settings for this one, the innermost first.
     pub(super) around: [&'a Item; 2],
-    /// The server's port, or 0.
+    /// Port of the server; 0 if it has none.
     pub(super) port: u16,
-    /// The default user of check scripts.
+    /// Default user of check scripts.
     pub(super) script_user: Option<&'a str>,
 }
 
-/// Whether a statement is a check that has a counterpart.
+/// Whether lvsd has an equivalent of this check.
 pub(super) fn is_known(name: &str) -> bool {
     KNOWN.iter().any(|(known, ..)| *known == name)
 }
 
-/// `lvsd`'s name of one of keepalived's kinds of checks.
+/// lvsd's name of a kind of check.
 pub(super) fn kind(name: &str) -> Option<&'static str> {
     let known = KNOWN.iter().find(|(known, ..)| *known == name);
     known.map(|(_, kind, _)| *kind)
 }
 
-/// The level of a check: 0: there is no check, 1: the host answers, 2: the port answers, 3: the
+/// Depth of a check: 0 without a check, 1 if the host answers, 2 if the port answers, 3 if the
 /// service answers.
 pub(super) fn depth(check: &Check) -> u8 {
     match check.get("type").map(String::as_str) {
@@ -108,12 +108,12 @@ pub(super) fn depth(check: &Check) -> u8 {
     }
 }
 
-/// The value for "no check".
+/// A check that is `"none"`.
 pub(super) fn none() -> Check {
     Check::from([("none", String::new())])
 }
 
-/// The error with which `lvsd` refuses a check; `None` if the check is valid.
+/// The error with which lvsd refuses a check; `None` if the check is valid.
 pub(super) fn refused(check: &Check) -> Option<String> {
     let text = format!(
         "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ncheck = {}\n\
@@ -124,7 +124,7 @@ pub(super) fn refused(check: &Check) -> Option<String> {
     super::refused(&text)
 }
 
-/// Removes the keys that make `lvsd` refuse a check, and returns them with the reasons.
+/// Removes keys that lvsd refuses from a check, and returns them with the reasons.
 pub(super) fn repaired(
     check: &mut Check,
     optional: &[&'static str],
@@ -144,8 +144,8 @@ pub(super) fn repaired(
     Ok(out)
 }
 
-/// The number in a timing statement, if keepalived accepts the number. A check may have no retries;
-/// other blocks may not.
+/// The number of a timing statement, if keepalived accepts it. A check may have 0 retries, other
+/// blocks may not.
 fn timing(item: &Item, of_check: bool) -> Option<f64> {
     let word = item.word(1);
     let plain = word
@@ -161,8 +161,7 @@ fn timing(item: &Item, of_check: bool) -> Option<f64> {
     (number >= least).then_some(number)
 }
 
-/// Returns the message about a time that keepalived refuses, or that lvsd limits; `None` for any
-/// other time.
+/// The message about a time that keepalived refuses or lvsd limits; `None` for any other.
 pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     let name = item.name();
     let most = match name {
@@ -184,13 +183,12 @@ pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     }
 }
 
-/// The setting of this name in a check, or in the innermost block around it.
+/// The setting of this name in a check, or in the innermost enclosing block.
 fn setting<'a>(item: &'a Item, around: &[&'a Item], name: &str) -> Option<&'a Item> {
     item.find(name)
         .or_else(|| around.iter().find_map(|block| block.find(name)))
 }
 
-/// Converts a check of keepalived.
 pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<String>) -> Check {
     let name = item.name();
     let Some((_, kind, words)) = KNOWN.iter().find(|(known, ..)| *known == name) else {
@@ -282,7 +280,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
     }
 }
 
-/// Replaces a check that `lvsd` refuses for this reason by a TCP check.
+/// Replaces a check that lvsd refuses by a TCP check.
 fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<String>) -> Check {
     let (name, at) = (item.name(), item.at());
     let stream = matches!(kind, "http" | "https" | "smtp" | "tcp");
@@ -306,9 +304,9 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
     none()
 }
 
-/// Converts the interval and the timeout of checks.
+/// Converts interval and timeout.
 fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
-    // The last number that keepalived accepts, of the innermost block that has one.
+    // The last valid number in the innermost block that has one.
     let last = |block: &Item, name: &str, of_check: bool| {
         let named = block
             .items()
@@ -324,7 +322,7 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     let name = item.name();
     let pages = matches!(name, "HTTP_GET" | "SSL_GET");
     let timeout = match name {
-        // keepalived limits the run time of a program to the interval.
+        // keepalived limits a program's run time to the interval.
         "MISC_CHECK" => own("misc_timeout")
             .filter(|seconds| *seconds > 0.0)
             .unwrap_or(interval),
@@ -349,14 +347,13 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     check.insert("timeout", duration(timeout.clamp(0.01, TIMEOUT_MAX)));
     check.insert("rise", "1".to_owned());
     check.insert("fall", format!("{fall:.0}"));
-    // The delay precedes only repeated attempts.
+    // keepalived delays only retries.
     if fall > 1.0 {
         check.insert("fast_interval", duration(pause.clamp(0.01, DAY)));
     }
 }
 
-/// The keyword next to `regex` that changes the check and has no counterpart in lvsd; `None` if
-/// there is no such keyword.
+/// A keyword that changes the meaning of `regex` and has no equivalent in lvsd.
 fn changes_meaning(url: &Item) -> Option<String> {
     for word in ["regex_no_match", "regex_min_offset", "regex_max_offset"] {
         if url.find(word).is_some() {
@@ -369,7 +366,7 @@ fn changes_meaning(url: &Item) -> Option<String> {
     Some(format!("regex_options {other}"))
 }
 
-/// Converts the check of a web server's pages.
+/// Converts the check of web pages.
 fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String>) {
     let name = item.name();
     let outer = setting(item, around, "virtualhost").map(|item| item.word(1).to_owned());
@@ -449,7 +446,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
     }
 }
 
-/// Removes from a page the keys that `lvsd` refuses, and returns them with the reasons.
+/// Removes keys that lvsd refuses from a page, and returns them with the reasons.
 fn repaired_page(page: &mut Check) -> Vec<String> {
     let mut check = page.clone();
     check.insert("type", quote("http"));
@@ -463,7 +460,7 @@ fn repaired_page(page: &mut Check) -> Vec<String> {
     }
 }
 
-/// The path of a page for HTTP, and the host if the URL is complete.
+/// The path of a page; also the host if the URL is absolute.
 fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<String>) {
     let argument = item.word(1);
     let whole = argument
@@ -524,7 +521,6 @@ fn statuses(item: &Item, name: &str, lost: &mut Vec<String>) -> Option<String> {
     (!ranges.is_empty()).then(|| ranges.join(","))
 }
 
-/// Converts a check of a mail server.
 fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     let name = item.name();
     if let Some(item) = item.find("helo_name")
@@ -552,7 +548,7 @@ fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     }
 }
 
-/// Converts a check by a datagram.
+/// Converts a UDP check.
 fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     if let Some(payload) = item.find("payload") {
         match hex(&payload.rest(1)) {
@@ -591,7 +587,7 @@ fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     }
 }
 
-/// The bytes of `Ab12f 3 456`: AB 12 0F 03 45 06. `X` is any half of a byte.
+/// Parses hexadecimal bytes: `Ab12f 3 456` is AB 12 0F 03 45 06. `X` matches any half of a byte.
 fn hex(text: &str) -> Option<Vec<String>> {
     let mut bytes = Vec::new();
     for word in text.split_whitespace() {
@@ -613,7 +609,7 @@ fn hex(text: &str) -> Option<Vec<String>> {
     Some(bytes)
 }
 
-/// Converts a check by a program.
+/// Converts a check script.
 fn program(
     item: &Item,
     context: &Context<'_>,
@@ -661,7 +657,7 @@ pub(super) fn list(words: &[String]) -> String {
     format!("[{}]", words.join(", "))
 }
 
-/// The words of a command line, split as by a shell. Variables are not expanded.
+/// Splits a command line into words like a shell, without expanding variables.
 pub(super) fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = None::<String>;

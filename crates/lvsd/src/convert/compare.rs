@@ -1,4 +1,4 @@
-//! `lvsd convert --check`: whether a converted file has the services that keepalived reads.
+//! `lvsd convert --check`: compares a converted file with the services that keepalived reads.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -11,15 +11,15 @@ use super::dump::{self, TheirService};
 use super::service::servers_of_quorum;
 use crate::config::{self, Config};
 
-/// The result of a comparison.
+/// Result of comparing a converted file with keepalived's output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compared {
     /// Number of compared services.
     pub services: usize,
     /// Number of compared servers.
     pub servers: usize,
-    /// Whether keepalived has printed its complete configuration; else it has printed only the
-    /// names of services and servers.
+    /// Whether keepalived printed its complete configuration, not only the names of services and
+    /// servers.
     pub whole: bool,
     /// One message for each difference.
     pub differences: Vec<String>,
@@ -42,8 +42,8 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
         whole: dump.whole,
         ..Compared::default()
     };
-    // The messages do not contain the address family of a mark, so that one list contains the
-    // servers of both families.
+    // keepalived's messages omit the address family of marks, so that services of both families
+    // share a list of servers.
     let mut marks: HashMap<u32, Vec<&config::Service>> = HashMap::new();
     for service in &config.services {
         if let ServiceId::Fwmark { mark, .. } = service.id {
@@ -59,7 +59,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
         });
         match theirs {
             Some((name, theirs)) => {
-                // A message about a mark is valid for both families, and is compared once.
+                // A message about a mark concerns both families, but is compared once.
                 let first = seen.insert(name);
                 compared.services += 1;
                 compared.servers += service.servers.len();
@@ -72,7 +72,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
                 let ours = first.then_some(ours);
                 of_service(name, service, ours, theirs, dump.whole, differences);
             }
-            // Messages do not list the members of groups.
+            // Messages do not contain the members of groups.
             None if !dump.whole => {}
             None => compared.differences.push(format!(
                 "{name}: keepalived does not have this virtual server"
@@ -126,8 +126,8 @@ fn method(server: &config::Server) -> String {
     }
 }
 
-/// Compares a service. `ours` are the services of the result that keepalived prints under this
-/// name. It is `None` if the servers under this name were compared before.
+/// Compares a service. `ours` are the converted services with the name that keepalived prints. It
+/// is `None` if they were compared before.
 fn of_service(
     name: &str,
     service: &config::Service,
@@ -144,7 +144,7 @@ fn of_service(
         }
     };
     let mark = matches!(service.id, ServiceId::Fwmark { .. });
-    // Only NAT changes ports.
+    // Only NAT translates ports.
     let key = |ip: IpAddr, port: u16, method: &str| match method {
         "nat" if !mark => format!("{ip} port {port}"),
         _ => ip.to_string(),
@@ -305,7 +305,7 @@ weight = 7
         assert!(compared.whole);
     }
 
-    /// Without IPVS in the kernel, keepalived names a mark without its address family.
+    /// Without IPVS in the kernel, keepalived prints marks without their address family.
     #[test]
     fn keepalived_messages_about_mark_match_services_of_both_families() {
         let service = |family: &str, server: &str| {
@@ -357,6 +357,9 @@ weight = 7
             );
         }
         let error = compare(TOML, "Started\nexec failed: Permission denied\n").unwrap_err();
-        assert!(error.ends_with("exec failed: Permission denied"), "{error}");
+        assert!(
+            error.ends_with("exec failed: Permission denied"),
+            "does not end with `exec failed: Permission denied`: {error}"
+        );
     }
 }

@@ -1,5 +1,4 @@
-//! Reads the output of `keepalived --dump-conf`: the configuration, as keepalived itself interprets
-//! its file.
+//! Parses the output of `keepalived --dump-conf`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -9,22 +8,21 @@ use super::keepalived::{following, range};
 /// Maximum number of addresses in all ranges.
 const ROOM: usize = super::ADDRESSES_MAX;
 
-/// Services by name, `192.0.2.1:80 tcp` or `mark 7 ipv4`.
+/// Services by name: `192.0.2.1:80 tcp` or `mark 7 ipv4`.
 pub(super) type Services = BTreeMap<String, TheirService>;
 
-/// A service, as keepalived prints it.
+/// A service in keepalived's output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct TheirService {
-    /// `None` for services that keepalived has only named.
+    /// `None` for a service of which keepalived printed only the name.
     pub(super) scheduler: Option<String>,
     pub(super) persistence: u64,
-    /// Quorum and hysteresis, by weight.
+    /// Quorum and hysteresis; sums of weights.
     pub(super) quorum: (u64, u64),
     pub(super) sorry: Option<IpAddr>,
     pub(super) servers: Vec<Server>,
 }
 
-/// A server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Server {
     pub(super) ip: Option<IpAddr>,
@@ -35,25 +33,22 @@ pub(super) struct Server {
     pub(super) checks: Vec<Check>,
 }
 
-/// A health check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Check {
-    /// `lvsd`'s name of the kind.
+    /// lvsd's name of the kind.
     pub(super) kind: String,
     pub(super) interval_ms: u64,
     pub(super) fall: u64,
 }
 
-/// The services of a dump.
 #[derive(Debug, Default)]
 pub(super) struct Dump {
     pub(super) services: Services,
-    /// Whether the dump is complete; else keepalived has printed only the names of services and
-    /// servers.
+    /// Whether the output is complete, and not only the names of services and servers.
     pub(super) whole: bool,
 }
 
-/// A line without its time stamp.
+/// Removes the timestamp of a line.
 fn message(line: &str) -> &str {
     let dated = |at: &usize| {
         let year = line.get(..*at).and_then(|before| before.rsplit(' ').next());
@@ -65,7 +60,7 @@ fn message(line: &str) -> &str {
     }
 }
 
-/// The value of `name` in `A = x, B = y`.
+/// Finds the value of `name` in `A = x, B = y`.
 fn value<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     line.split(", ").find_map(|part| {
         let (key, value) = part.trim().split_once(" = ")?;
@@ -80,14 +75,14 @@ fn number(text: &str) -> u64 {
     text[..end].parse().unwrap_or(0)
 }
 
-/// Members of a group: addresses with ports, and marks with their families.
+/// Members of a group: addresses with ports, and marks with address families.
 #[derive(Clone, Debug, Default)]
 struct Group {
     addresses: Vec<(IpAddr, u16)>,
     marks: Vec<(u64, Option<&'static str>)>,
 }
 
-/// The addresses or marks of a virtual server.
+/// Addresses or marks of a virtual server.
 #[derive(Clone, Debug, Default)]
 enum Target {
     #[default]
@@ -109,7 +104,7 @@ pub(super) fn read(text: &str) -> Dump {
     let mut dump = Dump::default();
     let mut groups: HashMap<String, Group> = HashMap::new();
     let mut all: Vec<Virtual> = Vec::new();
-    // Checks by the names of service and server.
+    // Checks, by service and server.
     let mut checks: Vec<((String, String), Check)> = Vec::new();
     let mut named: Vec<(String, String)> = Vec::new();
     let (mut section, mut group) = ("", String::new());
@@ -243,12 +238,12 @@ pub(super) fn read(text: &str) -> Dump {
     dump
 }
 
-/// A service or a server as keepalived's messages name it.
+/// Formats a service or server like keepalived's messages.
 fn named_service(ip: IpAddr, port: u16, protocol: &str) -> String {
     format!("[{ip}]:{}:{port}", protocol.to_ascii_lowercase())
 }
 
-/// Reads a line about a virtual server.
+/// Parses a line about a virtual server.
 fn service(line: &str, one: &mut Virtual) {
     if let Some(ip) = value(line, "VS VIP") {
         let port = value(line, "VPORT").and_then(|port| port.parse().ok());
@@ -277,8 +272,8 @@ fn service(line: &str, one: &mut Virtual) {
     }
 }
 
-/// Converts keepalived's text of a forwarding method, such as `TUN, type = GUE, port = 6080,
-/// checksum`, to the words for a comparison.
+/// Converts keepalived's text about a forwarding method, such as `TUN, type = GUE, port = 6080,
+/// checksum`, for comparison.
 fn method(text: &str) -> String {
     let mut parts = text.split(", ");
     let mut words = vec![parts.next().unwrap_or_default().to_ascii_lowercase()];
@@ -293,13 +288,12 @@ fn method(text: &str) -> String {
     words.join(" ")
 }
 
-/// `lvsd`'s name of a kind of check.
 fn kind(text: &str) -> &'static str {
     let name = text.split(',').next().unwrap_or_default();
     super::checks::kind(name).unwrap_or("none")
 }
 
-/// Adds a virtual server under all its addresses and marks.
+/// Adds a virtual server under each of its addresses and marks.
 fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) {
     let mark_name = |mark: u64, family_name: Option<&str>| {
         let family = match (family_name, one.family.as_str()) {
@@ -333,8 +327,7 @@ fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) 
         }
     };
     for name in names {
-        // Two virtual servers with one name are one service in the kernel, with the servers of
-        // both.
+        // In the kernel, virtual servers of one name are one service with the servers of all.
         match services.get_mut(&name) {
             Some(first) => first.servers.extend(one.seen.servers.iter().cloned()),
             None => {
@@ -344,7 +337,7 @@ fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) 
     }
 }
 
-/// Adds a server that a message names, `[10.0.0.1]:tcp:80` of `[192.0.2.1]:tcp:80` or `FWM 7`.
+/// Adds a server from a message: `[10.0.0.1]:tcp:80` of `[192.0.2.1]:tcp:80` or `FWM 7`.
 fn add_named(services: &mut Services, service: &str, server: &str) {
     let parts = |text: &str| -> Option<(IpAddr, String, u16)> {
         let (ip, rest) = text.strip_prefix('[')?.split_once("]:")?;
@@ -354,7 +347,7 @@ fn add_named(services: &mut Services, service: &str, server: &str) {
     let name = match (parts(service), service.strip_prefix("FWM ")) {
         (Some((ip, protocol, port)), _) => format!("{} {protocol}", SocketAddr::new(ip, port)),
         (None, Some(mark)) => format!("mark {mark}"),
-        // The members of a group are not listed.
+        // Messages do not list the members of a group.
         (None, None) => return,
     };
     if let Some((ip, _, port)) = parts(server) {

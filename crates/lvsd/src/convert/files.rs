@@ -1,11 +1,11 @@
-//! Files to convert, and the files that they include.
+//! Reads files to convert, and files that they include.
 
 use std::io::Read as _;
 use std::path::{Component, Path, PathBuf};
 
 use super::LENGTH_MAX;
 
-/// Maximum number of patterns that braces expand to, and of files that match a pattern.
+/// Maximum number of patterns from braces, and of files that match a pattern.
 const MATCHES_MAX: usize = 1024;
 
 /// Reads the text of a file.
@@ -24,14 +24,14 @@ pub fn read(path: &Path) -> Result<String, String> {
             LENGTH_MAX >> 20
         ));
     }
-    // Comments in old files can use any character set.
+    // Comments in old files may use any character set.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The files in a directory whose names match a pattern (glob(7), with braces), with their texts.
+/// Names and texts of the files in a directory that match a pattern (glob(7), with braces).
 ///
 /// # Errors
-/// There are none, or one of them cannot be read; the text is the reason.
+/// No file matches, or one cannot be read; the text is the reason.
 pub fn included(directory: &Path, pattern: &str) -> Result<Vec<(String, String)>, String> {
     let mut paths = Vec::new();
     for pattern in braces(pattern)? {
@@ -78,7 +78,7 @@ fn braces(pattern: &str) -> Result<Vec<String>, String> {
     Ok(done)
 }
 
-/// The text before the first braces, the alternatives in the braces, and the text after them.
+/// The text before the first braces, the alternatives in them, and the text after them.
 fn first_braces(text: &str) -> Option<(&str, Vec<&str>, &str)> {
     let open = text.find('{')?;
     let mut depth = 0;
@@ -147,8 +147,8 @@ pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, Stri
     Ok(paths)
 }
 
-/// Whether a name matches a pattern with `*`, `?` and `[...]`. The running time is at most
-/// proportional to the product of both lengths.
+/// Whether a name matches a pattern with `*`, `?` and `[...]`, in time proportional to the product
+/// of both lengths.
 fn fits(pattern: &[char], name: &[char]) -> bool {
     let (mut p, mut n) = (0, 0);
     // The position of the last `*`, and the text that it has matched so far.
@@ -178,7 +178,7 @@ fn fits(pattern: &[char], name: &[char]) -> bool {
     }
 }
 
-/// Number of bytes of a pattern that match a character.
+/// Length of the part at the start of a pattern that matches `c`; `None` if it does not match.
 fn one(pattern: &[char], c: char) -> Option<usize> {
     match pattern {
         ['?', ..] => Some(1),
@@ -276,7 +276,10 @@ mod tests {
         assert!(read(&path).is_ok());
         file.set_len(LENGTH_MAX + 1).unwrap();
         let refused = read(&path).unwrap_err();
-        assert!(refused.contains("longer than 16 MiB"), "{refused}");
+        assert!(
+            refused.contains("longer than 16 MiB"),
+            "no `longer than 16 MiB` in {refused}"
+        );
         assert_eq!(included(directory.path(), "*.conf").unwrap_err(), refused);
     }
 }

@@ -8,7 +8,7 @@ use super::words::{self, Word};
 /// Position of a statement.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SourcePlace {
-    /// The included file.
+    /// Path of the included file; `None` for the main file.
     pub(super) file: Option<Rc<str>>,
     pub(super) line: usize,
 }
@@ -22,13 +22,13 @@ impl fmt::Display for SourcePlace {
     }
 }
 
-/// A statement: its words and the statements of its block.
+/// A statement: its words, and the statements of its block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Item {
     pub(super) words: Vec<Word>,
     pub(super) block: Option<Vec<Self>>,
     pub(super) at: SourcePlace,
-    /// First and last line of the item, in a numbering over all files.
+    /// First and last line of the statement, counted over all files.
     pub(super) lines: (usize, usize),
 }
 
@@ -41,12 +41,12 @@ impl Item {
         self.words.get(n).map_or("", |word| word.text.as_str())
     }
 
-    /// Number of words, the name included.
+    /// Number of words, including the name.
     pub(super) fn len(&self) -> usize {
         self.words.len()
     }
 
-    /// The words from the `n`th on, with a space between two.
+    /// The words from index `n` on, joined by spaces.
     pub(super) fn rest(&self, n: usize) -> String {
         let words: Vec<&str> = self
             .words
@@ -57,8 +57,7 @@ impl Item {
         words.join(" ")
     }
 
-    /// The words after the name of the statement, with the quotes and escapes of scripts and
-    /// regular expressions.
+    /// The words after the name, split by the quoting rules of scripts and regular expressions.
     pub(super) fn escaped(&self) -> Vec<String> {
         let raw: Vec<&str> = self
             .words
@@ -73,23 +72,23 @@ impl Item {
         self.block.as_deref().unwrap_or_default()
     }
 
-    /// The last statement of this name, which keepalived uses.
+    /// The last statement of this name in the block; keepalived uses the last one.
     pub(super) fn find(&self, name: &str) -> Option<&Self> {
         self.items().iter().rev().find(|item| item.name() == name)
     }
 
-    /// The text of the statement in the file, shortened.
+    /// The truncated text of the statement.
     pub(super) fn text(&self) -> String {
         let raw: Vec<&str> = self.words.iter().map(|word| word.raw.as_str()).collect();
         shown(&raw.join(" "))
     }
 
-    /// The message that the statement is not converted: position, text and reason.
+    /// Message that the statement is not converted: position, text and reason.
     pub(super) fn lost(&self, why: &str) -> String {
         format!("{}: {}: {why}", self.at, self.text())
     }
 
-    /// The message that a statement in a block of this name is not converted.
+    /// Message that a statement in a block `name` is not converted.
     pub(super) fn lost_of(&self, name: &str, why: &str) -> String {
         format!("{}: {name}: {}: {why}", self.at, self.text())
     }
@@ -99,12 +98,12 @@ impl Item {
     }
 }
 
-/// Whether a statement that `no` disables is on.
+/// Whether a statement is on, which `no` would disable.
 pub(super) fn is_on(item: &Item) -> bool {
     !matches!(item.word(1), "no" | "off" | "false")
 }
 
-/// The start of a text, as long as messages permit.
+/// Truncates a text to the length that messages permit.
 pub(super) fn shown(text: &str) -> String {
     /// Maximum length of the shown text in bytes.
     const MOST: usize = 160;
@@ -116,7 +115,7 @@ pub(super) fn shown(text: &str) -> String {
     }
 }
 
-/// The start of a text, up to `length` bytes.
+/// Truncates a text to at most `length` bytes.
 fn start(text: &str, length: usize) -> &str {
     let mut end = length.min(text.len());
     while !text.is_char_boundary(end) {

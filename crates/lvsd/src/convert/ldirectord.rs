@@ -1,4 +1,5 @@
-//! ldirectord's file: global lines, and below each `virtual=` the indented lines of a service.
+//! Converts ldirectord's file: global lines and, below each `virtual=`, the indented lines of a
+//! service.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,7 +12,6 @@ use super::service::{
 };
 use super::{ADDRESSES_MAX, Read};
 
-/// A line of the file: its number and its text.
 #[derive(Clone, Debug, Default)]
 struct Directive {
     line: usize,
@@ -24,16 +24,16 @@ impl Directive {
     }
 }
 
-/// Settings of the file, and of a service.
+/// Settings of the file, or of a service.
 #[derive(Clone, Debug, Default)]
 struct Settings {
     interval: Option<f64>,
-    /// The timeout in seconds of checks by a connection, a ping or a program.
+    /// Timeout of connect, ping and external checks in seconds.
     check_timeout: Option<f64>,
-    /// The timeout in seconds of negotiate checks.
+    /// Timeout of negotiate checks in seconds.
     negotiate_timeout: Option<f64>,
     failures: Option<u32>,
-    /// Number of attempts of a ping.
+    /// Number of pings of a check.
     attempts: Option<u32>,
     quiescent: Option<bool>,
     clean_stop: Option<bool>,
@@ -43,7 +43,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Reads a line; false if the key is not a setting of this kind.
+    /// Reads a line; returns false if its key is not such a setting.
     fn take(
         &mut self,
         key: &str,
@@ -90,7 +90,7 @@ pub(super) fn read(text: &str) -> Read {
     let mut globals = Settings::default();
     let mut services: Vec<Building> = Vec::new();
     let mut within = false;
-    // The number of addresses that ranges may still expand to, in the whole file.
+    // Number of addresses that ranges may still contain, in the whole file.
     let mut room = ADDRESSES_MAX;
     for (number, line) in (1..).zip(text.lines()) {
         let indented = line.starts_with([' ', '\t']);
@@ -148,7 +148,7 @@ pub(super) fn read(text: &str) -> Read {
     }
 }
 
-/// A line below `virtual` in ldirectord's syntax: `#` begins a comment within quotes as well, and a
+/// Cleans a line below `virtual` as ldirectord does: `#` begins a comment even within quotes, and a
 /// tab is four spaces.
 fn below_virtual(line: &str) -> Cow<'_, str> {
     let end = line.find('#').unwrap_or(line.len());
@@ -158,7 +158,7 @@ fn below_virtual(line: &str) -> Cow<'_, str> {
     }
 }
 
-/// A line without the comment after its value.
+/// Removes the comment after a value.
 fn without_comment(line: &str) -> &str {
     let (mut quoted, mut blank) = (false, true);
     for (at, c) in line.char_indices() {
@@ -185,7 +185,7 @@ fn digits(value: &str) -> &str {
     first(value, |c| c.is_ascii_digit())
 }
 
-/// The reason why settings for e-mail are not converted.
+/// The reason why e-mail settings are not converted.
 const MAIL: &str = "lvsd sends no e-mail: use `notify` in [lvsd]";
 
 fn global(
@@ -244,14 +244,13 @@ struct Building {
     check_port: Option<u16>,
     protocol: Option<String>,
     negotiation: Negotiation,
-    /// The separate request and answer of each server, in the order of the servers.
+    /// Request and expected response of each server that has its own, in the order of servers.
     of_servers: Vec<Option<(String, String)>>,
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,
     one_packet: Option<Directive>,
-    /// Flags of the scheduler.
+    /// Scheduler flags.
     flags: Vec<String>,
-    /// The line of the flags.
     flags_directive: Directive,
     bad: Option<&'static str>,
 }
@@ -437,7 +436,7 @@ impl Building {
             lost.extend(self.service.lost);
             return None;
         }
-        // The default of ldirectord, which differs from the default of lvsd.
+        // ldirectord's default differs from lvsd's.
         if !self.service.keys.contains_key("scheduler") {
             self.service.string("scheduler", "wrr");
         }
@@ -476,7 +475,7 @@ impl Building {
         let quiescent = self.own.quiescent.or(globals.quiescent).unwrap_or(false);
         let quiesce = if quiescent { "quiesce" } else { "remove" };
         self.service.string("on_check_failure", quiesce);
-        // ldirectord's default is yes, with which every restart of lvsd would interrupt services.
+        // With ldirectord's default, yes, every restart of lvsd would interrupt services.
         if self.own.clean_stop.or(globals.clean_stop).unwrap_or(false) {
             self.service
                 .keys
@@ -500,7 +499,7 @@ impl Building {
         Some(self.service)
     }
 
-    /// Writes the flags that apply to the scheduler.
+    /// Sets the scheduler flags.
     fn scheduler_flags(&mut self) {
         let scheduler = self
             .service
@@ -549,7 +548,7 @@ impl Building {
         }
     }
 
-    /// Interval, timeout and number of failures of a check of this kind.
+    /// Interval, timeout and number of failures of a kind of check.
     fn rhythm(&mut self, globals: &Settings, kind: &str) -> Check {
         let (own, all) = (&self.own, globals);
         let mut interval = all.interval.unwrap_or(10.0);
@@ -601,7 +600,7 @@ impl Building {
         let protocol = self.negotiation.protocol(self.port).to_owned();
         let none = protocol == "none";
         let kind = match self.check.as_str() {
-            // Connections between negotiations that check nothing.
+            // Without negotiation, every check is a connection.
             _ if number && none && udp => "ping",
             _ if number && none => "connect",
             _ if number => "negotiate",
@@ -705,8 +704,8 @@ impl Building {
         self.servers_without_port();
     }
 
-    /// Sets the port that ldirectord checks on servers without a port: the port of the kind of
-    /// service, independent of the service's own port.
+    /// Sets the port at which ldirectord checks servers without a port: that of the kind of
+    /// service, not that of the virtual service.
     fn servers_without_port(&mut self) {
         let known = self.negotiation.port(self.port);
         let own = self.port;
@@ -750,7 +749,7 @@ impl Building {
         });
     }
 
-    /// Adds a separate check to servers with their own request and answer.
+    /// Adds a check to each server with its own request and response.
     fn check_servers(&mut self, check: &Check, protocol: &str, udp: bool) {
         for (server, asked) in self.service.servers.iter_mut().zip(&self.of_servers) {
             let Some((request, receive)) = asked else {
@@ -805,11 +804,11 @@ impl Building {
     }
 }
 
-/// The separate request and answer of a server, if any.
+/// Request and expected response of a server.
 type Own = Option<(String, String)>;
 
-/// The flags after a server's method, `5 "request", "receive" l:10 u:20`; returns the unread rest
-/// too.
+/// Parses the words after a server's method: `5 "request", "receive" l:10 u:20`. Also returns the
+/// unread rest.
 fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
     let mut rest = text.trim();
     let word = rest.split_whitespace().next().unwrap_or_default();
@@ -844,8 +843,8 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
     (asked, left.join(" "))
 }
 
-/// Splits `"request", "receive"` from the text after them. Each part ends at the last quote that
-/// still results in a pair.
+/// Splits `"request", "receive"` from the following text. Each part ends at the last quote that
+/// still leaves a pair.
 fn pair(text: &str) -> Option<((String, String), &str)> {
     let inner = text.strip_prefix('"')?;
     let ends = inner.rmatch_indices('"').map(|(end, _)| end);
@@ -860,7 +859,7 @@ fn pair(text: &str) -> Option<((String, String), &str)> {
     .next()
 }
 
-/// Parses an address such as `192.0.2.1:80`, `[2001:db8::1]:http` or `192.0.2.1`.
+/// Parses an address with or without a port: `192.0.2.1:80`, `[2001:db8::1]:http`, `192.0.2.1`.
 fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
         return Some((ip, None));

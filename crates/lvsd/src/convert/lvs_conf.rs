@@ -1,4 +1,4 @@
-//! The file of the configure script of the LVS HOWTO: lines of `NAME=words`.
+//! Converts the file of the LVS HOWTO's configure script: lines of `NAME=words`.
 
 use std::net::IpAddr;
 

@@ -1,8 +1,8 @@
-//! Converts other programs' files to files of lvsd: keepalived's virtual servers, ldirectord's, and
-//! those of the configure script of the LVS HOWTO.
+//! Converts files of other programs: keepalived's virtual servers, ldirectord, and the configure
+//! script of the LVS HOWTO.
 //!
-//! Each statement without a counterpart becomes a comment with its line and the reason, and is
-//! listed.
+//! Each statement without an equivalent is reported, and becomes a comment with its line and the
+//! reason.
 
 pub mod ask;
 mod checks;
@@ -29,31 +29,32 @@ pub(crate) use self::service::printable;
 use self::service::{Service, quote};
 use crate::config::Config;
 
-/// A converted file.
+/// Result of a conversion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Converted {
-    /// The file for `lvsd`.
+    /// TOML for `lvsd`.
     pub toml: String,
-    /// Statements without a counterpart, each with its line and the reason; each is in `toml`, too.
+    /// Statements without an equivalent, each with its line and the reason; `toml` contains them,
+    /// too.
     pub lost: Vec<String>,
-    /// The lines of keepalived's file that are not about virtual servers.
+    /// The lines that keepalived continues to use.
     pub rest: String,
-    /// Whether keepalived's file has its services in another network namespace.
+    /// Whether keepalived's services are in another network namespace.
     pub elsewhere: bool,
 }
 
-/// A kind of file.
+/// Format of the source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceFormat {
-    /// `keepalived.conf`.
+    /// keepalived's `keepalived.conf`.
     Keepalived,
-    /// `ldirectord.cf`.
+    /// ldirectord's `ldirectord.cf`.
     Ldirectord,
-    /// `lvs.conf`.
+    /// `lvs.conf` of the LVS HOWTO's configure script.
     LvsConf,
 }
 
-/// The format of a file, according to its name and then its text.
+/// Detects the format of a file by its name, then by its text.
 pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     let text = without_mark(text);
     let base = Path::new(name)
@@ -78,22 +79,22 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     }
 }
 
-/// Maximum length of a file in bytes; a longer file is refused.
+/// Maximum size of a file in bytes.
 pub const LENGTH_MAX: u64 = 16 << 20;
 /// Maximum number of included files, and their maximum depth.
 const INCLUDES_MAX: usize = 256;
 /// Maximum number of addresses in all ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;
 
-/// The files of an `include` of a file in this directory, each with its name and text; or the
-/// reason why they are missing.
+/// Function that reads the files of an `include`, with their names and texts. Its arguments are the
+/// directory and the pattern.
 pub type Include<'a> = &'a dyn Fn(&Path, &str) -> Result<Vec<(String, String)>, String>;
 
 /// Settings of the conversion.
 pub struct Options<'a> {
     /// Reads the files that a file of keepalived includes.
     pub include: Include<'a>,
-    /// The host whose lines (`@ID`) are read: the argument of `keepalived --config-id`.
+    /// Argument of `keepalived --config-id`, which selects the `@ID` lines.
     pub config_id: Option<&'a str>,
 }
 
@@ -105,13 +106,12 @@ impl fmt::Debug for Options<'_> {
     }
 }
 
-/// The contents of a file.
 #[derive(Debug, Default)]
 struct Read {
     services: Vec<Service>,
     lost: Vec<String>,
     rest: String,
-    /// Addresses for full NAT.
+    /// Local addresses of full NAT.
     local_addresses: Vec<IpAddr>,
     elsewhere: bool,
 }
@@ -181,9 +181,9 @@ pub fn convert(
     })
 }
 
-/// Cuts a message that is too long for a terminal.
+/// Truncates a message that is too long for a terminal.
 fn shorten(message: &mut String) {
-    /// Maximum length of the text, in bytes.
+    /// Maximum length of a message in bytes.
     const MOST: usize = 600;
     if message.len() > MOST {
         let end = (0..=MOST).rev().find(|end| message.is_char_boundary(*end));
@@ -192,12 +192,12 @@ fn shorten(message: &mut String) {
     }
 }
 
-/// A text without the byte order mark with which some editors begin a file.
+/// Removes the byte order mark that some editors write.
 fn without_mark(text: &str) -> &str {
     text.strip_prefix('\u{FEFF}').unwrap_or(text)
 }
 
-/// The beginning of the file for `lvsd`, before its services.
+/// The beginning of lvsd's file, before the services.
 fn begin(name: &str, local_addresses: &[IpAddr]) -> String {
     let mut toml = format!(
         "# From {}, by `lvsd convert`. Check it with `lvsd check`.\n",
@@ -217,7 +217,7 @@ fn begin(name: &str, local_addresses: &[IpAddr]) -> String {
     toml
 }
 
-/// The reason why the conversion of a file has no result, and the parts that were not converted.
+/// Error text for a conversion without a result, with the parts that were not converted.
 fn nothing(name: &str, lost: &[String]) -> String {
     /// Maximum number of listed statements.
     const TOLD: usize = 3;
@@ -234,7 +234,7 @@ fn nothing(name: &str, lost: &[String]) -> String {
     }
 }
 
-/// Joins virtual servers with the same addresses, as keepalived does.
+/// Joins virtual servers with equal addresses, as keepalived does.
 fn join_twins(services: &mut Vec<Service>) {
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut joined: Vec<Service> = Vec::new();
@@ -252,7 +252,7 @@ fn join_twins(services: &mut Vec<Service>) {
     *services = joined;
 }
 
-/// Removes each address and mark from all services but the first service that has it.
+/// Removes addresses and marks that an earlier service already has.
 fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut seen: HashMap<(String, String), String> = HashMap::new();
     services.retain_mut(|service| {
@@ -286,7 +286,7 @@ fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     });
 }
 
-/// Makes the names of services unique: the first service of a name keeps it.
+/// Makes the names of services unique. The first service keeps its name.
 fn unique_names(services: &mut [Service]) {
     let mut seen = HashSet::new();
     for service in services {
@@ -302,7 +302,7 @@ fn unique_names(services: &mut [Service]) {
     }
 }
 
-/// Removes servers that are virtual servers: their packets would loop.
+/// Removes servers that are virtual servers, whose packets would loop.
 fn without_loops(services: &mut [Service]) {
     let mut all: HashMap<IpAddr, HashSet<u16>> = HashMap::new();
     for at in services.iter().flat_map(Service::endpoints) {
@@ -330,11 +330,11 @@ fn without_loops(services: &mut [Service]) {
     }
 }
 
-/// Maximum number of services that are removed one by one if `lvsd` refuses a file: each attempt
-/// checks all previous services again.
+/// Maximum number of services that are removed one by one. Each attempt checks the whole file
+/// again.
 const TRIED_MAX: usize = 256;
 
-/// Finally omits services that `lvsd` refuses for any other reason.
+/// Removes services that lvsd still refuses.
 fn without_refused(begin: &str, services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut all = begin.to_owned();
     for service in services.iter() {
@@ -363,7 +363,7 @@ fn without_refused(begin: &str, services: &mut Vec<Service>, lost: &mut Vec<Stri
     });
 }
 
-/// The first error for which `lvsd` refuses a file; `None` if it is valid.
+/// lvsd's first error about a file; `None` if the file is valid.
 fn refused(toml: &str) -> Option<String> {
     let report = Config::from_toml("", toml).err()?.to_string();
     let mut lines = report.lines();

@@ -1,4 +1,4 @@
-//! Converts ldirectord's negotiations to lvsd's health checks.
+//! Converts ldirectord's negotiate and external checks.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -6,10 +6,10 @@ use super::checks::{Check, list, refused, repaired};
 use super::pcre;
 use super::service::quote;
 
-/// Maximum number of redirects that ldirectord's HTTP client follows.
+/// Maximum number of redirects that ldirectord follows.
 const REDIRECTS: &str = "7";
 
-/// Settings of a service's checks.
+/// Check settings of a service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Negotiation {
     pub(super) service: Option<String>,
@@ -26,7 +26,7 @@ pub(super) struct Negotiated {
     pub(super) lost: Vec<String>,
 }
 
-/// The ports of ldirectord's services.
+/// Default ports of ldirectord's services.
 const PORTS: [(&str, u16); 19] = [
     ("ftp", 21),
     ("smtp", 25),
@@ -49,20 +49,20 @@ const PORTS: [(&str, u16); 19] = [
     ("pgsql", 5432),
 ];
 
-/// A value that ldirectord reads in double quotes.
+/// The text of a value in double quotes.
 fn text(value: &str) -> Result<&str, &'static str> {
     let is_bare = || !value.contains(['"', '\'']);
     quoted(value)
-        // ldirectord does not read such a file, but it has only one meaning.
+        // ldirectord refuses such a value, but its meaning is unambiguous.
         .or_else(|| is_bare().then_some(value))
         .ok_or("the value must be in double quotes, without `#`; ldirectord refuses the file")
 }
 
 impl Negotiation {
-    /// Reads a line as ldirectord does; `None` if it has another key.
+    /// Reads a line like ldirectord; `None` if the key is not a check setting.
     ///
     /// # Errors
-    /// ldirectord refuses a file with this value; the text is the reason.
+    /// ldirectord refuses the value; the text is the reason.
     pub(super) fn take(&mut self, key: &str, value: &str) -> Option<Result<(), &'static str>> {
         let (place, value) = match key {
             "service" => (&mut self.service, Ok(word(value))),
@@ -90,8 +90,7 @@ impl Negotiation {
         })
     }
 
-    /// Returns the protocol of the check for a virtual server with this port. `port` is 0 for a
-    /// mark.
+    /// Protocol of the check for a virtual server; `port` is 0 for a mark.
     pub(super) fn protocol(&self, port: u16) -> &str {
         let by_port = || PORTS.iter().find(|(_, known)| *known == port);
         match &self.service {
@@ -100,14 +99,14 @@ impl Negotiation {
         }
     }
 
-    /// The port that a check connects to if the server has no other.
+    /// Port of the check for servers without a port.
     pub(super) fn port(&self, port: u16) -> Option<u16> {
         let protocol = self.protocol(port);
         let found = PORTS.iter().find(|(name, _)| *name == protocol);
         found.map(|(_, port)| *port)
     }
 
-    /// Adds the request of this protocol to `check`, whose intervals are already set.
+    /// Adds the protocol's request to `check`.
     ///
     /// # Errors
     /// lvsd has no equivalent; the text is the reason.
@@ -157,7 +156,7 @@ impl Negotiation {
             None => request,
         };
         let slash = if path.starts_with('/') { "" } else { "/" };
-        // Perl's HTTP client encodes a space this way.
+        // Perl's HTTP client encodes spaces like this.
         let path = path.replace(' ', "%20");
         check.insert("path", quote(&format!("{slash}{path}")));
         check.insert("redirects", REDIRECTS.to_owned());
@@ -183,7 +182,7 @@ impl Negotiation {
         if !datagrams {
             lost.push("service=dns: lvsd sends the query over UDP".to_owned());
         }
-        // An address becomes a reverse look-up.
+        // An address is converted to a reverse look-up.
         let (name, record) = match name.parse::<Ipv4Addr>() {
             Ok(ip) => {
                 let [a, b, c, d] = ip.octets();
@@ -217,7 +216,8 @@ impl Negotiation {
         check.insert("record", quote(record));
     }
 
-    /// The check by a program, which gets the virtual and the real address and port.
+    /// Converts a check program. Its arguments are the addresses and ports of virtual and real
+    /// server.
     ///
     /// # Errors
     /// lvsd has no equivalent; the text is the reason.
@@ -253,8 +253,7 @@ impl Negotiation {
     }
 }
 
-/// The first part of a value whose characters all satisfy `is_part`; characters before it are
-/// skipped.
+/// The first sequence of characters of a value that satisfy `is_part`.
 pub(super) fn first(value: &str, is_part: fn(char) -> bool) -> &str {
     let rest = value.find(is_part).map_or("", |start| &value[start..]);
     let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
@@ -266,7 +265,7 @@ pub(super) fn word(value: &str) -> &str {
     first(value, |c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The text between the first and the last double quote; backslashes have no special meaning.
+/// The text between the first and the last double quote, without escapes.
 pub(super) fn quoted(value: &str) -> Option<&str> {
     let inner = value.strip_prefix('"')?;
     inner.rfind('"').map(|end| &inner[..end])

@@ -1,22 +1,22 @@
-//! Regular expressions of PCRE2 (keepalived) and Perl (ldirectord) for the crate `regex`.
+//! Converts regular expressions of PCRE2 (keepalived) and Perl (ldirectord) for the crate `regex`.
 //!
-//! The crate interprets some of them differently without an error: `\<` and `\v`, sets within a
-//! class, possessive repetition, and characters instead of bytes. Such a part is rewritten, or the
-//! expression is refused with a reason.
+//! The crate accepts some syntax with another meaning: `\<` and `\v`, sets within a class,
+//! possessive repetition, and characters instead of bytes. Such parts are rewritten, or the
+//! expression is refused.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// Matches at the end of the text, or before a final newline.
+/// `$` of PCRE: the end of the text, or the position before a final newline.
 const END: &str = r"(?:\n?\z)";
 
-/// The reason why an expression is refused.
+/// Reason for which an expression is refused.
 type Why = String;
 
-/// The expression for the crate `regex` that matches the same texts.
+/// Returns an expression for the crate `regex` that matches the same texts.
 ///
 /// # Errors
-/// The part without a counterpart, as text.
+/// The part without an equivalent.
 pub(super) fn converted(regex: &str, caseless: bool) -> Result<String, Why> {
     let mut reader = Reader {
         rest: regex.chars().peekable(),
@@ -37,16 +37,15 @@ pub(super) fn converted(regex: &str, caseless: bool) -> Result<String, Why> {
 struct Reader<'a> {
     rest: Peekable<Chars<'a>>,
     out: String,
-    /// Whether a part of the pattern counts bytes, while the crate counts characters.
+    /// Whether a part counts bytes in PCRE, but characters in the crate.
     by_bytes: bool,
     /// Whether `$` matches at the end of each line.
     lines: bool,
 }
 
-/// A member of a class.
 enum Member {
     Byte(u8),
-    /// A class such as `\d` or `[:alpha:]`, in the syntax of the crate.
+    /// A set such as `\d` or `[:alpha:]`, in the crate's syntax.
     Set(String),
 }
 
@@ -79,7 +78,7 @@ impl Reader<'_> {
                         self.repetition_of(&format!("{{{counts}}}"), repeated)?;
                         repeats = true;
                     }
-                    // Perl reads it as a repetition, and PCRE2 does so only in later versions.
+                    // `{,` is a repetition in Perl, but in PCRE2 only in later versions.
                     None if self.rest.peek() == Some(&',') => return Err(unknown("`{,`")),
                     None => self.byte(b'{'),
                 },
@@ -96,7 +95,7 @@ impl Reader<'_> {
         self.repetition_of(c.encode_utf8(&mut [0; 4]), repeated)
     }
 
-    /// Translates a repetition, and the character after it that makes it lazy.
+    /// Translates a repetition and the character that makes it lazy.
     fn repetition_of(&mut self, sign: &str, repeated: bool) -> Result<(), Why> {
         if repeated {
             return Err(unknown("a repetition of a repetition"));
@@ -113,8 +112,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the numbers of `{2}`, `{2,}` or `{2,3}` after the brace; `None` if the brace is a
-    /// literal.
+    /// Reads `{2}`, `{2,}` or `{2,3}` after the brace; `None` if the brace is a literal.
     fn counts(&mut self) -> Option<String> {
         let mut ahead = self.rest.clone();
         let mut counts = String::new();
@@ -133,8 +131,8 @@ impl Reader<'_> {
         Some(counts)
     }
 
-    /// Translates an assertion of the end of the text. In PCRE it does not consume a final newline;
-    /// in the crate it must.
+    /// Translates an assertion of the end of the text. Before a final newline, the crate's
+    /// expression must consume it.
     fn end(&mut self, sign: &str) -> Result<(), Why> {
         match self.rest.peek() {
             None | Some(')' | '|') => {
@@ -184,7 +182,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads an escape sequence, and returns its byte.
+    /// Reads an escape sequence of one byte.
     fn code(&mut self, c: char) -> Result<u8, Why> {
         Ok(match c {
             'n' => b'\n',
@@ -225,8 +223,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Translates the text after `(`. `first`: the parenthesis is the first character of the
-    /// expression.
+    /// Translates a group after `(`. `first`: the group begins the expression.
     fn group(&mut self, first: bool) -> Result<(), Why> {
         self.out.push('(');
         match self.rest.peek() {
@@ -251,7 +248,7 @@ impl Reader<'_> {
             .and_then(|name| name.strip_suffix('>'));
         let next = self.rest.peek().copied();
         match (name, next) {
-            // Names do not matter: nothing refers to them.
+            // The name of a group is irrelevant without references to it.
             (Some(name), _) if !name.is_empty() => Ok(()),
             (_, Some('=' | '!')) if matches!(text.as_str(), "" | "<") => Err(unknown(&format!(
                 "the look-around `(?{text}{}`",
@@ -276,7 +273,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Translates the text after `[`.
+    /// Translates a class after `[`.
     fn class(&mut self) -> Result<(), Why> {
         let mut class = String::from("[");
         if self.rest.next_if_eq(&'^').is_some() {
@@ -299,7 +296,7 @@ impl Reader<'_> {
             let start = match member {
                 Member::Set(set) => {
                     class.push_str(&set);
-                    // After a set, the sign is a member of the class.
+                    // After a set, `-` is a literal member.
                     if self.rest.next_if_eq(&'-').is_some() {
                         push_byte(&mut class, b'-', IN_CLASS);
                     }
@@ -330,8 +327,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads the next member of a class. If the character is not ASCII, all of its bytes are added,
-    /// because each byte is a member.
+    /// Reads the next member of a class. Each byte of a character above ASCII is a member.
     fn members(&mut self, class: &mut String) -> Result<Option<Member>, Why> {
         let c = self.rest.next().ok_or("a character class is not closed")?;
         Ok(Some(match c {
@@ -393,11 +389,10 @@ impl Reader<'_> {
     }
 }
 
-/// Characters with a special meaning in a class of the crate, in addition to those with a special
-/// meaning everywhere.
+/// Additional special characters in a class of the crate.
 const IN_CLASS: &str = "#&-~";
 
-/// Adds a literal byte; the signs in `more` also have a special meaning at this place.
+/// Appends a literal byte, escaped if it is special; `more` contains additional special characters.
 fn push_byte(out: &mut String, byte: u8, more: &str) {
     match byte {
         b'\n' => out.push_str("\\n"),

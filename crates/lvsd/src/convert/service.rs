@@ -1,4 +1,4 @@
-//! Converted services and servers, and their output.
+//! Converted services and servers, and their TOML.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
@@ -8,13 +8,12 @@ use lvs_core::sched::BUILT_IN;
 
 use super::item::Item;
 
-/// Keys with their values, in TOML.
+/// Keys and their TOML values.
 pub(super) type Keys = BTreeMap<&'static str, String>;
 
-/// A service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Service {
-    /// File and line in which the block begins.
+    /// File and line of the block.
     pub(super) at: String,
     pub(super) addresses: Vec<String>,
     pub(super) fwmark: Option<(u32, bool)>,
@@ -23,12 +22,12 @@ pub(super) struct Service {
     pub(super) servers: Vec<Server>,
     pub(super) quorum: Option<Quorum>,
     pub(super) sorry: Option<Sorry>,
-    /// The group of addresses that full NAT uses.
+    /// Group with the local addresses of full NAT.
     pub(super) local_group: Option<String>,
     pub(super) lost: Vec<String>,
 }
 
-/// A quorum by weight.
+/// A quorum as a sum of weights.
 #[derive(Clone, Debug)]
 pub(super) struct Quorum {
     /// File and line of the setting.
@@ -37,33 +36,30 @@ pub(super) struct Quorum {
     pub(super) hysteresis: u64,
 }
 
-/// A sorry server, which serves while the service is below its quorum.
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
-    /// File, line and keyword of the setting.
+    /// File, line and keyword.
     pub(super) origin: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
-    /// The server's own keys.
+    /// Keys of the sorry server.
     pub(super) keys: Keys,
 }
 
-/// A server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Server {
-    /// File and line in which it begins.
+    /// File and line of the block.
     pub(super) at: String,
     pub(super) address: String,
     pub(super) keys: Keys,
-    /// The server's own check; if empty, the service's applies.
+    /// Check of the server; empty for the service's check.
     pub(super) check: Keys,
-    /// Position of the setting with which a failed check only sets the weight to 0; `None` without
-    /// that setting.
+    /// Position of the setting `inhibit_on_failure`, if set.
     pub(super) inhibit: Option<String>,
     pub(super) lost: Vec<String>,
 }
 
-/// Whether `lvsd` accepts a mask of persistence.
+/// Whether lvsd accepts a persistence netmask.
 pub(super) fn is_mask(text: &str, six: bool) -> bool {
     match (text.parse::<u32>(), text.parse::<std::net::Ipv4Addr>()) {
         (Ok(prefix), _) => (1..=if six { 128 } else { 32 }).contains(&prefix),
@@ -92,8 +88,7 @@ impl Service {
         address.unwrap_or_else(|| format!("mark {}", self.fwmark.unwrap_or_default().0))
     }
 
-    /// Returns the quorum of the service. If there is none yet, it gets the position of the statement
-    /// `item`.
+    /// Returns the quorum of the service, which begins at the statement `item` if it is new.
     pub(super) fn quorum_of(&mut self, item: &Item) -> &mut Quorum {
         self.quorum.get_or_insert(Quorum {
             at: item.at().to_string(),
@@ -102,8 +97,8 @@ impl Service {
         })
     }
 
-    /// Removes the ports of servers to which only NAT could translate: the other methods do not
-    /// change the port, and all three programs use the service's port instead.
+    /// Removes the ports of servers without NAT: other methods do not translate ports, and all
+    /// three programs then use the service's port.
     pub(super) fn keep_ports(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         for server in &mut self.servers {
@@ -113,7 +108,7 @@ impl Service {
                 && let Some(port) = port
                 && ports.iter().any(|other| *other != port)
             {
-                // The check of the service would use the port of the service.
+                // A check without a port would use the service's port.
                 let asks = asks_a_port(&self.check) && !self.check.contains_key("port");
                 let asks = asks || names_port(&self.check);
                 if server.check.is_empty() && asks {
@@ -124,7 +119,7 @@ impl Service {
         }
     }
 
-    /// Removes all but the first of several servers with the same address.
+    /// Removes servers with the address of an earlier server.
     pub(super) fn without_twins(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied().filter(|_| ports.len() == 1);
@@ -144,7 +139,7 @@ impl Service {
         self.addresses.iter().filter_map(|text| text.parse().ok())
     }
 
-    /// Adds the servers of another service with the same addresses.
+    /// Adds the servers of another service at the same addresses.
     pub(super) fn join(&mut self, other: Self) {
         self.lost.push(format!(
             "{}: a virtual server with these addresses exists ({}): the servers are added to it, as with keepalived, and the other settings are not used",
@@ -163,15 +158,14 @@ impl Service {
         self.lost.extend(other.lost);
     }
 
-    /// The port, if all addresses have the same one.
+    /// The port of all addresses, if it is the same.
     fn only_port(&self) -> Option<u16> {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied();
         only.filter(|port| ports.len() == 1 && *port != 0)
     }
 
-    /// Reports servers with loopback addresses that the dataplane cannot reach, and writes the
-    /// quorum and the sorry server for the remaining servers.
+    /// Reports loopback servers that the dataplane cannot reach, and sets quorum and sorry server.
     pub(super) fn settle(&mut self) {
         let default = self.keys.get("forward").cloned();
         for server in &mut self.servers {
@@ -189,7 +183,7 @@ impl Service {
         }
     }
 
-    /// Converts the quorum: keepalived counts weights, at most the sum of all; lvsd counts servers.
+    /// Converts the quorum: keepalived adds weights, up to the sum of all; lvsd counts servers.
     fn settle_quorum(&mut self, origin: &Quorum) {
         let weight = |server: &Server| {
             let weight = server.keys.get("weight").map_or(Ok(1), |word| word.parse());
@@ -225,7 +219,7 @@ impl Service {
     fn settle_sorry(&mut self, sorry: Sorry) {
         let own = sorry.keys.get("forward").or(self.keys.get("forward"));
         let nat = own.is_some_and(|word| word == "\"nat\"" || word == "\"fullnat\"");
-        // Only NAT changes ports.
+        // Only NAT translates ports.
         let port = sorry.port.filter(|_| nat && self.fwmark.is_none());
         let port = port.or(self.only_port());
         // With direct routing, the host itself serves connections to its own address.
@@ -320,17 +314,17 @@ impl Server {
         self.lost.push(what.into());
     }
 
-    /// The message that a server is not converted at all.
+    /// Message about a server that is not converted.
     pub(super) fn lost_whole(&self, why: &str) -> String {
         format!("{}: server {}: {why}", self.at, self.address)
     }
 
-    /// Address and port; `None` if one of them is missing.
+    /// Address and port, if both are set.
     pub(super) fn endpoint(&self) -> Option<SocketAddr> {
         self.address.parse().ok()
     }
 
-    /// The address and the port, if they are set.
+    /// Address and port, each if set.
     pub(super) fn place(&self) -> (Option<IpAddr>, Option<u16>) {
         match self.endpoint() {
             Some(at) => (Some(at.ip()), Some(at.port())),
@@ -338,7 +332,7 @@ impl Server {
         }
     }
 
-    /// Removes the server's port, and sets it as the port of the server's check.
+    /// Moves the server's port to its check.
     pub(super) fn take_port(&mut self) {
         let Some(at) = self.endpoint() else {
             return;
@@ -352,19 +346,19 @@ impl Server {
     }
 }
 
-/// The number of servers that corresponds to a quorum by weight.
+/// Numbers of servers that correspond to a quorum by weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Needed {
     pub(super) up: usize,
     pub(super) down: usize,
-    /// Whether the numbers are correct for every possible set of usable servers.
+    /// Whether they are exact for every set of usable servers.
     pub(super) exact: bool,
-    /// Whether the weight of all servers together reaches the quorum.
+    /// Whether the total weight reaches the quorum.
     pub(super) within: bool,
 }
 
-/// The number of servers with these weights that reach a quorum. If it depends on the selection,
-/// the smallest number.
+/// Number of servers with these weights that reach a quorum; if it depends on the servers, the
+/// smallest.
 pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -> Needed {
     let mut weights: Vec<u64> = weights
         .iter()
@@ -398,17 +392,17 @@ pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
     kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
 }
 
-/// Placeholder for the server's port in the command of a check.
+/// Placeholder for the server's port in a check command.
 const PORT: &str = "\"{port}\"";
 
-/// Whether the check runs a program and passes the port of the server to it.
+/// Whether the check passes the server's port to a program.
 fn names_port(check: &Keys) -> bool {
     check
         .get("command")
         .is_some_and(|command| command.contains(PORT))
 }
 
-/// Sets this port in the command of a check, instead of the placeholder for the server's port.
+/// Replaces the placeholder in a check command by this port.
 pub(super) fn fix_port(check: &mut Keys, port: u16) {
     if let Some(command) = check.get_mut("command") {
         *command = command.replace(PORT, &quote(&port.to_string()));
@@ -428,7 +422,7 @@ pub(super) fn table(keys: &BTreeMap<&'static str, String>) -> String {
     }
 }
 
-/// A basic string of TOML.
+/// Formats a TOML basic string.
 pub(super) fn quote(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
@@ -447,7 +441,7 @@ pub(super) fn quote(text: &str) -> String {
     quoted
 }
 
-/// A text for a comment or a terminal: one line without control characters other than tabs.
+/// Converts a text to one line without control characters except tabs.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| match c.is_control() && c != '\t' {
@@ -471,7 +465,7 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
-/// The scheduler of this name, or an error message.
+/// Parses a scheduler name; `Err` is a message.
 pub(super) fn scheduler(word: &str) -> Result<&'static str, String> {
     let about = BUILT_IN.iter().find(|about| about.name == word);
     about
@@ -479,7 +473,7 @@ pub(super) fn scheduler(word: &str) -> Result<&'static str, String> {
         .ok_or_else(|| format!("scheduler {word}: unknown scheduler; wlc is used"))
 }
 
-/// Parses a port as a number or as a service name that is common in such files.
+/// Parses a port number, or a service name that is common in such files.
 pub(super) fn port(word: &str) -> Option<u16> {
     if let Ok(port) = word.parse() {
         return Some(port);
@@ -515,12 +509,12 @@ pub(super) fn port(word: &str) -> Option<u16> {
     })
 }
 
-/// An address and a port in TOML's words.
+/// Formats address and port for TOML.
 pub(super) fn endpoint(ip: IpAddr, port: u16) -> String {
     SocketAddr::new(ip, port).to_string()
 }
 
-/// An address without a port.
+/// Formats an address without a port for TOML.
 pub(super) fn bare(ip: IpAddr) -> String {
     match ip {
         IpAddr::V4(ip) => ip.to_string(),

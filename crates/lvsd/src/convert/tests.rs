@@ -58,8 +58,8 @@ virtual_server fwmark 7
 }
 "#;
 
-/// With direct routing, ldirectord checks the port of the real server although packets are not
-/// forwarded to that port.
+/// With direct routing, ldirectord checks the real server's port, to which no packets are
+/// forwarded.
 #[test]
 fn port_ignored_by_direct_routing_is_checked() {
     let text = "virtual=192.0.2.1:80\n\treal=10.0.0.2:8080 gate\n\treal=10.0.0.3:80 gate\n\tservice=http\n";
@@ -74,7 +74,7 @@ fn port_ignored_by_direct_routing_is_checked() {
 
 #[test]
 fn macros_are_expanded_in_any_order() {
-    // Repeated, so that no random order of a map gives the expected result every time.
+    // Repetitions detect a dependence on the random order of a map.
     for _ in 0..32 {
         let (_, config) = converted(
             SourceFormat::Keepalived,
@@ -108,11 +108,11 @@ fn macros_can_contain_several_words_and_blocks() {
     let server = &service.servers[0];
     assert_eq!(server.address.to_string(), "10.0.0.1:8080");
     assert_eq!(server.config.weight, 2);
-    let check = server.check.as_ref().expect("a check");
+    let check = server.check.as_ref().expect("the check is converted");
     assert_eq!(check.timeout, std::time::Duration::from_secs(3));
 }
 
-/// keepalived 2.2.7 reads `$FIRST,$LAST`: a comma and a parenthesis end the name of a macro.
+/// In keepalived 2.2.7, a comma or parenthesis ends a macro name, as in `$FIRST,$LAST`.
 #[test]
 fn macros_can_be_the_bounds_of_a_sequence() {
     let (done, config) = converted(
@@ -139,7 +139,7 @@ fn groups_of_a_file_share_one_limit_of_addresses() {
     let converted = convert(SourceFormat::Keepalived, "x", &text, &OPTIONS).unwrap();
     let bound = |lost: &&String| lost.contains("at most 65536 addresses");
     assert_eq!(converted.lost.iter().filter(bound).count(), 2);
-    // A mark for which each server is written again.
+    // Many marks multiply the number of servers.
     let marks: String = (1..=1000).map(|n| format!(" fwmark {n}\n")).collect();
     let servers: String = (1..=200)
         .map(|n| format!(" real_server 10.0.0.{n} 80 {{\n }}\n"))
@@ -160,7 +160,7 @@ fn macros_above_limits_are_refused() {
             .unwrap()
             .lost
     };
-    // A limit within a character, macros that never end, and macros that expand to nothing.
+    // The length limit within a character, endless macros, and macros that expand to nothing.
     let umlauts = "ä".repeat(40_000);
     for text in [
         format!("$A=x\nnotify ${{A}}{umlauts}"),
@@ -185,7 +185,7 @@ fn macros_above_limits_are_refused() {
     ] {
         let text = format!("{many}\n{server}");
         let refused = convert(SourceFormat::Keepalived, "x", &text, &OPTIONS).unwrap_err();
-        assert!(refused.contains("16 MiB"), "{refused}");
+        assert!(refused.contains("16 MiB"), "no `16 MiB` in {refused}");
     }
 }
 
@@ -212,7 +212,7 @@ fn keepalived_file_is_converted() {
     assert_eq!(config.services.len(), 4 + 1);
     let web = &config.services[0];
     assert_eq!(web.servers.len(), 2);
-    // The server of weight 3 alone has a quorum of 2.
+    // The server with weight 3 alone reaches the quorum of 2.
     assert_eq!((web.quorum.up, web.config.timeout), (1, 50));
     assert!(
         done.lost
@@ -222,7 +222,11 @@ fn keepalived_file_is_converted() {
         done.lost
     );
     assert!(web.sorry.is_some());
-    assert_eq!(web.vip, crate::config::VipMode::Host, "VRRP has it");
+    assert_eq!(
+        web.vip,
+        crate::config::VipMode::Host,
+        "the VIP is not left to VRRP"
+    );
     assert!(
         done.lost.iter().any(|lost| lost.contains("HTTP_GET")),
         "{:?}",
@@ -230,12 +234,12 @@ fn keepalived_file_is_converted() {
     );
     assert!(
         done.rest.contains("vrrp_instance VI_1") && !done.rest.contains("real_server"),
-        "{}",
+        "no `vrrp_instance VI_1` or unexpected `real_server` in {}",
         done.rest
     );
 }
 
-/// The kind and the target of each server's check.
+/// Kind and target of each check.
 fn checks(config: &Config) -> Vec<String> {
     let servers = config.services.iter().flat_map(|one| &one.servers);
     let reported = |server: &crate::config::Server| match &server.check {
@@ -319,8 +323,8 @@ fn each_check_of_ldirectord_is_converted() {
     let (done, config) = converted(SourceFormat::Ldirectord, &text);
     let expected: Vec<&str> = all.iter().map(|[_, reported]| *reported).collect();
     assert_eq!(checks(&config), expected, "{}", done.toml);
-    // The user of the program, the third attempt, mysql and its login, perl, and servers that ldirectord
-    // would never use.
+    // The user of the program, the third attempt, mysql and its login, perl, and servers that
+    // ldirectord never uses.
     assert_eq!(done.lost.len(), 6, "{:?}", done.lost);
     for words in [
         "command = [\"/bin/check\", \"192.0.2.7\", \"80\", \"{address}\", \"{port}\"]",
@@ -351,7 +355,7 @@ fn ldirectord_file_is_converted() {
     assert_eq!(checks(&config)[0], "http http://10.0.0.11:80");
     assert!(
         done.toml.contains("path = \"/index.html\""),
-        "{}",
+        "no `path = \"/index.html\"` in {}",
         done.toml
     );
     assert!(config.services[1].servers[0].check.is_none());
@@ -399,7 +403,7 @@ fn services_with_one_address_are_joined_and_forwarding_loops_omitted() {
     );
 }
 
-/// `keepalived -t` of keepalived 2.2.7 gives the same result for each default.
+/// The expected defaults are those of `keepalived -t` 2.2.7.
 #[test]
 fn keepalived_defaults_are_converted() {
     let servers = |config: &Config| -> Vec<String> {
@@ -414,7 +418,10 @@ fn keepalived_defaults_are_converted() {
     assert!(matches!(config.services[0].id, ServiceId::Udp { .. }));
     assert!(done.lost[0].contains("no `protocol`"), "{:?}", done.lost);
     let check = config.services[0].servers[0].check.as_ref().unwrap();
-    assert_eq!(check.fall, 4, "a name server is queried again three times");
+    assert_eq!(
+        check.fall, 4,
+        "the DNS check does not fail after four attempts"
+    );
     // Only NAT changes ports; the check keeps the port of the file.
     let (_, config) = converted(
         SourceFormat::Keepalived,
@@ -424,14 +431,14 @@ fn keepalived_defaults_are_converted() {
     );
     assert_eq!(servers(&config), ["10.0.0.1:21", "10.0.0.2:80"]);
     assert_eq!(checks(&config), ["tcp 10.0.0.1:80", "tcp 10.0.0.2:80"]);
-    // With a mark, the port is unchanged, also with NAT.
+    // With a mark, NAT does not translate the port either.
     let (_, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server fwmark 3 {\n lb_kind NAT\n real_server 10.0.0.1 80 {\n TCP_CHECK {\n }\n }\n}\n",
     );
     assert_eq!(servers(&config), ["10.0.0.1:0"]);
     assert_eq!(checks(&config), ["tcp 10.0.0.1:80"]);
-    // A service of all ports is persistent.
+    // A service for all ports is persistent.
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 {\n lb_kind DR\n protocol TCP\n real_server 10.0.0.1 {\n }\n}\n",
@@ -459,7 +466,11 @@ fn nested_quotes_are_passed_to_the_command() {
              misc_path \"/bin/x \\\"a b\\\" c\\d\"\n }\n }\n}\n",
     );
     let command = "command = [\"/bin/x\", \"a b\", ";
-    assert!(done.toml.contains(command), "{}", done.toml);
+    assert!(
+        done.toml.contains(command),
+        "no {command:?} in {}",
+        done.toml
+    );
 }
 
 #[test]
@@ -592,8 +603,7 @@ fn ldirectord_defaults_are_converted() {
     );
 }
 
-/// A server of a service with a mark has no port, so any program that listens on its address can be
-/// meant.
+/// A server of a mark service has no port, so that it may be any service at its address.
 #[test]
 fn forwarding_loops_through_a_mark_are_omitted() {
     let (done, config) = converted(
@@ -621,7 +631,10 @@ fn empty_conversion_reports_the_reason() {
              line 1: virtual_server x.x.x.44 443: x.x.x.44 is not an address"
     );
     let many = refused(&"virtual_server www.example.org 443 {\n}\n".repeat(5));
-    assert!(many.ends_with("; and 2 more"), "{many}");
+    assert!(
+        many.ends_with("; and 2 more"),
+        "does not end with `; and 2 more`: {many}"
+    );
 }
 
 #[test]
@@ -704,7 +717,7 @@ fn converter_distinguishes_kinds_of_files() {
 }
 
 proptest! {
-    /// The converter never panics, and its result is TOML that `lvsd` parses.
+    /// The result is always TOML that lvsd parses.
     #[test]
     fn converter_does_not_panic_on_any_text(
         words in proptest::collection::vec(
@@ -747,7 +760,7 @@ proptest! {
     }
 }
 
-/// Without its modifier, the regular expression would check the opposite.
+/// Without the modifier, the expression would check the opposite.
 #[test]
 fn keepalived_regex_with_a_modifier_is_omitted_and_reported() {
     for modifier in [
@@ -759,7 +772,11 @@ fn keepalived_regex_with_a_modifier_is_omitted_and_reported() {
             "HTTP_GET {{ url {{ path /\n regex error\n {modifier}\n }} }}"
         ));
         let (done, _) = converted(SourceFormat::Keepalived, &text);
-        assert!(!done.toml.contains("regex ="), "{}", done.toml);
+        assert!(
+            !done.toml.contains("regex ="),
+            "unexpected `regex =` in {}",
+            done.toml
+        );
         let named = |line: &&String| {
             let word = modifier.split(' ').next().unwrap_or_default();
             line.contains("regex error") && line.contains(word)
@@ -784,7 +801,11 @@ fn ldirectord_check_with_two_bad_words_keeps_the_others() {
         "{}",
         done.toml
     );
-    assert!(done.toml.contains("path = \"/a%20b\""), "{}", done.toml);
+    assert!(
+        done.toml.contains("path = \"/a%20b\""),
+        "no `path = \"/a%20b\"` in {}",
+        done.toml
+    );
     assert_eq!(done.lost.len(), 2, "{:?}", done.lost);
 }
 
@@ -795,7 +816,7 @@ fn ldirectord_invalid_netmask_is_reported_and_the_service_is_converted() {
     assert_eq!(config.services.len(), 1, "{}", done.toml);
     assert!(
         done.toml.contains("persistence = { timeout = \"60s\" }"),
-        "{}",
+        "no `persistence = {{ timeout = \"60s\" }}` in {}",
         done.toml
     );
     let named = done.lost.iter().any(|line| line.contains("255.0.255.0"));
@@ -813,12 +834,16 @@ fn servers_on_loopback_are_reported_as_unreachable() {
         let (done, _) = converted(kind, text);
         let named = done.lost.iter().filter(|line| line.contains("loopback"));
         assert_eq!(named.count(), 2, "{:?}", done.lost);
-        assert!(!done.toml.contains("\nsorry ="), "{}", done.toml);
+        assert!(
+            !done.toml.contains("\nsorry ="),
+            "unexpected `sorry =` in {}",
+            done.toml
+        );
     }
 }
 
-/// Includes as keepalived 2.2.7 reads them: macros in the path, macros for the whole line, and
-/// lists.
+/// The expected includes are those of keepalived 2.2.7: macros in the path, macros for the whole
+/// line, and lists.
 #[test]
 fn keepalived_include_by_macros_is_read() {
     let service = |port: u16| {
@@ -853,7 +878,7 @@ fn keepalived_include_by_macros_is_read() {
     assert!(named, "{:?}", done.lost);
 }
 
-/// The part of the converted TOML about one server.
+/// The converted TOML of one server.
 fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
     let (_, rest) = toml
         .split_once(&format!("address = \"{address}\"\n"))
@@ -861,7 +886,7 @@ fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
     rest.split("[[").next().unwrap()
 }
 
-/// keepalived 2.2.7 uses these values for the given texts.
+/// The expected values are those of keepalived 2.2.7.
 #[test]
 fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
     let text = "virtual_server 192.0.2.1 80 {\nprotocol TCP\ndelay_loop 5\ndelay_loop 0\nretry 3\nretry 0\n\
@@ -888,7 +913,7 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
     }
     assert!(
         done.toml.contains("persistence = { timeout = \"30s\" }"),
-        "{}",
+        "no `persistence = {{ timeout = \"30s\" }}` in {}",
         done.toml
     );
     for line in [
@@ -904,7 +929,7 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
         "delay_loop 100000",
     ] {
         let reported = done.lost.iter().filter(|lost| lost.contains(line)).count();
-        // Retries of a check are not sufficient for keepalived.
+        // keepalived does not accept this number of retries in a check.
         assert_eq!(reported, 1, "{line}: {:#?}", done.lost);
     }
     assert_eq!(done.lost.len(), 10, "{:#?}", done.lost);
@@ -938,7 +963,7 @@ fn flag_of_another_scheduler_is_reported_and_the_service_is_converted() {
     let (done, _) = converted(SourceFormat::Ldirectord, text);
     assert!(
         done.toml.contains("scheduler_flags = [\"sh-port\"]"),
-        "{}",
+        "no `scheduler_flags = [\"sh-port\"]` in {}",
         done.toml
     );
     assert!(
@@ -948,7 +973,7 @@ fn flag_of_another_scheduler_is_reported_and_the_service_is_converted() {
     );
 }
 
-/// keepalived 2.2.7 uses these tunnels for the given texts.
+/// The expected tunnels are those of keepalived 2.2.7.
 #[test]
 fn outer_block_replaces_tunnel_that_keepalived_refuses() {
     let gue = "TUN type gue port 6080";
@@ -973,12 +998,16 @@ fn outer_block_replaces_tunnel_that_keepalived_refuses() {
             "{outer} {own}: {}",
             done.toml
         );
-        assert!(done.toml.contains("forward = \"tun\""), "{}", done.toml);
+        assert!(
+            done.toml.contains("forward = \"tun\""),
+            "no `forward = \"tun\"` in {}",
+            done.toml
+        );
         assert_eq!(done.lost.len(), 1, "{outer} {own}: {:?}", done.lost);
     }
 }
 
-/// keepalived 2.2.7 uses these address families for the given texts.
+/// The expected address families are those of keepalived 2.2.7.
 #[test]
 fn mark_has_the_address_family_of_its_granularity() {
     for (settings, six) in [
@@ -1011,7 +1040,11 @@ fn second_statement_on_a_line_is_reported_and_other_blocks_keep_their_lines() {
             done.lost
         );
     }
-    assert!(done.rest.contains("chk weight 5\n"), "{}", done.rest);
+    assert!(
+        done.rest.contains("chk weight 5\n"),
+        "no `chk weight 5` in {}",
+        done.rest
+    );
 }
 
 #[test]
@@ -1031,7 +1064,7 @@ fn check_that_is_not_converted_is_reported_before_its_replacement() {
     }
 }
 
-/// ldirectord 1.186 checks these ports.
+/// The expected ports are those of ldirectord 1.186.
 #[test]
 fn server_without_port_is_checked_at_the_port_of_its_kind_of_service() {
     for [target, lines, expected, named] in cases(
@@ -1080,7 +1113,7 @@ fn program_of_ldirectord_gets_the_configured_port() {
     );
 }
 
-/// keepalived 2.2.7 configures the members of the first group in the kernel.
+/// keepalived 2.2.7 uses only the first group of a name.
 #[test]
 fn first_group_of_a_name_is_used_and_others_are_reported() {
     let text = "virtual_server group D {\nprotocol TCP\nreal_server 10.0.0.1 80 {\n}\n}\n\
@@ -1088,7 +1121,7 @@ fn first_group_of_a_name_is_used_and_others_are_reported() {
     let (done, config) = converted(SourceFormat::Keepalived, text);
     assert!(
         done.toml.contains("address = \"192.0.2.1:80\""),
-        "{}",
+        "no `address = \"192.0.2.1:80\"` in {}",
         done.toml
     );
     assert_eq!(config.services.len(), 1);

@@ -1,15 +1,14 @@
-//! Words, braces, comments and quotes of a line of keepalived's file.
+//! Splits lines of keepalived's file: words, braces, comments and quotes.
 
-/// Placeholders for `#` and `!` from `${_HASH}` and `${_BANG}`: these do not begin a comment.
+/// Placeholders for `#` and `!` from `${_HASH}` and `${_BANG}`, which do not begin a comment.
 pub(super) const HASH: char = '\u{F8F3}';
 pub(super) const BANG: char = '\u{F8F1}';
 
-/// A word.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Word {
-    /// The word without its quotes.
+    /// Text without quotes.
     pub(super) text: String,
-    /// The text in the file.
+    /// Text as in the file.
     pub(super) raw: String,
     pub(super) quoted: bool,
 }
@@ -22,7 +21,7 @@ pub(super) enum Piece {
     Close,
 }
 
-/// The line without its comment.
+/// Removes the comment of a line.
 pub(super) fn without_comment(line: &str) -> &str {
     let mut quoted = false;
     let mut escaped = false;
@@ -37,7 +36,8 @@ pub(super) fn without_comment(line: &str) -> &str {
     line
 }
 
-/// The words of a line, and whether its last quote is not closed. A quote begins and ends a word.
+/// Splits a line; the second value is true if its last quote is not closed. A quote begins and ends
+/// a word.
 pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     let mut all = Vec::new();
     let mut word = String::new();
@@ -91,7 +91,7 @@ pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     (all, false)
 }
 
-/// Position of the closing quotation mark.
+/// Position of the closing quote.
 fn closing(text: &str) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices() {
@@ -103,8 +103,7 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// The words of a setting in which `'` is also a quote and a backslash escapes: scripts and regular
-/// expressions.
+/// Splits a script or regular expression, where `'` is also a quote and a backslash escapes.
 pub(super) fn escaped(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = None::<String>;
@@ -135,7 +134,7 @@ pub(super) fn escaped(text: &str) -> Vec<String> {
     words
 }
 
-/// The character of an escape sequence after a backslash, and the rest of the text.
+/// The character of an escape sequence after the backslash, and the rest.
 fn escape(text: &str) -> (Option<char>, &str) {
     let number = |digits: &str, radix: u32, most: usize| {
         let end = digits
@@ -191,7 +190,7 @@ mod tests {
         pieces(line).0.into_iter().map(text).collect()
     }
 
-    /// keepalived 2.2.7 splits each of these lines in this way.
+    /// The expected words are those of keepalived 2.2.7.
     #[test]
     fn line_is_split_like_keepalived() {
         for (line, expected) in [
@@ -218,7 +217,7 @@ mod tests {
         assert!(!pieces("path \"/closed\"").1);
     }
 
-    /// keepalived 2.2.7 interprets each of these escapes in this way.
+    /// The expected characters are those of keepalived 2.2.7.
     #[test]
     fn escapes_match_keepalived() {
         for (text, expected) in [

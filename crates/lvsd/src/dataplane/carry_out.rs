@@ -1,5 +1,5 @@
-//! Applies a list of changes to the dataplane: in one request or, if the dataplane refuses a
-//! change, without the refused changes.
+//! Applies a list of changes to the dataplane with as few requests as possible, and omits the
+//! changes that it refuses.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -14,29 +14,28 @@ use super::drift::Base;
 use super::given::Weights;
 use lvs_api::words::counted;
 
-/// Maximum number of changes of one request, far fewer than the protocol permits: between two
-/// requests, lvsd applies results of health checks.
+/// Maximum number of changes of one request. Between two requests, lvsd can apply results of health
+/// checks.
 const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
-/// Maximum number of changes that are logged one by one, such as those of a failed server. More
-/// changes, such as those of a start or a large reload, share one log line; the details have the
-/// level `debug`.
+/// Maximum number of changes that are logged one by one. More changes share one log line, and are
+/// logged at the level `debug`.
 const LOGGED_MAX: usize = 20;
 
-/// The remaining changes and the results so far.
+/// State of applying a list of changes.
 pub(super) struct CarryOut<'a> {
     control: &'a mut dyn DataplaneControl,
     answered: &'a LastAnswer,
     names: &'a Names<'a>,
-    /// Services that the dataplane refuses: the changes of their servers are not sent.
+    /// Services that the dataplane refuses; changes of their servers are not sent.
     broken: HashSet<ServiceId>,
-    /// The numbers of changes without a separate log line.
+    /// Numbers of changes that share one log line.
     unlogged: Numbers,
-    /// The refusals of the dataplane, as text.
+    /// Refusals of the dataplane as text.
     pub(super) refusals: Vec<String>,
-    /// The weights that lvsd has set.
+    /// Weights that lvsd has set.
     pub(super) weights: Weights,
-    /// The VIPs that lvsd last set as owned.
+    /// VIPs that lvsd last set as owned.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
     /// The state of lvsd's services after the changes.
     pub(super) base: Base,
@@ -62,8 +61,8 @@ impl<'a> CarryOut<'a> {
         }
     }
 
-    /// Applies the changes in their order. If `news` is set, it stops early and returns false,
-    /// because the new input must be processed before the remaining changes.
+    /// Applies the changes in order. If `news` is set, stops early and returns false, because new
+    /// input must be handled first.
     ///
     /// # Errors
     /// The connection to the dataplane is lost.
@@ -86,8 +85,8 @@ impl<'a> CarryOut<'a> {
             if !waits && self.attempt(piece)?.is_none() {
                 continue;
             }
-            // A refused change must not delay other services, and the servers and VIPs of a service
-            // must follow the service.
+            // A refused change must not delay changes of other services. Changes of a service stay
+            // together, in order.
             let together = |a: &Call, b: &Call| subject(a).is_some() && subject(a) == subject(b);
             for group in piece.chunk_by(together) {
                 self.without_refused(group)?;
@@ -96,7 +95,7 @@ impl<'a> CarryOut<'a> {
         Ok(true)
     }
 
-    /// Applies a list of changes, and omits those that the dataplane refuses.
+    /// Applies changes without those that the dataplane refuses.
     fn without_refused(&mut self, mut rest: &[Call]) -> Result<(), Loss> {
         let mut limit = rest.len();
         while let Some(first) = rest.first() {
@@ -111,10 +110,10 @@ impl<'a> CarryOut<'a> {
                 continue;
             };
             match failure.change.filter(|at| (1..limit).contains(at)) {
-                // The changes before the refused one can be applied without it.
+                // The changes before the refused one are applied separately.
                 Some(at) => limit = at,
-                // The list was refused as a whole, for example because this dataplane cannot read
-                // one of the changes.
+                // The dataplane refused the whole list, perhaps because it cannot parse one of the
+                // changes.
                 None if failure.change.is_none() && limit > 1 => limit = 1,
                 None => {
                     self.refused(first, &failure);
@@ -126,8 +125,7 @@ impl<'a> CarryOut<'a> {
         Ok(())
     }
 
-    /// Applies all of these changes or none. Returns the refusal, if the dataplane refuses a
-    /// change.
+    /// Applies all of these changes, or none. Returns the refusal, if any.
     fn attempt(&mut self, changes: &[Call]) -> Result<Option<Failure>, Loss> {
         if changes.is_empty() {
             return Ok(None);
@@ -175,22 +173,22 @@ impl<'a> CarryOut<'a> {
         self.refusals.push(refusal);
     }
 
-    /// Whether the change is not sent because its service could not be added.
+    /// Whether the change is omitted because its service could not be added.
     fn waits(&self, change: &Call) -> bool {
         !self.broken.is_empty() && subject(change).is_some_and(|id| self.broken.contains(&id))
     }
 }
 
-/// The numbers of changes by their kind.
+/// Numbers of changes by kind.
 #[derive(Debug, Default)]
 struct Numbers {
     /// Whether changes are counted instead of logged.
     in_use: bool,
-    /// Services that were added, changed and removed.
+    /// Numbers of added, changed and removed services.
     services: [usize; 3],
-    /// Servers that were added, changed and removed.
+    /// Numbers of added, changed and removed servers.
     servers: [usize; 3],
-    /// Number of other changes, such as of sysctls and VIPs.
+    /// Number of other changes, such as sysctls and VIPs.
     others: usize,
 }
 
@@ -207,7 +205,7 @@ impl Numbers {
         }
     }
 
-    /// The numbers as text; empty if all are 0.
+    /// Formats the numbers; empty if all are 0.
     fn words(&self) -> String {
         let of = |[new, changed, gone]: [usize; 3], thing: &str| {
             [(new, "new"), (changed, "changed"), (gone, "removed")]
@@ -225,7 +223,7 @@ impl Numbers {
     }
 }
 
-/// The service that a change concerns.
+/// The service to which a change belongs.
 const fn subject(change: &Call) -> Option<ServiceId> {
     match change {
         Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => Some(spec.service),
@@ -293,11 +291,11 @@ mod tests {
         assert!(log.text().lines().count() > 2, "{}", log.text());
     }
 
-    /// For each service, the last octet of its address and those of its servers' addresses.
+    /// For each service, the last octet of its address and of its servers' addresses.
     type Hosts = Vec<(u8, Vec<u8>)>;
 
-    /// Applies these changes. Returns the refusals, the number of requests, and the content of the
-    /// dataplane afterwards.
+    /// Applies changes to a new dataplane. Returns refusals, number of requests, and the services
+    /// afterwards.
     fn run(changes: &[Call]) -> (Vec<String>, usize, Hosts) {
         let world = World::default();
         world.start_foreign();
@@ -319,7 +317,7 @@ mod tests {
         let answered = LastAnswer::default();
         let mut work = CarryOut::new(control.as_mut(), &answered, &names, Base::default());
         work.run(changes, &AtomicBool::new(false))
-            .expect("not lost");
+            .expect("the connection is not lost");
         let refusals = work.refusals;
         let mut held = Hosts::new();
         for n in 0..200 {
@@ -416,8 +414,7 @@ mod tests {
         assert!(requests <= 2 * changes.len(), "{requests}");
     }
 
-    /// The number of requests is in proportion to the number of changes, even if the dataplane
-    /// refuses many of them.
+    /// The number of requests is proportional to that of changes, even with many refusals.
     #[test]
     fn many_refused_changes_need_a_limited_number_of_requests() {
         let mut changes = Vec::new();

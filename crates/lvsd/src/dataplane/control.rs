@@ -1,4 +1,4 @@
-//! The connection to a dataplane as a trait, and over the dataplane's control socket.
+//! Control of a dataplane: a trait, and its implementation over the control socket.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -23,15 +23,15 @@ pub enum ControlError {
     /// The dataplane refused the request; nothing has changed.
     #[error("{}", .0.message)]
     Refused(Failure),
-    /// The connection to the dataplane was closed.
+    /// The dataplane closed the connection.
     #[error("the dataplane does not answer: {0}")]
     Lost(String),
-    /// The dataplane is connected and does not answer.
+    /// The dataplane does not answer, although it is connected.
     #[error("the dataplane hangs: {0}")]
     Silent(String),
 }
 
-/// The time of the last answer of a dataplane, for the thread that reports it.
+/// Time of the dataplane's last answer, shared with the thread that reports it.
 #[derive(Clone, Debug, Default)]
 pub struct LastAnswer(Arc<Mutex<Option<Instant>>>);
 
@@ -41,7 +41,7 @@ impl LastAnswer {
         *lock(&self.0)
     }
 
-    /// Records the time if the result is an answer; a refusal is an answer, too.
+    /// Records the time of a result that is an answer. A refusal is an answer.
     pub(super) fn note<T>(&self, result: &Result<T, ControlError>) {
         if let Ok(_) | Err(ControlError::Refused(_)) = result {
             *lock(&self.0) = Some(Instant::now());
@@ -49,8 +49,8 @@ impl LastAnswer {
     }
 }
 
-/// A connection to a dataplane. Calls block, so the daemon makes them outside of its event loop.
-/// The proxy has none of the settings whose methods return nothing by default.
+/// A connection to a dataplane. Its calls block, so that the daemon makes them outside of its event
+/// loop. The default implementations suit the proxy, which lacks these settings.
 pub trait DataplaneControl: Send {
     /// Reads the state of the dataplane.
     ///
@@ -82,7 +82,7 @@ pub trait DataplaneControl: Send {
         Ok(Vec::new())
     }
 
-    /// Lists the rules for marks.
+    /// Lists the mark rules.
     ///
     /// # Errors
     /// See [`ControlError`].
@@ -90,13 +90,14 @@ pub trait DataplaneControl: Send {
         Ok(Vec::new())
     }
 
-    /// Lists the filters by source that are not off.
+    /// Lists the source filters that are not empty, by service; `None` is the filter of all
+    /// services.
     ///
     /// # Errors
     /// See [`ControlError`].
     fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError>;
 
-    /// Reads the addresses that replace clients' addresses in connections with full NAT.
+    /// Reads the local addresses of full NAT.
     ///
     /// # Errors
     /// See [`ControlError`].
@@ -104,7 +105,7 @@ pub trait DataplaneControl: Send {
         Ok(LocalPool::default())
     }
 
-    /// Reads the numbers of dropped packets and of packets passed to the host, by reason.
+    /// Reads the numbers of packets that were dropped or passed to the host, by reason.
     ///
     /// # Errors
     /// See [`ControlError`].
@@ -117,12 +118,12 @@ pub trait DataplaneControl: Send {
         String::new()
     }
 
-    /// The size of the connection table, as the kernel would print it.
+    /// Size of the connection table, as the kernel would print it.
     fn table_size(&self) -> u32 {
         4096
     }
 
-    /// Makes all of these changes in their order, or none.
+    /// Makes all of these changes in order, or none.
     ///
     /// # Errors
     /// See [`ControlError`]; a refusal names the first change that cannot be made.
@@ -167,10 +168,10 @@ pub fn connect(
     Ok(Box::new(Connection(client, patience)))
 }
 
-/// A client, and its timeout for all requests but changes.
+/// A client, and the timeout of its requests without changes.
 struct Connection(Client, Duration);
 
-/// Minimum timeout of a request with changes: one request can contain thousands of servers.
+/// Minimum timeout of a request with changes, which may contain thousands of servers.
 const CHANGES_PATIENCE: Duration = Duration::from_secs(60);
 
 fn translate(error: Error) -> ControlError {
@@ -184,7 +185,7 @@ fn translate(error: Error) -> ControlError {
 impl DataplaneControl for Connection {
     fn info(&mut self) -> Result<Info, ControlError> {
         self.0.call(&Call::Info {}).map_err(|error| match error {
-            // The control socket answers, but the packet path or the keeper does not.
+            // The control socket answers, but the packet path or the keeper hangs.
             Error::Refused(failure) if failure.code == FailureCode::Internal => {
                 ControlError::Silent(failure.message)
             }

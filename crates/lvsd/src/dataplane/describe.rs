@@ -1,4 +1,4 @@
-//! Changes as text, with the names and positions of the file.
+//! Formats changes with the names and positions in the file.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::config::{Files, label};
 use crate::reconcile::{Desired, DesiredService};
 use lvs_api::words::counted;
 
-/// The grammatical form in which a change is described.
+/// Grammatical form of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tense {
     /// A change to make: `add server ...`, with the line of the server in the file.
@@ -22,7 +22,7 @@ pub(super) enum Tense {
     Done,
 }
 
-/// The names of the file's services, and their positions in the file.
+/// Names of services and their positions in the file.
 pub(super) struct Names<'a> {
     file: &'a Files,
     services: HashMap<ServiceId, &'a DesiredService>,
@@ -46,17 +46,16 @@ impl<'a> Names<'a> {
         self
     }
 
-    /// A service as `service web (tcp 192.0.2.10:80)`, with its line in the file.
+    /// Formats `service web (tcp 192.0.2.10:80)` with its position in the file.
     pub(super) fn service_with_place(&self, id: &ServiceId) -> String {
         format!("{}{}", self.service(id, ""), self.place(id, None))
     }
 
-    /// A service as `service web (tcp 192.0.2.10:80)`.
+    /// Formats `service web (tcp 192.0.2.10:80)`.
     pub(super) fn service_in_words(&self, id: &ServiceId) -> String {
         self.service(id, "")
     }
 
-    /// A change as text.
     pub(super) fn describe(&self, change: &Call, tense: Tense) -> String {
         let verb = |wish: &'static str, done: &'static str| match tense {
             Tense::Wish => wish,
@@ -127,7 +126,7 @@ impl<'a> Names<'a> {
                     Call::ServerAdd(_) => (verb("add", "added"), "to"),
                     _ => (verb("change", "changed"), "of"),
                 };
-                // IPIP is the default type of a tunnel.
+                // IPIP, the default, is not mentioned.
                 let tunnel = match (spec.config.forwarding, spec.config.tunnel) {
                     (Forwarding::Tunnel, tunnel) if tunnel != Tunnel::Ipip => {
                         format!(", {}", tunnel.about().title)
@@ -157,7 +156,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Describes a service: `service web (tcp 192.0.2.10:80, MORE)`.
+    /// Formats `service web (tcp 192.0.2.10:80, MORE)`.
     fn service(&self, id: &ServiceId, more: &str) -> String {
         let label = label(id);
         let name = self.services.get(id).map(|service| service.name.as_str());
@@ -171,7 +170,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The position of a service or server in the file: ` at lvsd.toml:14`.
+    /// Formats the position of a service or server in the file: ` at lvsd.toml:14`.
     fn place(&self, id: &ServiceId, server: Option<SocketAddr>) -> String {
         let Some(service) = self.services.get(id) else {
             return String::new();
@@ -192,10 +191,10 @@ const fn role(role: SyncRole) -> &'static str {
     }
 }
 
-/// The effect on packets while no dataplane runs. `how`: the way in which its process ended, if
-/// known; `seen`: the last observed state of the dataplane.
+/// Text about packets while no dataplane runs. `how`: how its process ended, if known; `seen`: its
+/// last report.
 pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'static str {
-    // A dataplane that stops removes its programs from the kernel.
+    // A dataplane that was stopped in order has removed its programs from the kernel.
     let stopped = how.is_some_and(|how| how.ends_with("exit status: 0"));
     if seen.info.fast_path.active && !stopped {
         return match how {

@@ -1,5 +1,5 @@
-//! Manual changes of lvsd's services and settings in the dataplane. They are reported, and reverted
-//! or kept according to the file.
+//! Manual changes of lvsd's services and settings in the dataplane. lvsd reports them, and reverts
+//! or keeps them as the file requires.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use crate::reconcile::{
     Actual, Desired, DesiredServer, DesiredService, Health, same_server, same_service,
 };
 
-/// lvsd's services and settings in a dataplane after its last changes.
+/// lvsd's services and settings in a dataplane, as lvsd left them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Base {
     services: HashMap<ServiceId, Left>,
@@ -31,7 +31,7 @@ struct Left {
 }
 
 impl Base {
-    /// The present services and settings of lvsd in a dataplane.
+    /// lvsd's services and settings in the state `actual`.
     pub(super) fn of(actual: &Actual) -> Self {
         let ours = actual.services.iter();
         let ours = ours.filter(|service| service.owner.as_deref() == Some(OWNER));
@@ -51,7 +51,7 @@ impl Base {
         }
     }
 
-    /// Records a change that lvsd has made.
+    /// Applies a change of lvsd.
     pub(super) fn note(&mut self, change: &Call) {
         match change {
             Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => {
@@ -85,7 +85,6 @@ impl Base {
     }
 }
 
-/// A manual change.
 #[derive(Clone, Debug, PartialEq)]
 enum ManualChange {
     Service(ServiceConfig),
@@ -98,7 +97,7 @@ enum ManualChange {
     Marks(Vec<String>),
 }
 
-/// The item that a manual change concerns.
+/// The item that was changed manually.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ChangedItem {
     Vip(IpAddr),
@@ -108,12 +107,12 @@ enum ChangedItem {
     Server(ServiceKey, SocketAddr),
 }
 
-/// The manual changes since the last comparison, and the manual changes that lvsd does not revert.
+/// Manual changes since the last comparison, and those that lvsd keeps.
 #[derive(Debug, Default)]
 pub(super) struct Drift {
     base: Option<Base>,
     left: BTreeMap<ChangedItem, ManualChange>,
-    /// The number of the configuration to which these manual changes belong.
+    /// Number of the loaded file during which the kept manual changes were made.
     file: u64,
 }
 
@@ -123,20 +122,20 @@ impl Drift {
         *self = Self::default();
     }
 
-    /// Sets the state from which manual changes count.
+    /// Sets the state with which later comparisons compare the dataplane.
     pub(super) fn base(&mut self, base: Base) {
         self.base = Some(base);
     }
 
-    /// Finds manual changes, and describes each once. If the file has `manual_changes = "report"`,
-    /// they become part of the desired state.
+    /// Finds new manual changes, and returns their texts. With `manual_changes = "report"`, they
+    /// become part of the desired state.
     pub(super) fn respect(
         &mut self,
         desired: &mut Desired,
         actual: &Actual,
         by_hand: impl Fn(ServiceId, SocketAddr) -> bool,
     ) -> Vec<String> {
-        // A newly loaded file replaces the manual changes.
+        // Loading a file reverts manual changes.
         if self.file != desired.generation {
             self.file = desired.generation;
             self.left.clear();
@@ -168,7 +167,7 @@ impl Drift {
             .collect()
     }
 
-    /// The manual changes that lvsd does not revert, as text.
+    /// Texts about the manual changes that lvsd keeps.
     pub(super) fn in_words(&self, desired: &Desired) -> Vec<String> {
         let names = Names::new(desired);
         let left = self.left.iter();
@@ -230,14 +229,14 @@ impl Drift {
                 }
             }
         }
-        // Items that wait for their source are kept as they are, so that their changes are not
-        // manual changes.
+        // Items whose source has not answered stay as they are, so that they have no manual
+        // changes.
         deeds.retain(|(place, _)| !is_awaited(desired, place));
         deeds.sort_by(|(one, _), (other, _)| one.cmp(other));
         deeds
     }
 
-    /// Adds the manual changes that lvsd does not revert to the desired state.
+    /// Adds the kept manual changes to the desired state.
     fn leave(&self, desired: &mut Desired) {
         if self.left.is_empty() {
             return;
@@ -273,7 +272,7 @@ impl Drift {
     }
 }
 
-/// Whether the desired state of an item waits for its source.
+/// Whether lvsd does not know the desired state of an item because its source has not answered.
 fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
     let (ChangedItem::Service(ServiceKey(id)) | ChangedItem::Server(ServiceKey(id), _)) = place
     else {
@@ -292,7 +291,7 @@ fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
     }
 }
 
-/// Adds a manual change that lvsd does not revert to the desired state of a service.
+/// Adds a kept manual change to the desired state of a service.
 fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChange) {
     match (place, deed) {
         (ChangedItem::Service(_), ManualChange::Service(config)) => service.config = config.clone(),
@@ -321,8 +320,7 @@ fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChan
     }
 }
 
-/// The manual changes of settings other than services: of VIPs that lvsd owns, and of sysctls and
-/// marks of the file.
+/// Manual changes of VIPs, sysctls and marks.
 fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, ManualChange)> {
     let mut deeds = Vec::new();
     for ip in left.vips.difference(&actual.vips) {
@@ -337,7 +335,7 @@ fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, 
             ));
         }
     }
-    // If the file has no rules, lvsd leaves manual rules unchanged.
+    // Without mark rules in the file, lvsd keeps manual rules.
     let ours = |rules: &[String]| -> Vec<String> {
         let rules = rules.iter();
         let ours = rules.filter(|rule| desired.marks.is_some() || is_generated(rule));

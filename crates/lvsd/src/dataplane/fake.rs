@@ -1,5 +1,5 @@
-//! A dataplane in memory, for tests: a director of `lvs-core` that applies changes as the real
-//! dataplane does, and forwards nothing.
+//! A dataplane in memory for tests: a director of `lvs-core` that applies changes, but forwards
+//! nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +22,6 @@ use crate::dataplane::{ConnectError, Given, Host};
 use crate::host_addresses::Addresses;
 use crate::reconcile::Actual;
 
-/// A dataplane.
 #[derive(Debug)]
 pub(crate) struct FakeDataplane(Control);
 
@@ -48,11 +47,11 @@ impl FakeDataplane {
         }
     }
 
-    /// The servers that the scheduler would choose for this number of clients.
+    /// The servers that the scheduler would choose for new clients.
     pub(crate) fn choices(&self, id: ServiceId, clients: u16) -> Vec<Option<SocketAddr>> {
         let shard = self.0.shard(0).expect("the only shard");
         let ServiceId::Tcp { address } = id else {
-            panic!("a service of TCP")
+            panic!("not a TCP service")
         };
         let choice = |n: u16| {
             let tuple = lvs_core::Tuple::new(
@@ -116,7 +115,7 @@ fn server_info(server: &lvs_core::Server) -> ServerInfo {
     }
 }
 
-/// The content of a dataplane at some moment.
+/// The state of a dataplane.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held(pub(crate) Actual);
 
@@ -136,14 +135,14 @@ impl Held {
     }
 }
 
-/// A host with at most one dataplane, shared by a test and the daemon.
+/// A host with at most one dataplane, shared by test and daemon.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct World(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     dataplane: Option<FakeDataplane>,
-    /// Number of the present dataplane: a connection to an earlier dataplane is invalid.
+    /// Number of the present dataplane. Connections to an earlier one are closed.
     epoch: u32,
     starts: u32,
     foreign: bool,
@@ -154,43 +153,42 @@ struct State {
     hung: bool,
     /// Whether the dataplane does not answer until it is killed.
     silent: bool,
-    /// Number of connection attempts without an answer, because the dataplane is still starting.
+    /// Number of connection attempts that a starting dataplane does not answer.
     slow: u32,
-    /// Whether the dataplane answers that it stops, but continues to run.
+    /// Whether the dataplane accepts a request to stop, but continues to run.
     stays: bool,
-    /// Process ids of dataplanes that were ended.
+    /// Process ids of dataplanes that were killed or stopped.
     ended: Vec<u32>,
     changes: Vec<Call>,
     requests: usize,
-    /// The faults of the next changes.
+    /// Faults of the next requests.
     faults: Vec<Fault>,
     directory: Option<tempfile::TempDir>,
-    /// The state that a daemon has stored.
+    /// Settings that a daemon has stored for its successor.
     given: Given,
-    /// Whether the dataplane refuses all lists of changes, because it cannot parse one of the
-    /// changes.
+    /// Whether the dataplane refuses all lists of changes, because it cannot parse one of them.
     reads_no_lists: bool,
-    /// Servers that have a connection.
+    /// Servers with an active connection.
     busy: Vec<(ServiceId, SocketAddr)>,
-    /// Connections of the last minute, for servers at this address.
+    /// Connection attempts in the last minute by server address.
     attempts: HashMap<SocketAddr, Attempts>,
 }
 
-/// The reaction of a dataplane to a request.
+/// Fault of a request with changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// Refuses the list because of the change with this index.
     Refuses(usize),
-    /// Refuses the list without naming the refused change.
+    /// Refuses the list without the index of a change.
     RefusesAll,
-    /// Makes the changes, and closes the connection before it answers.
+    /// Makes the changes, but closes the connection without an answer.
     Made,
-    /// Closes the connection before it makes the changes.
+    /// Closes the connection, and changes nothing.
     Lost,
 }
 
 impl World {
-    /// Makes the next requests fail.
+    /// Sets the faults of the next requests.
     pub(crate) fn go_wrong(&self, faults: &[Fault]) {
         self.state().faults = faults.to_vec();
     }
@@ -204,7 +202,7 @@ impl World {
         directory.path().join("admin.json")
     }
 
-    /// Makes the dataplane refuse lists without the index of the refused change.
+    /// Makes the dataplane refuse all lists without the index of a change.
     pub(crate) fn read_no_lists(&self) {
         self.state().reads_no_lists = true;
     }
@@ -226,7 +224,7 @@ impl World {
         })
     }
 
-    /// The content of the dataplane.
+    /// The state of the present dataplane.
     pub(crate) fn dataplane(&self) -> Held {
         let state = self.state();
         state
@@ -244,12 +242,12 @@ impl World {
         self.state().starts
     }
 
-    /// All changes that any dataplane has made.
+    /// All changes so far, by any dataplane.
     pub(crate) fn changes(&self) -> Vec<Call> {
         self.state().changes.clone()
     }
 
-    /// Number of changing requests to all dataplanes.
+    /// Number of requests with changes so far, to any dataplane.
     pub(crate) fn requests(&self) -> usize {
         self.state().requests
     }
@@ -258,7 +256,7 @@ impl World {
         self.state().dataplane = None;
     }
 
-    /// Connects a client to a server; the connection stays open.
+    /// Opens a connection to a server, which stays active.
     pub(crate) fn connect(&self, service: ServiceId, server: SocketAddr) {
         self.state().busy.push((service, server));
     }
@@ -267,10 +265,11 @@ impl World {
         self.state().hangs = hangs;
     }
 
-    /// Sets the connections of the last minute of the servers at an address.
+    /// Sets the numbers of opened and unanswered connections in the last minute for a server
+    /// address.
     pub(crate) fn set_attempts(&self, server: &str, opened: u64, unanswered: u64) {
         let attempts = Attempts { opened, unanswered };
-        let server = server.parse().expect("an address");
+        let server = server.parse().expect("the address is valid");
         self.state().attempts.insert(server, attempts);
     }
 
@@ -282,7 +281,7 @@ impl World {
         self.state().silent = true;
     }
 
-    /// Makes a starting dataplane listen and not answer, for this number of attempts to connect.
+    /// Makes a starting dataplane ignore this number of connection attempts.
     pub(crate) fn start_slowly(&self, attempts: u32) {
         self.state().slow = attempts;
     }
@@ -306,7 +305,7 @@ impl World {
         self.state().refuses = true;
     }
 
-    /// Servers of a service with their weights, by address.
+    /// Sorted servers of a service with their weights.
     pub(crate) fn weights(&self, id: ServiceId) -> Vec<(SocketAddr, i32)> {
         let held = self.dataplane();
         let servers = held.service(id).map_or(&[][..], |service| &service.servers);

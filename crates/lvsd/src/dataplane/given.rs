@@ -1,5 +1,5 @@
-//! Settings, other than services, that lvsd has made in a dataplane. This or a later lvsd reverts
-//! them when they are no longer in the file.
+//! Settings apart from services that lvsd has made in a dataplane. They are reverted when they are
+//! no longer in the file, also by a later lvsd.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -12,27 +12,27 @@ use serde::{Deserialize, Serialize};
 use crate::config::is_generated;
 use crate::reconcile::{Actual, Desired};
 
-/// The settings that lvsd has made in one dataplane.
+/// Settings that lvsd has made in one dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Given {
-    /// The identity of the dataplane.
+    /// Identity of the dataplane.
     dataplane: String,
-    /// The sysctls that were set, and their values before.
+    /// Sysctls that lvsd has set, with their previous values.
     sysctls: BTreeMap<String, String>,
-    /// Whether rules for marks were set.
+    /// Whether lvsd has set mark rules.
     marks: bool,
-    /// Whether a filter for all services was set.
+    /// Whether lvsd has set the filter of all services.
     filter: bool,
-    /// Whether synchronisation daemons were started.
+    /// Whether lvsd has started synchronisation daemons.
     daemons: bool,
-    /// Servers whose weight another program has set to 0, as `lvsadm drain` does.
+    /// Servers that another program has drained by setting their weight to 0 (`lvsadm drain`).
     drained: Vec<(ServiceId, SocketAddr)>,
 }
 
 impl Given {
-    /// The settings of `dataplane`. If `before` belongs to another dataplane, only the servers that
-    /// operators have drained remain.
+    /// The settings of `dataplane`. If `before` belongs to another dataplane, only its drained
+    /// servers are kept.
     pub(super) fn of(dataplane: String, before: Self) -> Self {
         if before.dataplane == dataplane {
             return before;
@@ -52,15 +52,14 @@ impl Given {
         self.daemons
     }
 
-    /// The servers that are drained by hand.
+    /// Servers that were drained in the dataplane.
     pub(super) fn drained(&self) -> &[(ServiceId, SocketAddr)] {
         &self.drained
     }
 
-    /// Keeps the weight 0 that an operator has set in the dataplane; `last` contains the earlier
-    /// weights. Such a server is drained until an operator sets another weight, or the server is
-    /// removed from the file. Returns the servers whose state has changed, and whether they are
-    /// drained now.
+    /// Keeps weights of 0 that operators have set in the dataplane; `last` contains the previous
+    /// weights. Such a server is drained until an operator sets another weight, or the file no
+    /// longer contains it. Returns the changes.
     pub(super) fn respect(
         &mut self,
         desired: &mut Desired,
@@ -70,7 +69,7 @@ impl Given {
     ) -> Vec<DrainChange> {
         let now = weights(actual);
         let mut drained: HashSet<_> = std::mem::take(&mut self.drained).into_iter().collect();
-        // The operator has ended the drain of these servers.
+        // An operator has set these servers ready.
         drained.retain(|key| !readied.contains(key));
         let mut changes = Vec::new();
         for service in &mut desired.services {
@@ -100,9 +99,8 @@ impl Given {
         changes
     }
 
-    /// Adds to the desired state the original values of settings that were removed from the file,
-    /// and records the values that are about to be set. True if the record has changed and should
-    /// be stored.
+    /// Adds the original values of settings that were removed from the file to the desired state,
+    /// and records values that will be set. Returns whether the record has changed.
     pub(super) fn withdraw(&mut self, desired: &mut Desired, actual: &Actual) -> bool {
         let before = self.clone();
         let now: BTreeMap<&str, &str> = actual
@@ -130,7 +128,7 @@ impl Given {
         match &desired.marks {
             Some(_) => self.marks = true,
             None if self.marks => {
-                // lvsd removes its rules, and repeats that until the dataplane has none of them.
+                // lvsd removes its rules again and again until the dataplane has none.
                 self.marks = actual.marks.iter().any(|rule| !is_generated(rule));
                 desired.marks = self.marks.then(Vec::new);
             }
@@ -139,7 +137,7 @@ impl Given {
         match &desired.filter {
             Some(filter) => self.filter = !filter.is_off(),
             None if self.filter => {
-                // lvsd turns off its filter, and repeats that until the dataplane has no filter.
+                // lvsd removes its filter again and again until the dataplane has none.
                 self.filter = actual.filters.contains_key(&None);
                 desired.filter = self.filter.then(SourceFilter::default);
             }
@@ -148,7 +146,7 @@ impl Given {
         match &desired.sync {
             Some(daemons) => self.daemons = !daemons.is_empty(),
             None if self.daemons => {
-                // lvsd stops the daemons, and repeats that until the dataplane has none of them.
+                // lvsd stops its daemons again and again until the dataplane has none.
                 self.daemons = !actual.daemons.is_empty();
                 desired.sync = self.daemons.then(Vec::new);
             }
@@ -158,13 +156,13 @@ impl Given {
     }
 }
 
-/// A server, and whether it is drained by hand.
+/// A server, and whether it is now drained in the dataplane.
 pub(super) type DrainChange = ((ServiceId, SocketAddr), bool);
 
-/// The weights that a dataplane has.
+/// Weights of servers in a dataplane.
 pub(super) type Weights = HashMap<(ServiceId, SocketAddr), i32>;
 
-/// The weights in a listing, only of services that lvsd manages.
+/// Weights in a listing, for services that lvsd manages.
 pub(super) fn weights(actual: &Actual) -> Weights {
     let services = actual.services.iter();
     let services = services.filter(|service| service.owner.as_deref() == Some(OWNER));

@@ -1,4 +1,4 @@
-//! The connections to a dataplane and to the proxy in this process.
+//! Connections to the dataplane and to the proxy of this process.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,15 +20,15 @@ use lvs_proxy::{self as proxy, Proxy};
 pub struct Proxied {
     /// The desired services of the proxy.
     pub desired: Desired,
-    /// The options of each service.
+    /// Proxy options of each service.
     pub options: HashMap<ServiceId, proxy::Options>,
-    /// The number of descriptors reserved for health checks.
+    /// Number of file descriptors reserved for health checks.
     pub checks: usize,
 }
 
 impl Proxied {
     /// Moves the proxied services out of `desired`; `None` if there are none. Reserves `checks`
-    /// descriptors for health checks.
+    /// file descriptors for health checks.
     pub fn part(
         desired: &mut Desired,
         options: HashMap<ServiceId, proxy::Options>,
@@ -57,18 +57,18 @@ impl Proxied {
     }
 }
 
-/// The connection to a dataplane, and the proxy once a service is proxied.
+/// Connection to a dataplane, and to the proxy if a service is proxied.
 #[derive(Debug)]
 pub struct Links {
     dataplane: Link,
     proxy: Option<(Proxy, Link)>,
-    /// Whether the last goal requires a dataplane.
+    /// Whether the latest goal needs a dataplane.
     needed: bool,
 }
 
 impl Links {
-    /// Links without a connection. With `attach` they wait for a running dataplane instead of
-    /// starting one.
+    /// Creates links without a connection. With `attach`, they wait for a running dataplane, and
+    /// start none.
     pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
         Self {
             dataplane: Link::new(host, attach, now),
@@ -77,12 +77,12 @@ impl Links {
         }
     }
 
-    /// The host's addresses now.
+    /// Reads the host's present addresses.
     pub fn addresses(&self) -> Addresses {
         self.dataplane.addresses()
     }
 
-    /// A flag that interrupts a step.
+    /// The flag that interrupts a step.
     pub fn news(&self) -> Arc<AtomicBool> {
         self.dataplane.news()
     }
@@ -97,7 +97,7 @@ impl Links {
             }
         }
         self.needed = goal.needs_dataplane();
-        // A dataplane that is not needed any more has to release its services and addresses.
+        // A dataplane that is no longer needed still has to release its services and addresses.
         if let (false, Some((found, again))) = (self.needed, &proxied)
             && !self.dataplane.is_there(changed, now)
         {
@@ -128,7 +128,7 @@ impl Links {
         let Some((proxy, link)) = &mut self.proxy else {
             return Step::Interrupted;
         };
-        // The last service that is proxied may have left the file.
+        // The file may no longer contain a proxied service.
         let nothing = Proxied::default();
         let proxied = goal.proxied.as_deref().unwrap_or(&nothing);
         proxy.set_options(proxied.options.clone());
@@ -146,12 +146,12 @@ impl Links {
         self.dataplane.take_manual_changes()
     }
 
-    /// The time of the last answer of the dataplane, also while a step runs.
+    /// Time of the dataplane's last answer, which is also updated during a step.
     pub fn last_answer(&self) -> LastAnswer {
         self.dataplane.last_answer()
     }
 
-    /// The dataplane's process id, if known, and whether the dataplane answers.
+    /// Process id of the dataplane, if known, and whether it answers.
     pub fn contact(&self) -> (Option<u32>, bool) {
         self.dataplane.contact()
     }
@@ -161,14 +161,14 @@ impl Links {
         self.dataplane.dataplane()
     }
 
-    /// The number of proxied connections, which close when this process exits.
+    /// Number of proxied connections, which end when this process exits.
     pub fn proxied_connections(&self) -> usize {
         self.proxy
             .as_ref()
             .map_or(0, |(proxy, _)| proxy.connections())
     }
 
-    /// The counters of the proxy; `None` until a service was proxied.
+    /// Counters of the proxy; `None` before the first proxied service.
     pub fn proxied(&self) -> Option<proxy::Counts> {
         self.proxy.as_ref().map(|(proxy, _)| proxy.counts())
     }
@@ -181,18 +181,18 @@ impl Links {
         self.dataplane.stop(now)
     }
 
-    /// Whether the dataplane that this daemon started still exists.
+    /// Whether the dataplane that this daemon started still runs.
     pub fn still_running(&mut self) -> bool {
         self.dataplane.still_running()
     }
 
-    /// Stops the dataplane that lvsd has started; see [`Link::end`].
+    /// Kills a dataplane that lvsd started; see [`Link::end`].
     pub fn end(&mut self) -> Result<(), String> {
         self.dataplane.end()
     }
 }
 
-/// Joins the results of both comparisons.
+/// Joins the results of dataplane and proxy.
 fn merged(one: &Found, other: &Found) -> Found {
     let lists = |a: &[String], b: &[String]| [a, b].concat();
     let sets = |a: &HashSet<ServiceId>, b: &HashSet<ServiceId>| a.union(b).copied().collect();

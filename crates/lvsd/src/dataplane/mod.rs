@@ -8,8 +8,8 @@
 //!     └── wait until it answers
 //! ```
 //!
-//! All functions here block for a short time at most. The daemon calls them outside its event loop.
-//! Time is a parameter.
+//! Functions block for a short time, so that the daemon calls them outside of its event loop.
+//! Callers pass the present time.
 
 mod carry_out;
 pub mod control;
@@ -49,51 +49,52 @@ pub use crate::dataplane::plan::Planned;
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, Plan, diff};
 
-/// Time limit for the first answer of a dataplane that lvsd has started; at least `hang_limit`.
+/// Time limit for the first answer of a started dataplane, unless `hang_limit` is longer.
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// The interval of attempts to connect to a starting dataplane.
+/// Interval of connection attempts to a starting dataplane.
 const START_POLL: Duration = Duration::from_millis(20);
-/// The interval of comparisons with a dataplane in sync: the dataplane may have exited, or an
-/// operator may have changed services of lvsd.
+/// Interval of comparisons with a dataplane in sync, which may have exited or been changed by an
+/// operator.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// The interval of the cheap check whether the dataplane's process still exists.
+/// Interval of checks whether the dataplane's process exists.
 const POLL: Duration = Duration::from_millis(200);
 /// Shortest and longest pause between starts of a dataplane that exits repeatedly.
 const BACKOFF: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(200)..=Duration::from_secs(30);
-/// Delay before lvsd starts a dataplane in place of one that another program had started.
+/// Delay before lvsd replaces a dataplane that another program had started.
 const FOREIGN_GRACE: Duration = Duration::from_secs(3);
-/// The lifetime after which a dataplane is started again without a pause.
+/// Lifetime after which an exited dataplane is restarted without a pause.
 const STABLE: Duration = Duration::from_secs(60);
 
-/// The default of `hang_limit`: a dataplane that is silent for this time is killed and replaced.
+/// Default of `hang_limit`, the time without an answer after which a dataplane is killed and
+/// replaced.
 const HANG_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for a dataplane to answer a request to stop.
+/// Time limit for the answer to a stop request.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The reason why no connection could be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No process listens.
+    /// No process listens on the control socket.
     #[error("{0}")]
     Absent(String),
-    /// A process listens, but refuses this client: no permission, or another version.
+    /// A process listens, but refuses this client, for lack of permission or because of another
+    /// version.
     #[error("{0}")]
     Refused(String),
     /// A process listens, but does not answer.
     #[error("{why}")]
     Silent {
-        /// The reason as text.
+        /// The reason why there is no answer.
         why: String,
         /// The process id of the dataplane, if known.
         pid: Option<u32>,
     },
 }
 
-/// The machine on which the daemon runs.
+/// The host on which the daemon runs.
 pub trait Host: Send + 'static {
-    /// Connects to the dataplane's control socket. A dataplane without an answer for `patience`
-    /// hangs.
+    /// Connects to the dataplane. It is considered hung after `patience` without an answer.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -105,37 +106,34 @@ pub trait Host: Send + 'static {
     /// The dataplane cannot be started; the text contains the reason and a fix.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
-    /// The exit status, as text, of the dataplane that [`start`](Self::start) started; `None` while
-    /// it runs.
+    /// Exit status of the dataplane that [`start`](Self::start) started; `None` while it runs.
     fn ended(&mut self) -> Option<String>;
 
-    /// Kills the dataplane that was started and has never answered.
+    /// Kills a started dataplane that has never answered.
     fn kill(&mut self);
 
-    /// Kills the dataplane `pid`, which an lvsd has started and which does not answer, and waits
-    /// until it has exited.
+    /// Kills the hung dataplane `pid`, which an lvsd started, and waits until it has exited.
     ///
     /// # Errors
-    /// An lvsd has not started the dataplane, or the dataplane does not exit; the text is the
-    /// reason.
+    /// No lvsd started the dataplane, or it does not exit; the text is the reason.
     fn end(&mut self, pid: u32) -> Result<(), String>;
 
     /// Whether the process `pid` still exists.
     fn alive(&mut self, pid: u32) -> bool;
 
-    /// Whether an lvsd has started the dataplane `pid`; this lvsd may have crashed since.
+    /// Whether an lvsd started the dataplane `pid`; that lvsd may have exited.
     fn started_by_us(&self, pid: u32) -> bool;
 
-    /// A unique identity of the dataplane `pid`: process ids are reused.
+    /// Unique identity of the dataplane `pid`, because process ids are reused.
     fn identity(&self, pid: u32) -> String;
 
-    /// Stores the settings that this daemon has made in the dataplane, for the next daemon.
+    /// Stores this daemon's settings in the dataplane for the next daemon.
     fn remember(&mut self, given: &Given);
 
-    /// The settings that an earlier daemon has stored.
+    /// Settings in the dataplane that an earlier daemon has stored.
     fn recall(&self) -> Given;
 
-    /// The host's addresses.
+    /// Reads the host's present addresses.
     fn addresses(&self) -> Addresses;
 
     /// Whether this is the proxy of this process, which is never started, lost or shared.
@@ -149,14 +147,14 @@ pub trait Host: Send + 'static {
 pub struct Goal {
     /// Services, servers, sysctls, and VIPs.
     pub desired: Desired,
-    /// The VIPs that the dataplane may own, because the first checks of their services are
-    /// complete. If it already owns other VIPs, these stay, and none are added.
+    /// VIPs that the dataplane may take over, because their services have been checked. Other VIPs
+    /// that it already owns stay.
     pub announced: BTreeSet<IpAddr>,
-    /// The options of a dataplane that has to be started.
+    /// Options for starting a dataplane.
     pub dataplane: Dataplane,
-    /// Servers that an operator has set ready although they were drained by hand in the dataplane.
+    /// Servers that an operator has set ready although they are drained in the dataplane.
     pub readied: HashSet<(ServiceId, SocketAddr)>,
-    /// The desired state of the proxy in this process; `None` if no service is proxied.
+    /// Desired state of the proxy; `None` if no service is proxied.
     pub proxied: Option<Box<Proxied>>,
 }
 
@@ -175,60 +173,60 @@ impl Goal {
     }
 }
 
-/// The result of a step.
+/// Result of a step of a link.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The dataplane is in sync, except for its refusals.
+    /// The dataplane is in sync, apart from refused changes.
     InStep {
-        /// The state of the dataplane, and its differences from the goal.
+        /// State of the dataplane, and differences from the goal.
         found: Arc<Found>,
-        /// The time until the next step.
+        /// Time until the next step.
         again: Duration,
     },
-    /// New input arrived before all changes were made. The next step handles it.
+    /// New input arrived before all changes were made.
     Interrupted,
     /// No dataplane runs yet. The next step is due after this time.
     Waiting(Duration),
-    /// No dataplane is available; at start-up only.
+    /// No dataplane is available. Occurs only at the start.
     Fatal(String),
 }
 
-/// The state of a dataplane, and its differences from the goal.
+/// State of a dataplane, and its differences from the goal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The refusals of the dataplane, as text.
+    /// Refusals of the dataplane as text.
     pub refused: Vec<String>,
-    /// Services whose addresses belong to services of other programs.
+    /// Services whose address another program's service uses.
     pub conflicts: HashSet<ServiceId>,
     /// Servers whose weight another program has set to 0.
     pub drained: HashSet<(ServiceId, SocketAddr)>,
-    /// Manual changes that lvsd does not revert, as text.
+    /// Manual changes that lvsd keeps, as text.
     pub drift: Vec<String>,
-    /// The number of lvsd's services that are neither in the file nor in a source; they stay until
-    /// etcd and Kubernetes have answered.
+    /// Number of lvsd's services that neither the file nor a source contains. They stay until etcd
+    /// and Kubernetes have answered.
     pub unnamed: usize,
     /// The VIPs that the dataplane owns for lvsd.
     pub vips: BTreeSet<IpAddr>,
-    /// The servers of lvsd's services.
+    /// Servers of lvsd's services.
     pub servers: HashMap<(ServiceId, SocketAddr), ObservedServer>,
-    /// The dataplane's own report, before the changes of this step.
+    /// Report of the dataplane before the changes of this step.
     pub seen: Arc<DataplaneView>,
-    /// The report of the proxy in this process, if both the dataplane and the proxy have services.
+    /// Report of the proxy, if both dataplane and proxy have services.
     pub proxied: Arc<DataplaneView>,
 }
 
-/// A dataplane's report.
+/// Report of a dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataplaneView {
     /// The state of the dataplane.
     pub info: Info,
     /// All services of the dataplane, of every owner, with their servers and counters.
     pub services: Vec<ServiceInfo>,
-    /// The reasons why packets were dropped or passed to the host's network stack.
+    /// Numbers of packets that were dropped or passed to the host, by reason.
     pub reasons: Vec<ReasonCount>,
-    /// The size of the dataplane's connection table, as the kernel would print it.
+    /// Size of the connection table, as the kernel would print it.
     pub table_size: u32,
-    /// The dataplane's version; empty before its first answer.
+    /// Version of the dataplane; empty before its first answer.
     pub version: String,
 }
 
@@ -241,78 +239,78 @@ pub struct ObservedServer {
     pub active: u32,
     /// Number of inactive connections, before the changes of this step.
     pub inactive: u32,
-    /// The number of consecutive failed attempts to connect, if counted.
+    /// Number of consecutive unanswered connection attempts, if counted.
     pub unanswered: Option<u32>,
-    /// Connections of clients to the server, and those without an answer.
+    /// Recent connection attempts of clients, and how many were unanswered.
     pub attempts: RecentAttempts,
-    /// Microseconds until the server answers a new connection; `None` without a measurement.
+    /// Time in microseconds until the server answers a new connection; `None` without a
+    /// measurement.
     pub latency_us: Option<u64>,
 }
 
-/// The result of a request to stop the dataplane.
+/// Result of stopping the dataplane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// The dataplane has accepted the request to stop, or no dataplane runs.
+    /// The dataplane accepted the request to stop, or none runs.
     Asked,
-    /// The dataplane had exited before; contains its exit status, if available.
+    /// The dataplane had already exited; contains its exit status, if known.
     Already(String),
-    /// The dataplane did not answer and was killed; the reason.
+    /// The dataplane did not answer and was killed; contains the reason.
     Killed(String),
-    /// The dataplane did not answer; the reason.
+    /// The dataplane did not answer, and was not killed; contains the reason.
     Not(String),
 }
 
-/// The connection to a dataplane, and the stored state of the dataplane.
+/// Connection to a dataplane, and the stored state about it.
 pub struct Link {
     host: Box<dyn Host>,
     control: Option<Box<dyn DataplaneControl>>,
     /// The process id of the dataplane, if known.
     pid: Option<u32>,
-    /// Whether an lvsd has started the dataplane.
+    /// Whether an lvsd started the dataplane.
     ours: bool,
-    /// The VIPs that lvsd last set in this dataplane.
+    /// VIPs that lvsd last set in this dataplane.
     stated: Option<BTreeSet<IpAddr>>,
     /// The time of the last answer of the dataplane.
     answered: LastAnswer,
-    /// The time of the last comparison of the dataplane with the goal.
+    /// Time of the last comparison with the goal.
     compared: Option<Instant>,
-    /// The result of that comparison.
+    /// Result of the last comparison.
     found: Arc<Found>,
     memory: Memory,
     starts: Starts,
-    /// A caller sets this flag when it has input for the next step. The current step then ends
-    /// early.
+    /// The caller sets this flag for new input. A running step then ends early.
     news: Arc<AtomicBool>,
     /// Logged errors that still apply.
     complaints: HashSet<String>,
 }
 
-/// The state of the dataplane that is stored between two comparisons.
+/// State of the dataplane that is kept between two comparisons.
 #[derive(Default)]
 struct Memory {
     drift: Drift,
-    /// Manual changes that have not been reported yet.
+    /// Manual changes that have not been reported yet, as text.
     deeds: Vec<String>,
-    /// Removed servers that have connections, each with its deadline.
+    /// Removed servers with connections, and the ends of their drain times.
     leaving: HashMap<(ServiceId, SocketAddr), Instant>,
     given: Given,
-    /// The weights at the last comparison, and the weights that lvsd has set since then.
+    /// Weights as of the last comparison, and after lvsd's changes since then.
     weights: Weights,
 }
 
-/// Starts dataplanes, and schedules the pauses between the starts.
+/// Starts of dataplanes, and the pauses between them.
 struct Starts {
     /// Whether lvsd never starts a dataplane.
     attach: bool,
-    /// Whether a dataplane has ever answered: after that, no error stops lvsd.
+    /// Whether a dataplane has ever answered. Afterwards, no error stops lvsd.
     ever: bool,
     /// The time of the last connection.
     connected: Instant,
-    /// The start time of a dataplane that has not answered yet.
+    /// Start time of a dataplane that has not answered yet.
     starting: Option<Instant>,
-    /// The earliest time of the next start.
+    /// Earliest time of the next start.
     not_before: Instant,
-    /// The pause after the next start.
+    /// Pause after the next start.
     backoff: Duration,
 }
 
@@ -326,8 +324,8 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    /// A link without a connection. With `attach` it waits for a running dataplane instead of
-    /// starting one.
+    /// Creates a link without a connection. With `attach`, it waits for a running dataplane, and
+    /// starts none.
     pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
         Self {
             host,
@@ -352,23 +350,23 @@ impl Link {
         }
     }
 
-    /// The host's addresses now.
+    /// Reads the host's present addresses.
     pub fn addresses(&self) -> Addresses {
         self.host.addresses()
     }
 
-    /// A flag that interrupts a step.
+    /// The flag that interrupts a step.
     pub fn news(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.news)
     }
 
-    /// Uses the flag of another link, so that one flag interrupts both links.
+    /// Uses the flag of another link, which then interrupts both.
     fn share_news(&mut self, news: Arc<AtomicBool>) {
         self.news = news;
     }
 
-    /// Whether a dataplane answers. If there is no connection and `look` is set, connects to a
-    /// running dataplane. Never starts one.
+    /// Whether a dataplane answers. With `look`, connects to a running dataplane if necessary, but
+    /// starts none.
     fn is_there(&mut self, look: bool, now: Instant) -> bool {
         if self.control.is_none()
             && look
@@ -382,7 +380,7 @@ impl Link {
         self.control.is_some()
     }
 
-    /// Makes one step towards `goal`. `changed`: the goal differs from the previous one.
+    /// Makes one step towards `goal`. `changed`: the goal differs from that of the last step.
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         if let Some(pid) = self.pid
             && !self.host.alive(pid)
@@ -426,19 +424,18 @@ impl Link {
         std::mem::take(&mut self.memory.deeds)
     }
 
-    /// The dataplane's process id, if known, and whether the dataplane answers.
+    /// Process id of the dataplane, if known, and whether it answers.
     pub fn contact(&self) -> (Option<u32>, bool) {
         (self.pid, self.control.is_some())
     }
 
-    /// The time of the last answer of the dataplane, also while a step runs.
+    /// Time of the dataplane's last answer, which is also updated during a step.
     pub fn last_answer(&self) -> LastAnswer {
         self.answered.clone()
     }
 
-    /// Handles a dataplane that listens and does not answer; `pid` is its process, if known. A
-    /// dataplane that an lvsd has started is killed, so that another one can start. Only an
-    /// operator may stop any other dataplane.
+    /// Handles a hung dataplane: kills it if an lvsd started it. Only an operator may stop any
+    /// other dataplane.
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {
@@ -481,13 +478,13 @@ impl Link {
             self.starts.not_before = now;
         }
         if !self.ours {
-            // The service manager that started it will start it again; two dataplanes must not race
-            // for the socket.
+            // The service manager that started the dataplane restarts it; two dataplanes must not
+            // compete for the socket.
             self.starts.not_before = self.starts.not_before.max(now + FOREIGN_GRACE);
         }
     }
 
-    /// Connects; returns the step to report if this fails.
+    /// Connects, or returns the step to report.
     fn connect(&mut self, goal: &Goal, now: Instant) -> Result<(), Step> {
         let patience = goal.dataplane.hang_limit.unwrap_or(HANG_LIMIT);
         let absent = match self.host.connect(patience) {
@@ -500,7 +497,7 @@ impl Link {
                 return Ok(());
             }
             Err(ConnectError::Refused(why)) => return Err(self.give_up_or_wait(why, now)),
-            // A dataplane that is still starting does not hang: it has the whole time of a start.
+            // A starting dataplane may take the whole time limit of a start.
             Err(ConnectError::Silent { why, .. }) if self.starts.starting.is_some() => why,
             Err(ConnectError::Silent { why, pid }) => return Err(self.hangs(why, pid, now)),
             Err(ConnectError::Absent(why)) => why,
@@ -529,7 +526,7 @@ impl Link {
             return Err(Step::Waiting(POLL));
         }
         if now < self.starts.not_before {
-            // Another program may start one in the meantime.
+            // Another program may start a dataplane meanwhile.
             return Err(Step::Waiting((self.starts.not_before - now).min(POLL)));
         }
         self.starts.not_before = now + self.starts.backoff;
@@ -551,7 +548,7 @@ impl Link {
         Step::Waiting((self.starts.not_before.max(now) - now).max(Duration::from_millis(500)))
     }
 
-    /// Identifies the dataplane of a new connection, and logs it.
+    /// Identifies and logs the dataplane of a new connection.
     fn greet(&mut self, started: bool) {
         let info = self.control.as_mut().map(|control| control.info());
         if let Some(result) = &info {
@@ -588,12 +585,12 @@ impl Link {
         }
     }
 
-    /// Applies the differences to `goal`. Returns the number of refused changes, or `None` if the
-    /// step was interrupted.
+    /// Applies the differences from `goal`. Returns the number of refused changes; `None` if
+    /// interrupted.
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
         let mut refusals = Vec::new();
         let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
-            // Without the list, lvsd cannot decide anything.
+            // Without the list of services, lvsd changes nothing.
             return Ok(Some(self.remember(refusals)));
         };
         seen.reasons = self.reasons(&mut refusals)?;
@@ -674,7 +671,7 @@ impl Link {
         Ok(complete.then_some(refused))
     }
 
-    /// The state of the dataplane after `plan`.
+    /// State of the dataplane after `plan`.
     fn found(
         &self,
         desired: &Desired,
@@ -729,7 +726,7 @@ impl Link {
         found
     }
 
-    /// Connects, and returns the servers in the dataplane.
+    /// Connects, and lists the servers in the dataplane.
     ///
     /// # Errors
     /// No dataplane runs, or it does not answer.
@@ -746,7 +743,8 @@ impl Link {
             .collect())
     }
 
-    /// Returns the changes of a step towards `goal`, and their effect on connections, as text.
+    /// Returns texts about the changes of a step towards `goal`, and about their effects on
+    /// connections.
     ///
     /// # Errors
     /// No dataplane runs, or it does not answer.
@@ -770,9 +768,8 @@ impl Link {
         Ok(plan::planned_changes(&desired, &actual, gone))
     }
 
-    /// Reads the actual state of this dataplane, and returns it with the desired state. If the
-    /// dataplane refuses the listing of services, the result is `None` and `refusals` contains the
-    /// reason.
+    /// Reads the dataplane's state, and returns it with the desired state. If the dataplane refuses
+    /// to list services, returns `None`, and adds the reason to `refusals`.
     ///
     /// # Errors
     /// The dataplane is not connected or does not answer.
@@ -791,8 +788,7 @@ impl Link {
             services,
             ..Actual::default()
         };
-        // The packet path and the keeper have to answer this request, so it shows whether they
-        // hang.
+        // Packet path and keeper must answer this request, so that it detects a hang.
         let info = lost_only(control.info(), &self.answered, refusals)?.unwrap_or_default();
         let mut desired = goal.desired.clone();
         if goal.dataplane.own_vips {
@@ -800,7 +796,7 @@ impl Link {
         } else {
             let owned: BTreeSet<IpAddr> = info.own_vips.iter().copied().collect();
             actual.vips = match &self.stated {
-                // Other programs may own VIPs too; only those that lvsd set count.
+                // Other programs may also let the dataplane own VIPs; these are not lvsd's.
                 Some(stated) => stated.intersection(&owned).copied().collect(),
                 None => owned,
             };
@@ -831,7 +827,7 @@ impl Link {
         Ok(Some((desired, actual, seen)))
     }
 
-    /// Reads the dataplane's counters of packets by reason.
+    /// Reads the packet counters by reason.
     fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
@@ -848,7 +844,7 @@ impl Link {
         }
     }
 
-    /// Logs the refusals that are new, and stores all; returns their number.
+    /// Stores refusals, and logs new ones. Returns their number.
     fn remember(&mut self, refusals: Vec<String>) -> usize {
         let count = refusals.len();
         for refusal in &refusals {
@@ -860,8 +856,8 @@ impl Link {
         count
     }
 
-    /// Stops the dataplane if an lvsd has started it. From any other dataplane, lvsd removes only
-    /// its own services and VIPs. Without a connection, connects first.
+    /// Stops the dataplane if an lvsd started it. From any other dataplane, removes only lvsd's
+    /// services and VIPs. Connects first if necessary.
     pub fn stop(&mut self, now: Instant) -> Stopped {
         if self.control.is_none() {
             if self.starts.starting.is_some() {
@@ -892,7 +888,7 @@ impl Link {
                 ),
             };
         }
-        // An empty desired state that adopts nothing deletes the services of lvsd.
+        // An empty goal that adopts nothing deletes only lvsd's services.
         match self.sync(&Goal::default(), now) {
             Ok(_) => Stopped::Asked,
             Err(Loss { why, .. }) => self.gone().map_or_else(
@@ -906,7 +902,7 @@ impl Link {
         }
     }
 
-    /// Connects to the dataplane to stop it. Returns the result if that is impossible or
+    /// Connects in order to stop the dataplane. Returns a result if that is impossible or
     /// unnecessary.
     fn find(&mut self) -> Option<Stopped> {
         match self.host.connect(STOP_PATIENCE) {
@@ -930,19 +926,17 @@ impl Link {
         }
     }
 
-    /// The exit status, as text, of a dataplane that no longer answers; `None` if it has not
-    /// exited.
+    /// Exit status of a dataplane that no longer answers; `None` if it runs.
     fn gone(&mut self) -> Option<String> {
         if let Some(how) = self.host.ended() {
             return Some(how);
         }
         let left = self.pid.is_some_and(|pid| !self.host.alive(pid));
-        // An exiting process closes its socket first.
+        // An exiting process closes its socket before it exits.
         (left || self.absent()).then(|| "its process has exited".to_owned())
     }
 
-    /// Whether no process listens on the socket. If a dataplane listens but does not answer, the
-    /// result is false.
+    /// Whether no process listens on the socket.
     fn absent(&mut self) -> bool {
         matches!(
             self.host.connect(STOP_PATIENCE),
@@ -950,15 +944,15 @@ impl Link {
         )
     }
 
-    /// Whether the dataplane that this daemon started still exists; false for any other dataplane.
+    /// Whether the dataplane that this daemon started still runs.
     pub fn still_running(&mut self) -> bool {
         self.ours && self.host.ended().is_none() && !self.absent()
     }
 
-    /// Kills the dataplane if an lvsd has started it.
+    /// Kills the dataplane if an lvsd started it.
     ///
     /// # Errors
-    /// lvsd has not started it, or it does not exit; the text is the reason.
+    /// No lvsd started it, or it does not exit; the text is the reason.
     pub fn end(&mut self) -> Result<(), String> {
         match self.pid {
             Some(pid) if self.ours => self.host.end(pid),
@@ -966,7 +960,7 @@ impl Link {
         }
     }
 
-    /// The description of the dataplane for messages, with its process id, if available.
+    /// Text that names the dataplane in messages, with its process id if known.
     pub fn dataplane(&self) -> String {
         match self.pid {
             Some(pid) => format!("the dataplane (pid {pid})"),
@@ -975,7 +969,7 @@ impl Link {
     }
 }
 
-/// Logs manual changes of drained servers.
+/// Logs which servers another program has drained or undrained.
 fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
     for ((service, server), is) in changes {
         let service = names.service_in_words(service);
@@ -989,11 +983,11 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
     }
 }
 
-/// The reason why a dataplane is lost.
+/// The reason why the connection is lost.
 #[derive(Debug)]
 struct Loss {
     why: String,
-    /// Whether the dataplane runs and does not answer.
+    /// Whether the dataplane runs, but does not answer.
     silent: bool,
 }
 
@@ -1006,8 +1000,7 @@ impl From<&str> for Loss {
     }
 }
 
-/// Adds a refusal to the list, and returns the loss of the dataplane as the error, which ends the
-/// step.
+/// Adds a refusal to the list; returns any other error, which ends the step.
 fn lost_only<T>(
     result: Result<T, ControlError>,
     answered: &LastAnswer,

@@ -1,4 +1,4 @@
-//! The description of a plan for operators, before it is applied.
+//! Formats the changes of a reload before they are made.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,14 +11,14 @@ use super::describe::{Names, Tense};
 use crate::reconcile::{Actual, Desired, Plan, diff};
 use lvs_api::words::counted;
 
-/// The changes that a reload would make, as text.
+/// Texts about the changes that a reload would make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Planned {
     /// The changes, in their order.
     pub changes: Vec<String>,
-    /// Services and servers that are unchanged, or not changed yet.
+    /// Notes about services and servers that are not changed, or not yet.
     pub left: Vec<String>,
-    /// The numbers of changes.
+    /// Text with the numbers of changes.
     pub summary: String,
     /// Services that are not compared.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,7 +26,7 @@ pub struct Planned {
 }
 
 impl fmt::Display for Planned {
-    /// Writes a line for each change, and a line with their numbers.
+    /// Writes one line for each change, and a line with the numbers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines = self.changes.iter().chain(&self.left);
         for line in lines.chain([&self.summary]).chain(&self.not_compared) {
@@ -36,7 +36,7 @@ impl fmt::Display for Planned {
     }
 }
 
-/// The changes that would be made. `gone` names services that are no longer in the file.
+/// Formats a plan. `gone` contains the names of services that the file no longer contains.
 pub(super) fn planned_changes(
     desired: &Desired,
     actual: &Actual,
@@ -67,7 +67,9 @@ pub(super) fn planned_changes(
     }
     for id in &plan.conflicts {
         let service = names.service_with_place(id);
-        left.push(format!("leave {service} unchanged: lvsd did not make it"));
+        left.push(format!(
+            "leave {service} unchanged: another program added it"
+        ));
     }
     Planned {
         changes,
@@ -77,7 +79,7 @@ pub(super) fn planned_changes(
     }
 }
 
-/// Whether a service may have more servers.
+/// Whether lvsd does not know all servers of a service yet.
 fn is_incomplete(desired: &Desired, id: &ServiceId) -> bool {
     let mut services = desired.services.iter();
     services.any(|service| service.id == *id && service.incomplete)

@@ -1,4 +1,4 @@
-//! The real host: the dataplane's socket, its process, and the lock that excludes a second daemon.
+//! The real host: socket and process of the dataplane, and the lock against a second daemon.
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
@@ -22,13 +22,13 @@ use crate::dataplane::{ConnectError, Given, Host};
 use crate::host_addresses::Addresses;
 use crate::replace::replace;
 
-/// The environment variable that marks dataplanes that lvsd has started.
+/// Environment variable in dataplanes that lvsd started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 
-/// The suffix of the file with the settings of a dataplane, after the name of its socket.
+/// Suffix of the file with lvsd's settings in a dataplane, after the socket's name.
 pub const GIVEN: &str = ".lvsd.json";
 
-/// Longest time until a killed process has exited.
+/// Time limit for a killed process to exit.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// This machine, with the dataplane at a socket.
@@ -39,7 +39,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Creates the value for the dataplane at `address`.
+    /// Creates the host of the dataplane at `address`.
     pub fn new(address: &Address) -> Self {
         Self {
             address: address.clone(),
@@ -48,13 +48,12 @@ impl Machine {
     }
 }
 
-/// Locks the dataplane at `address` in this network namespace for this daemon, until the returned
-/// value is dropped.
+/// Locks the dataplane at `address` for this daemon until the returned value is dropped.
 ///
 /// # Errors
 /// Another daemon has the lock; the text names it.
 pub fn lock(address: &Address) -> Result<Steering, String> {
-    // A command that checks whether a daemon runs (`lvsd reload`) locks the file for a moment.
+    // A command such as `lvsd reload` locks the file for a moment to check whether a daemon runs.
     let mut tries = 0..10;
     let steering = loop {
         match steer(address) {
@@ -97,8 +96,8 @@ impl Host for Machine {
             .env_remove("WATCHDOG_USEC")
             .env_remove("WATCHDOG_PID")
             .stdin(Stdio::null())
-            // A separate process group: signals of lvsd's terminal do not reach it, and it
-            // continues after the end of lvsd.
+            // Signals of lvsd's terminal do not reach another process group, so the dataplane
+            // continues after lvsd.
             .process_group(0);
         match command.spawn() {
             Ok(child) => {
@@ -139,8 +138,8 @@ impl Host for Machine {
             .ok_or(Errno::SRCH)
             .and_then(|id| pidfd_open(id, PidfdFlags::empty()))
             .map_err(|error| format!("process {pid} cannot be reached: {error}"))?;
-        // Check after opening: while the descriptor is open, the kernel does not give the id to
-        // another process.
+        // The check follows the opening: while the pidfd is open, the kernel does not reuse the
+        // process id.
         if !self.started_by_us(pid) {
             return Err(format!("process {pid} was not started by lvsd"));
         }
@@ -157,7 +156,7 @@ impl Host for Machine {
     }
 
     fn alive(&mut self, pid: u32) -> bool {
-        // A child that has exited stays in /proc until lvsd waits for it.
+        // An exited child remains in /proc until lvsd waits for it.
         if let Some(child) = self.child.as_mut().filter(|c| c.id() == pid) {
             return matches!(child.try_wait(), Ok(None));
         }
@@ -174,7 +173,7 @@ impl Host for Machine {
     }
 
     fn identity(&self, pid: u32) -> String {
-        // Field 22 of `/proc/PID/stat`; the first field after the name is the third.
+        // Field 22 of `/proc/PID/stat`; the fields after the name begin with the third.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let birth = name_and_fields(&stat)
             .and_then(|(_, mut fields)| fields.nth(19))
@@ -206,14 +205,13 @@ impl Host for Machine {
 }
 
 impl Machine {
-    /// The file with the values that lvsd has set in the dataplane. It is next to the socket of the
-    /// dataplane, and has the same lifetime.
+    /// File with lvsd's settings in the dataplane, next to the dataplane's socket.
     fn memory(&self) -> Option<PathBuf> {
         self.address.state_file(GIVEN)
     }
 }
 
-/// The command that runs the dataplane with the options of the file.
+/// Command that runs the dataplane with the options of the file.
 fn command(address: &Address, options: &Dataplane) -> Command {
     let program = match &options.program {
         Some(path) => PathBuf::from(path),
@@ -250,8 +248,8 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
     }
 }
 
-/// Replaces this process by the dataplane with the options of the file, so that a separate systemd
-/// unit can run it. It returns only after a failure, with the reason.
+/// Replaces this process by the dataplane, so that a systemd unit can run it. Returns only after a
+/// failure, with the reason.
 pub fn become_dataplane(address: &Address, options: &Dataplane) -> String {
     let mut command = command(address, options);
     let error = command.exec();
@@ -266,7 +264,7 @@ pub fn send(pid: u32, signal: Signal) -> Result<(), String> {
     signalled(pid, signal).map(drop)
 }
 
-/// Sends a signal to process `pid` and waits until it has exited.
+/// Sends a signal to process `pid`, and waits until it has exited.
 ///
 /// # Errors
 /// The signal cannot be sent, or the process has not exited within `limit`; the text is the reason.
@@ -295,7 +293,7 @@ fn signalled(pid: u32, signal: Signal) -> Result<OwnedFd, String> {
     Ok(process)
 }
 
-/// Another program of this project in the directory of this executable.
+/// Path of another program of this project, next to this executable.
 pub(crate) fn beside_us(program: &str) -> Option<PathBuf> {
     let here = std::env::current_exe().ok()?;
     let there = here.parent()?.join(program);
@@ -311,7 +309,10 @@ mod tests {
         let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
         let first = lock(&name).unwrap();
         let second = lock(&name).unwrap_err();
-        assert!(second.contains("another lvsd"), "{second}");
+        assert!(
+            second.contains("another lvsd"),
+            "no `another lvsd` in {second}"
+        );
         drop(first);
         lock(&name).unwrap();
     }
@@ -328,7 +329,7 @@ mod tests {
             (there, ErrorKind::Other, "built for this host"),
         ] {
             let text = cannot_start(&Command::new(program), &kind.into());
-            assert!(text.contains(expected), "{text}");
+            assert!(text.contains(expected), "no {expected:?} in {text}");
         }
     }
 }

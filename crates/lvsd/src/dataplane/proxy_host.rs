@@ -1,4 +1,4 @@
-//! Implements the traits with which lvsd configures a dataplane for the proxy.
+//! Implements [`Host`] and [`DataplaneControl`] for the proxy.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::{ConnectError, Given, Host};
 use crate::config::Dataplane;
 use crate::host_addresses::Addresses;
 
-/// The proxy, which the daemon configures like a dataplane.
+/// The proxy, which lvsd configures like a dataplane.
 #[derive(Clone, Debug)]
 pub(super) struct ProxyHost(pub(super) Proxy);
 

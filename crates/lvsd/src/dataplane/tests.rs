@@ -1,5 +1,5 @@
-//! After any sequence of events, the state equals the result of a cold start with the same file and
-//! the same observations.
+//! After any sequence of events, the state equals that after a cold start with the same file and
+//! observations.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +12,23 @@ use super::*;
 use crate::config::{Files, OnCheckFailure, OnDrift};
 use crate::reconcile::{DesiredServer, DesiredService, Health};
 
-/// An event of the test.
 #[derive(Clone, Debug)]
 enum Event {
-    /// The file, or the health of servers, has changed.
+    /// The file or the health of servers changes.
     Goal(Box<Desired>),
-    /// A new daemon replaces the daemon.
+    /// A new daemon replaces the present one.
     Restart,
-    /// The dataplane dies.
+    /// The dataplane crashes.
     Crash,
-    /// The next requests fail in these ways.
+    /// The next requests fail.
     Wrong(Vec<Fault>),
-    /// Another program sets a server's weight, not to 0, which would be a drain.
+    /// Another program sets a server's weight, but not to 0, which would be a drain.
     Weight(u8, u8, i32),
     /// Another program deletes a server.
     Delete(u8, u8),
     /// Another program deletes a service.
     DeleteService(u8),
-    /// The daemon executes one step.
+    /// The daemon makes one step.
     Step,
 }
 
@@ -141,7 +140,7 @@ impl Daemon {
         panic!("the state does not settle: {:?}", self.step(true));
     }
 
-    /// lvsd's services with their servers, and the VIPs.
+    /// lvsd's services with their servers, and lvsd's VIPs.
     fn held(&self) -> (BTreeMap<String, Shown>, BTreeSet<IpAddr>) {
         let held = self.world.dataplane().0;
         let reported = |service: &ServiceInfo| {
@@ -185,7 +184,7 @@ proptest! {
     fn dataplane_after_any_history_equals_cold_start(first in goal(), events in proptest::collection::vec(event(), 0..25)) {
         let mut daemon = Daemon::new(World::default());
         daemon.set(first.clone());
-        // At its start, the daemon has to find a dataplane.
+        // A new daemon has to attach to the dataplane.
         daemon.settle();
         let mut last = first;
         for event in events {

@@ -39,9 +39,9 @@ pub struct Expanded {
     pub files: Files,
     /// The unusable answers of DNS, etcd and Kubernetes, as text.
     pub left_out: Vec<String>,
-    /// The keys of etcd whose services are used: their names and texts.
+    /// Keys of etcd whose services are used, with their texts.
     pub in_force: Vec<(String, String)>,
-    /// The revision of etcd from which the services were read.
+    /// State of etcd from which the services were read.
     pub revision: Revision,
     /// The services of Kubernetes that are used, and the refused ones.
     pub kubernetes: Made,
@@ -52,16 +52,16 @@ pub struct Expanded {
     pub awaits_services: bool,
 }
 
-/// A state of etcd.
+/// A state of etcd: revision and content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Revision {
     /// The revision of the last change.
     pub number: i64,
-    /// A digest of the content: equal content has an equal digest.
+    /// Digest of the content; equal contents have equal digests.
     pub digest: u32,
 }
 
-/// The services of `config` with the answers of DNS, etcd and Kubernetes.
+/// Returns the services of `config` and of DNS, etcd and Kubernetes.
 pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
     let cluster = config.cluster.as_ref();
     let etcd = gathered.etcd.as_ref();
@@ -123,8 +123,8 @@ impl Expanded {
         self.services.iter().filter_map(dns_name).collect()
     }
 
-    /// Reads the services in the values of `keys`. For a key, `origin` returns its name in
-    /// messages, and the name of its text in the list of files.
+    /// Parses the services in the values of `keys`. `origin` returns the name of a key in messages,
+    /// and the name of its text in the list of files.
     fn take_services(
         &mut self,
         config: &Config,
@@ -158,7 +158,7 @@ impl Expanded {
         made
     }
 
-    /// Adds the servers that DNS and etcd name.
+    /// Adds the servers from DNS and etcd.
     fn take_servers(&mut self, gathered: &Gathered, etcd: Option<&Etcd>, present: &Present) {
         for service in &mut self.services {
             let Some(discovery) = service.discovery.clone() else {
@@ -172,14 +172,14 @@ impl Expanded {
                 }
             };
             service.incomplete = records.is_none();
-            // If etcd has answered, a pool without servers is certainly empty.
+            // After an answer of etcd, a pool without servers is really empty.
             let heard = matches!(discovery.source, Source::Etcd(_)) && etcd.is_some();
             service.unheard = service.incomplete && !heard;
             let servers = service.servers.iter().map(|server| server.address);
             let mut there: HashSet<SocketAddr> = servers.collect();
             for record in records.unwrap_or_default() {
                 let address = SocketAddr::new(record.ip, record.port.unwrap_or(discovery.port));
-                // Each service uses the addresses of its own family.
+                // Each service uses only addresses of its own family.
                 let family = Family::of(&record.ip) == ServiceKey::from(service.id).family();
                 let fits = family || discovery.config.forwarding == Forwarding::Tunnel;
                 if !fits || !there.insert(address) {
@@ -196,7 +196,7 @@ impl Expanded {
         }
     }
 
-    /// Whether both are equal apart from the state of etcd.
+    /// Whether both are equal, regardless of the state of etcd.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.services == other.services
             && self.files == other.files
@@ -211,14 +211,14 @@ impl Expanded {
         self.services.iter().map(|s| s.servers.len()).sum()
     }
 
-    /// The services of the file and of etcd together, and those of Kubernetes.
+    /// The services of the file and of etcd, and the services of Kubernetes.
     pub(crate) fn by_origin(&self) -> (&[Service], &[Service]) {
         self.services
             .split_at(self.services.len() - self.of_kubernetes)
     }
 
-    /// Whether the dataplane's service `id`, or some of its servers, must stay unchanged because
-    /// their source has not answered yet.
+    /// Whether the dataplane's service `id`, or some of its servers, must stay because their source
+    /// has not answered yet.
     pub fn awaits(&self, id: ServiceId) -> bool {
         let mut services = self.services.iter();
         match services.find(|service| service.id == id) {
@@ -235,12 +235,12 @@ impl Expanded {
             .collect()
     }
 
-    /// Whether the dataplane is needed: at least one service uses it, or there is no service.
+    /// Whether a dataplane is needed: a service uses it, or there is no service.
     pub fn needs_dataplane(&self) -> bool {
         self.services.is_empty() || self.services.iter().any(|service| service.proxy.is_none())
     }
 
-    /// The VIPs that the dataplane should own; `on_host` returns whether the host has an address.
+    /// VIPs that the dataplane should own; `on_host` returns whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
         let declared_on_host = |ip| {
             self.services
@@ -266,8 +266,8 @@ impl Expanded {
     }
 }
 
-/// The services of a key that do not conflict with those in `present`, and their text: the text of
-/// the key, or its last valid text together with the reason why the current text is not used.
+/// Returns the services of a key that conflict with none in `present`, and their text: the present
+/// text, or the last valid text with the reason.
 fn choose<'a>(
     config: &Config,
     present: &Present,
@@ -289,7 +289,7 @@ fn choose<'a>(
     }
 }
 
-/// The server at `address`, or the reason why it cannot serve the service.
+/// The server at `address`, or the reason why the service cannot use it.
 fn server(
     service: &Service,
     discovery: &Discovery,
@@ -322,7 +322,7 @@ fn server(
     })
 }
 
-/// The present services, by the addresses and ports that other services must not have.
+/// The services so far, with indexes to find conflicts.
 #[derive(Default)]
 struct Present {
     count: usize,
@@ -336,13 +336,12 @@ struct Present {
     servers: HashMap<IpAddr, Vec<(ServiceId, SocketAddr)>>,
 }
 
-/// The servers that are listed in a service.
 fn own_servers(service: &Service) -> impl Iterator<Item = SocketAddr> {
     let servers = service.servers.iter().chain(&service.sorry);
     servers.map(|server| server.address)
 }
 
-/// The name in DNS from which the servers of a service are read.
+/// DNS name that supplies the service's servers.
 fn dns_name(service: &Service) -> Option<&String> {
     match &service.discovery.as_ref()?.source {
         Source::Dns(name) => Some(name),
@@ -369,7 +368,7 @@ impl Present {
         }
     }
 
-    /// The reason why the services of a key conflict with existing services.
+    /// The conflict of a key's services with the present ones.
     fn clash(&self, services: &[Service]) -> Option<String> {
         if self.count + services.len() > SERVICES_MAX {
             return Some(format!("there are more than {SERVICES_MAX} services"));
@@ -414,7 +413,7 @@ impl Present {
             .or_else(|| everywhere.find(|other| listens_at(other, of, server, |_| false)))
     }
 
-    /// A server of other services whose packets would be packets of `service`.
+    /// A server of another service whose packets `service` would receive.
     fn server_of(&self, service: &Service) -> Option<SocketAddr> {
         if listens_everywhere(service) {
             let mut all = self.servers.values().flatten();
@@ -427,7 +426,7 @@ impl Present {
     }
 }
 
-/// The rules for services of many ports.
+/// Mark rules for services with many ports.
 fn port_marks(services: &[Service]) -> Vec<String> {
     let mut single: HashMap<(Protocol, IpAddr), Vec<u16>> = HashMap::new();
     for (protocol, addr) in services.iter().filter_map(|service| service.id.endpoint()) {

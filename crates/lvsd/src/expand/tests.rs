@@ -23,7 +23,7 @@ fn read(text: &str) -> Config {
     config
 }
 
-/// The services of `text` with the DNS records of a name.
+/// Expands `text` with the DNS records of `name`.
 fn with(text: &str, name: &str, records: &[Record]) -> Expanded {
     let gathered = Gathered {
         dns: [(name.to_owned(), records.to_vec())].into(),
@@ -80,7 +80,7 @@ fn servers_from_dns_that_cannot_serve_are_ignored() {
         "server 192.0.2.1:80 of tcp 192.0.2.1:80: ",
         "it is the service tcp 192.0.2.2:80",
     ] {
-        assert!(left_out.contains(words), "{left_out}");
+        assert!(left_out.contains(words), "no {words:?} in {left_out}");
     }
 }
 
@@ -93,7 +93,10 @@ fn dns_servers_without_port_and_weight_use_values_of_the_file() {
     let expanded = with(&text, "pool.example.org", &[record("10.0.0.2", None, None)]);
     assert_eq!(servers(&expanded)[1], ("10.0.0.2:8080".to_owned(), 5));
     let nothing = with(&text, "another.example.org", &[]);
-    assert!(nothing.services[0].incomplete, "no source has answered yet");
+    assert!(
+        nothing.services[0].incomplete,
+        "the list of servers counts as complete before any answer"
+    );
 }
 
 const MAIN: &str = "[cluster]\netcd = \"http://192.0.2.5:2379\"\ndirector = \"d1\"\n\
@@ -101,12 +104,12 @@ const MAIN: &str = "[cluster]\netcd = \"http://192.0.2.5:2379\"\ndirector = \"d1
      [[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\ndiscover = { etcd = \"web\", weight = 4 }\n\
      [[service.server]]\naddress = \"10.0.0.1:80\"\n";
 
-/// A service of etcd with one server.
+/// TOML of a service in etcd with one server.
 fn remote(address: &str, server: &str) -> String {
     format!("[[service]]\naddress = \"{address}\"\n[[service.server]]\naddress = \"{server}\"\n")
 }
 
-/// The state of etcd, with the last valid texts.
+/// Answers of etcd: services with their present and last valid texts, and servers.
 fn etcd(services: &[(&str, &str, Option<&str>)], servers: &[Record]) -> Gathered {
     let mut etcd = Etcd {
         prefix: "/lvs/".to_owned(),
@@ -131,7 +134,7 @@ fn etcd(services: &[(&str, &str, Option<&str>)], servers: &[Record]) -> Gathered
     }
 }
 
-/// The services of [`MAIN`] with the answers in `gathered`.
+/// Expands [`MAIN`] with `gathered`.
 fn merged(gathered: &Gathered) -> Expanded {
     expand(&read(MAIN), gathered)
 }
@@ -161,8 +164,7 @@ fn etcd_services_follow_services_of_the_file() {
     );
     let expanded = merged(&gathered);
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
-    // `[defaults]` applies to services of etcd, and servers of a pool follow the servers of the
-    // file.
+    // `[defaults]` applies to services from etcd. Servers of a pool follow those of the file.
     let wanted = [("10.0.0.1:80", 1), ("10.0.0.9:80", 4)];
     assert_eq!(
         servers(&expanded),
@@ -174,7 +176,7 @@ fn etcd_services_follow_services_of_the_file() {
         "etcd key /lvs/services/b: service tcp 192.0.2.1:80 exists twice",
         "etcd key /lvs/services/c: two services are called `web`",
     ] {
-        assert!(left_out.contains(words), "{left_out}");
+        assert!(left_out.contains(words), "no {words:?} in {left_out}");
     }
     assert_eq!(expanded.in_force.len(), 1);
     assert_eq!(expanded.revision.number, 7);
@@ -192,7 +194,7 @@ fn etcd_services_follow_services_of_the_file() {
     let other = merged(&other);
     assert_eq!((vips(&other).len(), servers(&other).len()), (1, 1));
     assert!(other.awaits_services && other.services[0].unheard);
-    // The pool has no servers yet, but is known, and may have had servers.
+    // The pool has no servers, so that those in the dataplane may stay.
     let expanded = merged(&Gathered {
         etcd: Some(Etcd {
             prefix: "/lvs/".to_owned(),
@@ -228,7 +230,7 @@ fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
             "line 2: unknown key `adress`",
         ),
         (&remote("192.0.2.2:80", "nonsense"), "line 4"),
-        // A server of the file has its address.
+        // Another service of the file has the address of this server.
         (&remote("10.0.0.1:80", "10.0.0.7:80"), "is the service"),
     ] {
         let services =
@@ -244,7 +246,10 @@ fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
         let all = ["192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"];
         assert_eq!(vips(&expanded), all, "{wrong}");
         let left_out = &expanded.left_out[0];
-        assert!(left_out.ends_with("its previous state stays"), "{left_out}");
+        assert!(
+            left_out.ends_with("its previous state stays"),
+            "does not end with `its previous state stays`: {left_out}"
+        );
         assert_eq!(expanded.in_force[0].1, good);
         assert_eq!(vips(&services(Some(wrong))).len(), 2, "{wrong}");
     }
@@ -306,9 +311,9 @@ fn conflicting_etcd_services_leave_the_service_with_the_first_key() {
         let reported = expanded.left_out.concat();
         assert!(
             reported.starts_with("etcd key /lvs/services/b: "),
-            "{reported}"
+            "does not begin with `etcd key /lvs/services/b: `: {reported}"
         );
-        assert!(reported.contains(words), "{reported}");
+        assert!(reported.contains(words), "no {words:?} in {reported}");
     }
 }
 
@@ -355,12 +360,16 @@ fn etcd_service_with_several_addresses_is_accepted_as_a_whole() {
         let expanded = merged(&etcd(&[("a", &text, None)], &[]));
         (expanded.services.len(), expanded.left_out.len())
     };
-    assert_eq!(count("[2001:db8::1]:80"), (1, 1), "of two families");
+    assert_eq!(
+        count("[2001:db8::1]:80"),
+        (1, 1),
+        "the servers are not divided by family"
+    );
     assert_eq!(count("192.0.2.4:80"), (4, 0));
     assert_eq!(
         count("192.0.2.1:80"),
         (1, 1),
-        "the last server is from the file"
+        "a service with an address of the file is accepted"
     );
 }
 
@@ -391,7 +400,7 @@ fn pool_in_etcd_service_is_equal_to_pool_in_file() {
         "server 10.0.0.8:8080 of tcp 192.0.2.2:80: it is the sorry server",
         "server 192.0.2.1:80 of tcp 192.0.2.2:80: it is the service tcp 192.0.2.1:80",
     ] {
-        assert!(left_out.contains(words), "{left_out}");
+        assert!(left_out.contains(words), "no {words:?} in {left_out}");
     }
     assert!(expanded.is_same(&expand(&read(MAIN), &gathered)));
 }
@@ -416,7 +425,7 @@ fn etcd_services_above_the_limit_of_dns_names_are_ignored() {
     let reported = expanded.left_out.concat();
     assert!(
         reported.contains("/1024: the services have 1025 names in DNS"),
-        "{reported}"
+        "no `/1024: the services have 1025 names in DNS` in {reported}"
     );
 }
 
@@ -426,7 +435,7 @@ const KUBERNETES: &str = "[kubernetes]\nserver = \"http://192.0.2.5:6443\"\ndire
      [[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\n\
      [[service.server]]\naddress = \"10.0.0.1:80\"\n";
 
-/// The services of Kubernetes, with their last valid texts.
+/// Answers of Kubernetes with the services' present and last valid texts.
 fn kubernetes(name: &str, services: &[(&str, &str, Option<&str>)]) -> Gathered {
     let services = services.iter().map(|(key, text, good)| {
         let text = Text {
@@ -472,13 +481,13 @@ fn expand_keeps_services_of_file_before_valid_ones_of_kubernetes() {
     );
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
     assert!(expanded.left_out[0].ends_with("its previous state stays"));
-    // If the answer is of another cluster or still missing, services of the dataplane stay.
+    // Services in the dataplane stay if the answer is of another cluster, or missing.
     for gathered in [kubernetes("other", &all), Gathered::default()] {
         let expanded = expand(&config, &gathered);
         assert_eq!(vips(&expanded), ["192.0.2.1:80"]);
         assert!(expanded.awaits_services);
     }
-    // A file without the table uses none of the services.
+    // Without the table, none of the services is used.
     let plain = expand(&read(MAIN), &kubernetes(name, &all));
     assert_eq!(vips(&plain), ["192.0.2.1:80"]);
 }

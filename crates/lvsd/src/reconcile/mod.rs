@@ -1,20 +1,19 @@
 //! Reconciliation: the pure function [`diff`] returns the changes from the actual to the desired
-//! state of the dataplane, in an order that breaks no connection. It is used at start, at a reload
-//! and at changes of health.
+//! state of the dataplane, in an order that breaks no connection. lvsd uses it at its start, at a
+//! reload, and when health changes.
 //!
-//! * A server in both states is edited, never deleted and added again: its connections, counters
-//!   and place in the scheduler's list remain.
-//! * In a service, servers are added before others are removed, so that a change never leaves it
-//!   without a server. If the new servers still have to be checked, the old ones stay until a new
-//!   one is up, or all new ones have failed.
+//! * A server in both states is edited, never deleted and re-added: it keeps its connections,
+//!   counters and place in the scheduler's list.
+//! * In a service, servers are added before others are removed, so that it always has a server. Old
+//!   servers stay until a new one has passed its checks, or all new ones have failed.
 //! * A removed server is drained first: it gets no new connections, and is deleted after its last
-//!   active connection has ended or the drain has timed out.
+//!   active connection or at the end of the drain time.
 //! * Changes of health precede all other changes.
 //! * The dataplane takes over a VIP after its services are added, and releases it before they are
-//!   deleted: otherwise it would refuse clients that another director could serve.
-//! * A service of another owner is never changed.
-//! * While a source has not answered, services that no source names stay unchanged, with their VIPs
-//!   and marks.
+//!   deleted. Otherwise it would refuse clients that another director can serve.
+//! * Services of another owner are never changed.
+//! * Until all sources have answered, services of lvsd that no source contains stay, with their
+//!   VIPs and marks.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -37,13 +36,13 @@ mod service;
 /// The desired state of a dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// The files, for messages.
+    /// Files of the configuration, for messages.
     pub file: Files,
     /// The services, each with its servers.
     pub services: Vec<DesiredService>,
     /// VIPs that the dataplane owns.
     pub vips: BTreeSet<IpAddr>,
-    /// Sysctls.
+    /// Names and values of sysctls.
     pub sysctls: Vec<(String, String)>,
     /// Synchronisation daemons; `None` leaves the dataplane's daemons unchanged.
     pub sync: Option<Vec<SyncDaemon>>,
@@ -55,30 +54,29 @@ pub struct Desired {
     pub filter: Option<SourceFilter>,
     /// Local addresses of full NAT; `None` leaves the dataplane's addresses unchanged.
     pub local: Option<LocalPool>,
-    /// If set, the list of services may be incomplete: the dataplane's services stay until all
-    /// sources have answered.
+    /// Set while the list of services may be incomplete: services that it lacks stay.
     pub unnamed: Option<Unnamed>,
     /// Whether lvsd adopts services without an owner.
     pub adopt: bool,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
-    /// The number of the loaded file.
+    /// Number of the loaded file.
     pub generation: u64,
 }
 
-/// Services of lvsd in the dataplane that neither the file nor the sources contain, while etcd or
-/// Kubernetes has not answered.
+/// How to treat services of lvsd that neither the file nor the sources contain, until etcd and
+/// Kubernetes have answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unnamed {
-    /// The VIPs of services that are in the file or the sources. Of all other VIPs, the dataplane
-    /// keeps those that it owns. `None`: the dataplane may own no VIPs.
+    /// VIPs of services in the file or the sources; the dataplane keeps all other VIPs that it
+    /// owns. `None` if the dataplane may own no VIPs.
     pub beside: Option<BTreeSet<IpAddr>>,
 }
 
 /// The desired state of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredService {
-    /// The service.
+    /// Identity of the service in the dataplane.
     pub id: ServiceId,
     /// The service's name in the log.
     pub name: String,
@@ -88,21 +86,20 @@ pub struct DesiredService {
     pub config: ServiceConfig,
     /// The filter of the service's new connections.
     pub filter: SourceFilter,
-    /// The action on a server that is down.
+    /// Action if a server is down.
     pub on_check_failure: OnCheckFailure,
-    /// Time for which the connections of a server continue after it was removed from the
-    /// configuration.
+    /// Maximum time for which connections of a removed server continue.
     pub drain: Duration,
     /// Servers of the service.
     pub servers: Vec<DesiredServer>,
-    /// Whether the list of servers may be incomplete: the dataplane's servers stay until the source
-    /// has answered.
+    /// Whether the list of servers may be incomplete: servers in the dataplane then stay until the
+    /// source has answered.
     pub incomplete: bool,
-    /// The sorry server while lvsd has not decided whether the service needs it: a sorry server in
-    /// the dataplane then stays.
+    /// The sorry server while lvsd has not decided whether it is needed. It then stays in the
+    /// dataplane if it is there.
     pub undecided: Option<SocketAddr>,
-    /// The sorry server, if it is removed at once instead of drained: weight 0 would not send its
-    /// persistent clients away.
+    /// A sorry server that is removed at once instead of drained, because its persistent clients
+    /// would stay with weight 0.
     pub removed_at_once: Option<SocketAddr>,
 }
 
@@ -137,10 +134,10 @@ pub struct DesiredServer {
     pub config: ServerConfig,
     /// The server's health.
     pub health: Health,
-    /// Whether a server without new connections stays with weight 0 instead of being removed,
-    /// because its checks are through-VIP checks.
+    /// Whether the server gets weight 0 instead of being removed, because its through-VIP checks
+    /// need it in the table.
     pub stays: bool,
-    /// Whether the server is in maintenance: it is removed like a server that is no longer
+    /// Whether the server is in maintenance, and therefore removed like one that is no longer
     /// configured.
     pub leaves: bool,
 }
@@ -160,7 +157,7 @@ impl DesiredServer {
     }
 }
 
-/// The actual state of a dataplane.
+/// The state in which the dataplane is.
 #[derive(Clone, Debug, Default)]
 pub struct Actual {
     /// All services of all owners.
@@ -169,33 +166,33 @@ pub struct Actual {
     pub vips: BTreeSet<IpAddr>,
     /// The dataplane's values of the desired sysctls that it supports.
     pub sysctls: Vec<(String, String)>,
-    /// The dataplane's synchronisation daemons.
+    /// Running synchronisation daemons of the dataplane.
     pub daemons: Vec<SyncDaemon>,
     /// The dataplane's rules for marks.
     pub marks: Vec<String>,
     /// The dataplane's filters that are not off, by service; the key `None` is the filter of all
     /// services.
     pub filters: HashMap<Option<ServiceId>, FilterLists>,
-    /// The dataplane's local addresses, if some are desired.
+    /// Local addresses of the dataplane; only read if some are desired.
     pub local: LocalPool,
-    /// Removed servers whose drain time has ended.
+    /// Removed servers whose drain time has passed.
     pub overdue: HashSet<(ServiceId, SocketAddr)>,
 }
 
-/// The changes, and the services that conflict with services of another owner.
+/// The changes of [`diff`], and services and servers that stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The changes, in order.
     pub changes: Vec<Call>,
-    /// Desired services that exist and have another owner; they are unchanged.
+    /// Desired services that another owner has in the dataplane. They stay unchanged.
     pub conflicts: Vec<ServiceId>,
-    /// Removed servers whose connections continue for the drain time.
+    /// Removed servers whose connections continue, with the remaining drain time.
     pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
-    /// Removed servers that stay until their replacements have been checked.
+    /// Removed servers that stay until their replacements are checked.
     pub held: Vec<(ServiceId, SocketAddr)>,
     /// Services that no source contains, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,
-    /// Number of changes at the start of the list that set only a weight or concern failed servers.
+    /// Number of leading changes that only set a weight or concern failed servers.
     pub urgent: usize,
 }
 
@@ -211,7 +208,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
             }));
         }
     }
-    // After the sysctls, some of which count when a daemon starts.
+    // Some sysctls take effect only when a daemon starts, so they are set first.
     follow_daemons(desired, actual, &mut plan.changes);
     let wanted: HashSet<ServiceId> = desired.services.iter().map(|s| s.id).collect();
     let unnamed = actual.services.iter();
@@ -228,7 +225,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     if let Some(filter) = &desired.filter {
         follow_filter(None, filter, actual, &mut plan.changes);
     }
-    // Servers with full NAT need a local address before they are added, and until they are removed.
+    // Servers with full NAT need local addresses until they are removed.
     let mut local = actual.local.clone();
     if let Some(wanted) = &desired.local {
         let more = wanted.addresses.iter();
@@ -272,7 +269,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     }
     if let Some(wanted) = &desired.local
         && *wanted != local
-        // Servers that drain may still need the local addresses.
+        // Draining servers may still need the local addresses.
         && plan.draining.is_empty()
         && plan.held.is_empty()
     {
@@ -284,7 +281,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     plan
 }
 
-/// Stops synchronisation daemons that are not in the file, or have other settings, and starts the
+/// Stops synchronisation daemons that the file lacks or that have other settings, and starts
 /// missing ones.
 fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
     let Some(wanted) = &desired.sync else {
@@ -306,8 +303,8 @@ fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
     }
 }
 
-/// Whether a running sync daemon has the desired settings. Without a configured length of messages,
-/// the length of a backup depends on its interface, and is at least that of Ethernet.
+/// Whether a running synchronisation daemon has the desired settings. If the file sets no message
+/// length, a backup's depends on its interface, and is at least that of Ethernet.
 fn is_as_wanted(wanted: &SyncDaemon, there: &SyncDaemon) -> bool {
     let mut complete = wanted.completed(1500);
     if wanted.maxlen.is_none() && wanted.role == SyncRole::Backup && there.maxlen >= complete.maxlen
@@ -317,7 +314,7 @@ fn is_as_wanted(wanted: &SyncDaemon, there: &SyncDaemon) -> bool {
     complete == *there
 }
 
-/// Sets the source filter of a service, or of all services, to the desired one.
+/// Sets the source filter of a service, or of all services.
 fn follow_filter(
     service: Option<ServiceId>,
     wanted: &SourceFilter,
@@ -343,9 +340,8 @@ fn own(vips: &BTreeSet<IpAddr>) -> Call {
     }
 }
 
-/// The desired rules for marks: the rules of the file, or, if the file has none, the rules that
-/// other programs have set. The rules for services of several ports follow, including the services
-/// in `stay`.
+/// The desired mark rules: those of the file or, if it has none, those of other programs. Then the
+/// rules for services with many ports, including the services in `stay`.
 fn marks(desired: &Desired, actual: &Actual, stay: &[ServiceId]) -> Vec<String> {
     let others = || {
         let rules = actual.marks.iter();
@@ -364,7 +360,7 @@ fn marks(desired: &Desired, actual: &Actual, stay: &[ServiceId]) -> Vec<String> 
     marks
 }
 
-/// Whether lvsd may change a service of the dataplane.
+/// Whether lvsd may change a service.
 fn ours(desired: &Desired, service: &ServiceInfo) -> bool {
     match &service.owner {
         Some(owner) => owner == OWNER,

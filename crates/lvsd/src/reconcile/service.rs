@@ -16,14 +16,13 @@ pub(super) struct OneService<'a> {
     desired: &'a DesiredService,
     overdue: &'a HashSet<(ServiceId, SocketAddr)>,
     plan: &'a mut Plan,
-    /// Changes that set only a weight, and changes of failed servers, of all services: they precede
-    /// all other changes.
+    /// Weight changes, and changes of failed servers, of all services. They precede all other
+    /// changes.
     urgent: &'a mut Vec<Call>,
-    /// The changes that remove failed servers or set their weight to 0; the service's other urgent
-    /// changes precede them.
+    /// Removals of failed servers, or their change to weight 0. They follow the service's other
+    /// urgent changes.
     failed: Vec<Call>,
-    /// Changes that stop new connections to working servers; they follow the changes that add
-    /// servers.
+    /// Changes that stop new connections to working servers. They follow the additions of servers.
     emptied: Vec<Call>,
 }
 
@@ -72,7 +71,7 @@ impl<'a> OneService<'a> {
         for server in service.servers.iter().filter(|server| !server.leaves) {
             let mut server = *server;
             if sorry_serves && server.health == Health::Up {
-                // A restarted daemon below the quorum: one server is not a quorum.
+                // After a restart below the quorum, one server that is up does not suffice.
                 server.health = Health::Unknown;
             }
             let now = now.get(&server.address).map(|server| server.config);
@@ -100,9 +99,9 @@ impl<'a> OneService<'a> {
         self.arrange(servers, before);
     }
 
-    /// Sorts the servers in the order of the file, if the scheduler uses the order. A new server
-    /// would otherwise be last, and each director adds servers when its own checks succeed.
-    /// `before` is the number of changes that concern other services.
+    /// Sorts the servers as in the file if the scheduler depends on their order. Otherwise the
+    /// order would follow the times at which checks succeed, which differ between directors.
+    /// `before` is the number of changes for other services.
     fn arrange(&mut self, there: &[ServerInfo], before: (usize, usize)) {
         let about = About::of(&self.desired.config.scheduler);
         if !about.is_some_and(|about| about.goes_by_order) {
@@ -120,7 +119,7 @@ impl<'a> OneService<'a> {
         let there = there.iter().map(|server| server.server);
         let stay = there.filter(|address| !deleted.contains(address));
         let mut after: Vec<SocketAddr> = added.into_iter().rev().chain(stay).collect();
-        // The newest server comes first.
+        // New servers are first in the listing.
         let stays = self
             .desired
             .servers
@@ -139,8 +138,8 @@ impl<'a> OneService<'a> {
         }
     }
 
-    /// Adds the changes for a desired server. Changes that add a server come before changes that
-    /// stop new connections to a working one, so that the service always has a server that is up.
+    /// Adds the changes for a desired server. Additions precede changes that stop new connections
+    /// to working servers, so that the service always has a server.
     fn wanted(&mut self, server: &DesiredServer, now: Option<ServerConfig>) {
         let spec = |config| ServerSpec {
             service: self.desired.id,
@@ -173,7 +172,7 @@ impl<'a> OneService<'a> {
         }
     }
 
-    /// Handles a server that the service should not have any more: it may be drained first.
+    /// Adds the changes for an undesired server, which is drained first if possible.
     fn unwanted(&mut self, server: &ServerInfo) {
         let key = (self.desired.id, server.server);
         let limit = self.desired.drain;
@@ -202,7 +201,7 @@ impl<'a> OneService<'a> {
     }
 }
 
-/// The desired settings of a server; `None` if the service should not have it.
+/// The desired settings of a server; `None` if the service should not contain it.
 fn target_config(
     server: &DesiredServer,
     on_check_failure: OnCheckFailure,
@@ -215,13 +214,14 @@ fn target_config(
     match (server.health, on_check_failure) {
         (Health::Up, _) => Some(server.config),
         (Health::Down, OnCheckFailure::Quiesce) => Some(quiesced),
-        // The server and its connections are removed; it is added again to be checked.
+        // The server was removed with its connections; it is added again for its through-VIP
+        // checks.
         (Health::Down, OnCheckFailure::Remove) if server.stays => match now {
             Some(ServerConfig { weight: 1.., .. }) => None,
             _ => Some(quiesced),
         },
         (Health::Down, OnCheckFailure::Remove) => None,
-        // A restarted daemon must neither remove a server that serves nor restore one that is down.
+        // A restarted daemon must neither remove a server in use nor re-add one that was down.
         (Health::Unknown, _) => match now {
             None if server.stays => Some(quiesced),
             None => None,
@@ -242,8 +242,8 @@ pub(crate) fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool 
 }
 
 pub(crate) fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
-    // The dataplane turns the method of a server with one of its own addresses into `Local`, as the
-    // kernel does.
+    // Like the kernel, the dataplane changes the method of a server with one of its own addresses
+    // to `Local`.
     let forwarding = now.forwarding == wanted.forwarding || now.forwarding == Forwarding::Local;
     let tunnel = wanted.forwarding != Forwarding::Tunnel || now.tunnel == wanted.tunnel;
     forwarding

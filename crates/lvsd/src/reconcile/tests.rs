@@ -1,4 +1,4 @@
-//! Random dataplanes and configurations, and properties of each list of changes; then single cases.
+//! Properties of the changes for random dataplanes and configurations; then single cases.
 
 use lvs_core::Forwarding;
 use lvs_core::api::{ServerSpec, ServiceSpec};
@@ -79,7 +79,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Changes that other programs and an earlier daemon have made in a dataplane.
+    /// Changes by other programs and by an earlier daemon.
     fn history()(
         services in proptest::collection::btree_map(
             0..5u8,
@@ -103,7 +103,7 @@ prop_compose! {
 
 fn dataplane(history: &[Call]) -> FakeDataplane {
     let mut dataplane = FakeDataplane::default();
-    dataplane.apply(history).expect("a valid history");
+    dataplane.apply(history).expect("the history is valid");
     dataplane
 }
 
@@ -213,8 +213,8 @@ fn local_addresses_are_added_before_servers_and_removed_after_them() {
 }
 
 proptest! {
-    /// The dataplane accepts the plan as one list from any state. Afterwards it has the desired
-    /// state, all other settings are unchanged, and a second plan is empty.
+    /// The dataplane accepts the plan from any state, and then has the desired state. Settings of
+    /// other owners are unchanged, and a second plan is empty.
     #[test]
     fn changes_from_any_state_reach_the_desired_state(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
@@ -229,7 +229,7 @@ proptest! {
         prop_assert_eq!(&after.vips, &desired.vips);
         for service in &before.services {
             if !ours(&desired, service) {
-                prop_assert!(after.services.contains(service), "foreign {:?} touched", service.service);
+                prop_assert!(after.services.contains(service), "the foreign service {:?} was changed", service.service);
             }
         }
         for service in &desired.services {
@@ -252,7 +252,8 @@ proptest! {
                     }
                 }
             }
-            // Servers of the file are in its order, the last one added first; other servers follow.
+            // Servers of the file are listed in its order, the last one first; other servers
+            // follow.
             if service.config.scheduler == "mh" {
                 let place = |at: &lvs_core::api::ServerInfo| {
                     let found = service.servers.iter().rev().position(|s| s.address == at.server);
@@ -267,8 +268,8 @@ proptest! {
         }
     }
 
-    /// Between two changes, a service never has fewer usable servers than both before and after the
-    /// whole list.
+    /// At any point of a plan, each service has at least as many usable servers as before or after
+    /// it, whichever is less.
     #[test]
     fn changes_leave_no_service_without_servers(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
@@ -302,7 +303,7 @@ proptest! {
         }
     }
 
-    /// A server in both states is never deleted, and no service is deleted and added again.
+    /// A server in both states is never deleted, and no service is deleted and re-added.
     #[test]
     fn reconciliation_leaves_unchanged_servers_alone(desired in desired(), history in history()) {
         let plan = diff(&desired, &actual(&dataplane(&history)));
@@ -365,7 +366,7 @@ fn order_of_changes_keeps_connections() {
     );
 }
 
-/// Two directors whose checks fail and succeed in different orders.
+/// The checks of two directors fail and succeed in different orders.
 #[test]
 fn directors_with_different_check_histories_choose_the_same_servers() {
     let wish = |states: [Health; 4], scheduler: &str, order: [u8; 4]| {
@@ -385,7 +386,7 @@ fn directors_with_different_check_histories_choose_the_same_servers() {
         let plan = diff(desired, &actual(dataplane));
         dataplane
             .apply(&plan.changes)
-            .expect("a list that can be applied");
+            .expect("the list can be applied");
         assert_eq!(diff(desired, &actual(dataplane)).changes, vec![]);
     };
     const ALL: [u8; 4] = [1, 2, 3, 4];
@@ -464,7 +465,7 @@ fn changed_tunnel_is_an_edit() {
     }
 }
 
-/// The desired service whose servers replace the servers `there`, each with its weight and active
+/// A desired service that replaces the servers `there`, given with weight and number of active
 /// connections.
 fn replaced(
     there: &[(u8, i32, u32)],
@@ -507,7 +508,7 @@ fn replaced(
     diff(&desired, &actual)
 }
 
-/// Changes as letters: server 2 is added, gets weight 0, is deleted.
+/// Abbreviates changes: for example, that server 2 is added, gets weight 0, or is deleted.
 fn reported(plan: &Plan) -> String {
     let mut reported = String::new();
     for change in &plan.changes {
@@ -520,7 +521,7 @@ fn reported(plan: &Plan) -> String {
         };
         let host = (1..9)
             .find(|&n| address(n) == server)
-            .expect("one of the servers");
+            .expect("the server is one of the test's");
         reported.push_str(&format!("{verb}{host} "));
     }
     reported.trim_end().to_owned()
@@ -537,7 +538,7 @@ fn replaced_servers_stay_until_a_new_one_serves_or_all_have_failed() {
     assert_eq!(reported(&plan(&[(3, Unknown), (4, Down)])), "+4");
     assert_eq!(reported(&plan(&[(3, Up), (4, Unknown)])), "+3 -2 -1");
     assert_eq!(reported(&plan(&[(3, Down), (4, Down)])), "+3 +4 -2 -1");
-    // One of the servers stays; the other waits for its replacement.
+    // One server stays; the other one waits for its replacement.
     assert_eq!(reported(&plan(&[(1, Up), (3, Unknown)])), "");
     assert_eq!(reported(&plan(&[(1, Up)])), "-2");
     assert_eq!(reported(&plan(&[])), "-2 -1");
@@ -604,7 +605,7 @@ fn sync_daemons_match_the_file() {
         changes(Some(vec![master]), &[backup]),
         [stop(SyncRole::Backup, 5), start]
     );
-    // A length that is no longer in the file.
+    // The length was removed from the file.
     for role in [SyncRole::Master, SyncRole::Backup] {
         let mut short = daemon(role, 5);
         short.maxlen = Some(1400);

@@ -1,8 +1,7 @@
-//! Base64, in messages of etcd and in kubeconfig files.
+//! Base64 for etcd's messages and kubeconfig files.
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Encodes `bytes` in base64.
 pub(super) fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
@@ -22,7 +21,7 @@ pub(super) fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes that `text` encodes in base64.
+/// Decodes base64; `None` if `text` is invalid.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let digits = text.trim_end_matches('=');
     let filled = text.len() - digits.len();

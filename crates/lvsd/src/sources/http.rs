@@ -1,5 +1,4 @@
-//! HTTP clients for etcd and API servers of Kubernetes: connections with and without TLS, and
-//! answers of bounded length.
+//! HTTP clients for etcd and for the API server of Kubernetes, with and without TLS.
 
 use std::fmt;
 use std::pin::pin;
@@ -15,12 +14,12 @@ use tokio::task::JoinHandle;
 
 use crate::health::probe::Tls;
 
-/// Maximum number of bytes of an answer, and of a line of a watch. An object of etcd has 1.5 MiB at
-/// most, which is 2 MiB in base64.
+/// Maximum size of an answer, and of a line of a watch, in bytes. An object in etcd has at most 1.5
+/// MiB, or 2 MiB in base64.
 pub(super) const ANSWER_MAX: usize = 8 << 20;
-/// Maximum number of bytes of an answer's head.
+/// Maximum size of an answer's headers in bytes.
 const HEAD_MAX: usize = 16 << 10;
-/// Maximum length, in characters, of the reason in an error response.
+/// Maximum length of the reason in an error response, in characters.
 const REFUSAL_MAX: usize = 300;
 
 /// The address of an HTTP server.
@@ -35,8 +34,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Parses a URL without a path, such as `https://10.0.0.5:2379`; `usual` is the port if it has
-    /// none.
+    /// Parses a URL without a path, such as `https://10.0.0.5:2379`; `usual` is the default port.
     pub(crate) fn parse(text: &str, usual: u16) -> Option<Self> {
         let uri: hyper::Uri = text.parse().ok()?;
         let secure = match uri.scheme_str()? {
@@ -57,7 +55,7 @@ impl Endpoint {
         })
     }
 
-    /// The address and port as in a URL: `10.0.0.5:2379`, `[2001:db8::5]:2379`.
+    /// Formats address and port for a URL: `10.0.0.5:2379`, `[2001:db8::5]:2379`.
     pub(super) fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
@@ -73,24 +71,24 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The reason why a request has no answer.
+/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     /// No answer, or an invalid one; the text is the reason.
     #[error("{0}")]
     Failed(String),
-    /// The answer exceeds the maximum length.
+    /// The answer exceeds the maximum size.
     #[error("answers with more than {} MiB", ANSWER_MAX >> 20)]
     TooLong,
 }
 
-/// A text from an untrusted server, in which control characters are replaced.
+/// Replaces control characters in a text from an untrusted server.
 pub(super) fn plain(words: &str) -> String {
     let plain = words.chars().filter(|c| !c.is_control());
     plain.take(REFUSAL_MAX).collect()
 }
 
-/// An open connection. Dropping this closes it.
+/// An open connection, which is closed when dropped.
 struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
     driver: JoinHandle<()>,
@@ -103,7 +101,7 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Connects to `endpoint`. `tls` has the certificates of both sides.
+    /// Connects to `endpoint`. `tls` contains the CA and the client certificate.
     async fn open(endpoint: &Endpoint, tls: Option<&Tls>) -> Result<Self, Error> {
         let Endpoint { host, port, secure } = endpoint;
         let stream = TcpStream::connect((host.as_str(), *port)).await;
@@ -112,7 +110,7 @@ impl Connection {
             let words = words.split(" (os error").next().unwrap_or_default();
             Error::Failed(words.to_lowercase())
         })?;
-        // Each request is small, and its sender waits for the answer.
+        // Requests are small, and the client waits for each answer.
         let _ = stream.set_nodelay(true);
         match (tls, secure) {
             (Some(tls), true) => {
@@ -127,17 +125,15 @@ impl Connection {
     }
 }
 
-/// A connection that the first request opens, and a later request opens again if the server has
-/// closed it.
+/// A connection that is opened by the first request, and again after the server has closed it.
 #[derive(Default)]
 pub(super) struct Reopened(Option<Connection>);
 
 impl Reopened {
-    /// Sends a request, and reads the head of its answer.
+    /// Sends a request, and reads the headers of its answer.
     ///
-    /// If the connection was closed before the request was sent, the request is sent over a new
-    /// connection. With `reads`, a request without an answer is repeated as well, because it
-    /// changes nothing at the server.
+    /// If the server had closed the connection, the request is sent over a new one. With `reads`, a
+    /// request that received no answer is also repeated, because it changes nothing.
     pub(super) async fn send(
         &mut self,
         endpoint: &Endpoint,
@@ -162,23 +158,22 @@ impl Reopened {
         answer.map_err(|error| in_words(&error))
     }
 
-    /// Closes the connection.
     pub(super) fn close(&mut self) {
         self.0 = None;
     }
 }
 
-/// The lines of an endless body.
+/// Lines of an endless body.
 pub(super) struct Lines {
     body: Incoming,
     text: Vec<u8>,
-    /// Number of bytes that contain no end of a line.
+    /// Number of bytes at the start that were searched for a line end.
     seen: usize,
     _connection: Reopened,
 }
 
 impl Lines {
-    /// The lines of `body`, which arrives over `connection`.
+    /// Reads lines of `body`, which arrives over `connection`.
     pub(super) fn new(body: Incoming, connection: Reopened) -> Self {
         Self {
             body,
@@ -188,8 +183,7 @@ impl Lines {
         }
     }
 
-    /// Waits for the next line; `None` at the end of the body. A caller that drops the future loses
-    /// no data.
+    /// Waits for the next line; `None` at the end of the body. Dropping the future loses no data.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         loop {
             let end = self.text[self.seen..].iter().position(|b| *b == b'\n');
@@ -224,13 +218,13 @@ where
         .await
         .map_err(|error| in_words(&error))?;
     let driver = tokio::spawn(async move {
-        // The sender of each request receives the error.
+        // The error also reaches the sender of the request.
         let _ = connection.await;
     });
     Ok(Connection { sender, driver })
 }
 
-/// Reads a complete body.
+/// Reads a complete body, up to [`ANSWER_MAX`] bytes.
 pub(super) async fn collect(body: Incoming) -> Result<Vec<u8>, Error> {
     let mut body = pin!(body);
     let mut all = Vec::new();
@@ -246,12 +240,12 @@ pub(super) async fn collect(body: Incoming) -> Result<Vec<u8>, Error> {
     Ok(all)
 }
 
-/// An error as text.
+/// Converts an error to [`Error::Failed`].
 pub(super) fn failed(error: &impl fmt::Display) -> Error {
     Error::Failed(error.to_string())
 }
 
-/// Converts an HTTP error and its cause to text.
+/// Converts an HTTP error with its cause.
 fn in_words(error: &hyper::Error) -> Error {
     let cause = std::error::Error::source(error);
     let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The stored answers of sources, in the state directory.
+//! Stores the answers of sources in the state directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use super::{Gathered, Shared};
 use crate::admin;
 use crate::replace::replace_for_good;
 
-/// Maximum size in bytes of a file that is read.
+/// Maximum size of the file in bytes.
 const FILE_MAX: u64 = 64 << 20;
-/// Shortest interval between two writes of the file.
+/// Minimum interval between two writes of the file.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The path of the file with the stored answers, for the daemon with the configuration at `config`.
+/// Path of the stored answers of the daemon with the configuration `config`.
 pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
     let admin = admin::path(directory, config);
     let name = admin.to_string_lossy();
@@ -24,8 +24,8 @@ pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
     ))
 }
 
-/// Reads the stored answers. If the file is missing or cannot be read (which is logged), there are
-/// none.
+/// Reads the stored answers. Without a readable file, there are none; this is logged if the file
+/// exists.
 pub(super) fn read(path: &Path) -> Gathered {
     let text = std::fs::metadata(path).and_then(|file| match file.len() {
         0..=FILE_MAX => std::fs::read(path),
@@ -60,7 +60,7 @@ pub(super) fn write(path: &Path, gathered: &Gathered) -> io::Result<()> {
     replace_for_good(path, &text, 0o600)
 }
 
-/// Stores changed answers until the task is aborted.
+/// Stores answers whenever they change, until the task is aborted.
 pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
     let Some(path) = path else { return };
     let mut complained = false;
@@ -68,7 +68,7 @@ pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
         shared.keep.notified().await;
         let gathered = shared.lock().gathered.clone();
         let at = path.clone();
-        // A busy disk may take seconds, during which leases must be renewed.
+        // A busy disk may take seconds, while leases must be renewed.
         let written = tokio::task::spawn_blocking(move || write(&at, &gathered)).await;
         match written.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(()) => complained = false,

@@ -1,4 +1,4 @@
-//! The sources of desired state besides the file: DNS, etcd and Kubernetes.
+//! Sources of the desired state in addition to the file: DNS, etcd and Kubernetes.
 //!
 //! ```text
 //! name servers ◀──▶ dns/ ──┐
@@ -7,9 +7,9 @@
 //! state directory ─────────┘
 //! ```
 //!
-//! Sources run on a separate thread. They never wait for the daemon, and the daemon never waits for
-//! them: it uses their latest answers. An answer applies until the source gives another one, also
-//! after a restart of the daemon: it is stored in the state directory.
+//! Sources run on a separate thread. Sources and daemon do not wait for each other: the daemon uses
+//! the latest answers. An answer applies until the next one; it is stored in the state directory,
+//! and therefore also applies after a restart of the daemon.
 
 mod base64;
 pub(crate) mod dns;
@@ -42,19 +42,19 @@ use kubernetes::Kubernetes;
 #[doc(hidden)]
 pub use dns::fuzz as fuzz_dns;
 
-/// The longest pause between two attempts at a source that fails.
+/// Maximum pause between two attempts after failures.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// `[dns]`.
+/// Settings in `[dns]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lookups {
-    /// Name servers; if empty, the name servers of `/etc/resolv.conf`.
+    /// Name servers; empty for those of `/etc/resolv.conf`.
     pub name_servers: Vec<SocketAddr>,
-    /// The longest wait for an answer.
+    /// Time limit of a name server.
     pub timeout: Duration,
-    /// Shortest interval between two look-ups of a name.
+    /// Minimum interval between two look-ups of a name.
     pub min: Duration,
-    /// Longest interval between two look-ups of a name.
+    /// Maximum interval between two look-ups of a name.
     pub max: Duration,
 }
 
@@ -69,58 +69,58 @@ impl Default for Lookups {
     }
 }
 
-/// Source of servers besides the file.
+/// Source of further servers of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A DNS name, in lower case and without a final dot.
+    /// A DNS name in lower case without a final dot.
     Dns(String),
-    /// A pool of servers that have registered themselves in etcd.
+    /// A pool of servers that registered themselves in etcd.
     Etcd(String),
 }
 
-/// The answers of sources.
+/// The latest answers of the sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gathered {
-    /// The servers of each name in DNS for which an answer was ever received.
+    /// Servers of each DNS name that was ever resolved.
     pub dns: BTreeMap<String, Vec<Record>>,
-    /// Services and servers in etcd; `None` until etcd has answered once.
+    /// Services and servers in etcd; `None` before its first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd: Option<Etcd>,
-    /// Services in Kubernetes; `None` until Kubernetes has answered once.
+    /// Services in Kubernetes; `None` before its first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubernetes: Option<Kubernetes>,
 }
 
-/// A server that a source names.
+/// A server from a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Record {
     /// Address of the server.
     pub ip: IpAddr,
-    /// The server's port, if the source sets it.
+    /// Port, if the source sets one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// The server's weight, if the source sets it.
+    /// Weight, if the source sets one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
 }
 
 impl Gathered {
-    /// The answers that the daemon with the file at `config` has stored in the state directory. A
-    /// file that cannot be read counts as empty.
+    /// Reads the answers that the daemon with the file `config` has stored; none if they cannot be
+    /// read.
     pub fn recall(directory: &Path, config: &Path) -> Self {
         kept::read(&kept::path(directory, config))
     }
 }
 
-/// A pause after `failures` failures in a row: longer each time, with a random part.
+/// Pause after `failures` consecutive failures: it grows, and has a random part.
 pub(crate) fn retry(failures: u32, least: Duration) -> Duration {
     let doubled = least.saturating_mul(1 << failures.saturating_sub(1).min(5));
     let whole = doubled.min(RETRY_MAX.max(least));
     whole / 2 + whole.mul_f64(random() / 2.0)
 }
 
-/// Waits until `at`; if it is `None`, waits forever.
+/// Waits until `at`; forever if it is `None`.
 async fn timer(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -128,7 +128,7 @@ async fn timer(at: Option<Instant>) {
     }
 }
 
-/// A random number from 0 to below 1.
+/// A random number in [0, 1).
 fn random() -> f64 {
     use std::hash::{BuildHasher, RandomState};
     let number = RandomState::new().hash_one(0);
@@ -138,16 +138,16 @@ fn random() -> f64 {
 /// The state of a source.
 #[derive(Clone, Debug, Default)]
 struct SourceState {
-    /// Time of the last answer, in seconds since boot; `None` if this lvsd has not received one.
+    /// Time of the last answer in seconds since boot; `None` before the first answer to this lvsd.
     answered: Option<u64>,
-    /// The error since the last success.
+    /// The error, if the last attempt failed.
     trouble: Option<String>,
     answers: u64,
     failures: u64,
 }
 
 impl SourceState {
-    /// Records an answer, or the reason why there is none. `known`: an earlier answer is used.
+    /// Records an answer, or the reason why there is none. `known`: an earlier answer is in use.
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
             Ok(_) => {
@@ -174,15 +174,15 @@ impl SourceState {
     }
 }
 
-/// The state that the threads of sources and the main loop share.
+/// State that sources and daemon share.
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Notification that the daemon must read the new state.
+    /// Notifies the daemon of a new state.
     news: Notify,
-    /// Notification that the answers must be stored.
+    /// Notifies the task that stores answers.
     keep: Notify,
-    /// Notification that the record of this director in etcd must be written again.
+    /// Notifies the task that writes this director's record to etcd.
     announce: Notify,
 }
 
@@ -195,7 +195,7 @@ struct State {
     announced: Option<Director>,
     kubernetes: SourceState,
     kubernetes_view: kubernetes::View,
-    /// The Services in Kubernetes that the daemon refuses, with the reasons.
+    /// Services in Kubernetes that the daemon refuses, with reasons.
     refused_by_daemon: BTreeMap<String, String>,
 }
 
@@ -209,7 +209,7 @@ impl State {
     }
 }
 
-/// Whether a service's key belongs to a Service in Kubernetes.
+/// Whether a key belongs to the Kubernetes Service `service`.
 fn is_of(key: &str, service: &str) -> bool {
     let rest = key.strip_prefix(service);
     rest.is_some_and(|rest| rest.starts_with('/'))
@@ -224,7 +224,7 @@ impl Shared {
         let mut state = self.lock();
         let known = state.gathered.dns.contains_key(name);
         let Some(standing) = state.dns.get_mut(name) else {
-            // The source is no longer requested.
+            // The source is no longer used.
             return;
         };
         standing.take(&format!("DNS, {name}"), known, &found);
@@ -237,7 +237,7 @@ impl Shared {
         }
     }
 
-    /// The state of etcd under `prefix`.
+    /// Content of etcd below `prefix`.
     fn etcd(&self, prefix: &str) -> Etcd {
         let state = self.lock();
         let known = state.gathered.etcd.clone();
@@ -297,7 +297,7 @@ impl Shared {
         state.etcd.take(&format!("etcd, {prefix}"), known, &result);
     }
 
-    /// Sets the services of Kubernetes. The texts of the Services in `held` are unchanged.
+    /// Sets the services of Kubernetes. Those of the Services in `held` stay unchanged.
     fn take_kubernetes(&self, mut now: Kubernetes, held: &[String], view: kubernetes::View) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -308,7 +308,7 @@ impl Shared {
         let before = state.gathered.kubernetes.take().unwrap_or_default();
         for (key, text) in &before.services {
             if let Some(known) = now.services.get_mut(key) {
-                // Only the daemon sets the last valid text.
+                // Only the daemon sets `good`.
                 known.good.clone_from(&text.good);
                 continue;
             }
@@ -341,12 +341,12 @@ impl Shared {
         state.kubernetes.take(&what, known, &result);
     }
 
-    /// The Services in Kubernetes that the daemon refuses, with the reasons.
+    /// Services in Kubernetes that the daemon refuses, with reasons.
     fn refused_by_daemon(&self) -> BTreeMap<String, String> {
         self.lock().refused_by_daemon.clone()
     }
 
-    /// Marks the liveness of the directors as unknown.
+    /// Removes all directors, because their state is unknown.
     fn forget_directors(&self) {
         self.lock().view.directors.clear();
     }
@@ -370,9 +370,9 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) struct Sources {
     shared: Arc<Shared>,
-    /// Path of the stored copy.
+    /// Path of the stored answers.
     path: Option<PathBuf>,
-    /// The runtime of the sources' thread, which the first source starts.
+    /// Runtime of the sources' thread, which starts with the first source.
     runtime: Option<Handle>,
     keeper: Option<JoinHandle<()>>,
     lookups: Lookups,
@@ -381,21 +381,21 @@ pub(crate) struct Sources {
     kubernetes: Option<(kubernetes::Settings, JoinHandle<()>)>,
 }
 
-/// The settings of all sources.
+/// The sources that the configuration uses.
 pub(crate) struct Wanted<'a> {
     pub(crate) lookups: &'a Lookups,
     pub(crate) cluster: Option<&'a Cluster>,
     pub(crate) kubernetes: Option<&'a kubernetes::Settings>,
-    /// Names in DNS.
+    /// DNS names to resolve.
     pub(crate) names: &'a BTreeSet<&'a String>,
 }
 
-/// The services of a source that the daemon uses, and those that it refuses.
+/// The daemon's use of the services from a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Made {
-    /// The valid services: their keys and texts.
+    /// Keys and texts of valid services.
     pub in_force: Vec<(String, String)>,
-    /// The keys whose text is not used, with the reasons.
+    /// Keys whose text is not used, with reasons.
     pub refused: BTreeMap<String, String>,
 }
 
@@ -410,8 +410,7 @@ impl Drop for Sources {
 }
 
 impl Sources {
-    /// Starts with the answers that are stored in the file at `path`; they are used until new ones
-    /// arrive.
+    /// Reads the answers stored at `path`, which apply until new ones arrive.
     pub(crate) fn recall(path: Option<PathBuf>) -> Self {
         let shared = Arc::new(Shared::default());
         if let Some(path) = &path {
@@ -429,9 +428,8 @@ impl Sources {
         }
     }
 
-    /// Sets the DNS names, the etcd cluster and the Kubernetes cluster to follow. `in_force` are
-    /// the valid texts of etcd's services; `made` are the services of Kubernetes that the daemon
-    /// uses or refuses.
+    /// Sets the sources to follow. `in_force` contains the valid texts of etcd's services; `made`
+    /// is the daemon's use of Kubernetes' services.
     pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
         let &Wanted {
             lookups,
@@ -475,7 +473,7 @@ impl Sources {
         }
     }
 
-    /// Watches an etcd cluster, and records the valid texts of its services.
+    /// Follows an etcd cluster, and records the valid texts of its services.
     fn set_etcd(&mut self, cluster: Option<&Cluster>, in_force: &[(String, String)]) {
         let stays = self.etcd.as_ref().map(|(now, _)| now) == cluster;
         if !stays && let Some((_, task)) = self.etcd.take() {
@@ -503,7 +501,7 @@ impl Sources {
         }
     }
 
-    /// Watches a Kubernetes cluster, and records the daemon's use of its services.
+    /// Follows a Kubernetes cluster, and records the daemon's use of its services.
     fn set_kubernetes(&mut self, settings: Option<&kubernetes::Settings>, made: &Made) {
         let stays = self.kubernetes.as_ref().map(|(now, _)| now) == settings;
         if !stays && let Some((_, task)) = self.kubernetes.take() {
@@ -544,7 +542,7 @@ impl Sources {
         }
     }
 
-    /// Sets the state of this director, which the sources' thread writes to etcd.
+    /// Sets the record of this director, which is written to etcd.
     pub(crate) fn announce(&self, announced: Director) {
         if self.etcd.is_none() {
             return;
@@ -556,8 +554,8 @@ impl Sources {
         }
     }
 
-    /// Returns the runtime of the sources' thread, which the first call starts; `None` if the
-    /// thread cannot be started.
+    /// Returns the runtime of the sources' thread, and starts it if necessary; `None` if that
+    /// fails.
     fn runtime(&mut self) -> Option<Handle> {
         if self.runtime.is_none() {
             let started = start();
@@ -582,12 +580,11 @@ impl Sources {
         self.shared.news.notified().await;
     }
 
-    /// The present answers.
     pub(crate) fn gathered(&self) -> Gathered {
         self.shared.lock().gathered.clone()
     }
 
-    /// Status of the sources, with times by the present wall clock.
+    /// Status of the sources; times follow the present wall clock.
     pub(crate) fn status(&self, now: Now) -> Vec<SourceStatus> {
         let state = self.shared.lock();
         let gathered = &state.gathered;
@@ -632,12 +629,12 @@ impl Sources {
         all
     }
 
-    /// The directors in etcd.
+    /// Directors in etcd.
     pub(crate) fn directors(&self) -> BTreeMap<String, Director> {
         self.shared.lock().view.directors.clone()
     }
 
-    /// Invalid keys of etcd, refused objects of Kubernetes, and other problems with these sources.
+    /// Messages about invalid keys of etcd, refused objects of Kubernetes, and other problems.
     pub(crate) fn left_out(&self) -> Vec<String> {
         let state = self.shared.lock();
         let lines = state.view.left_out.iter().chain(&state.view.unannounced);
@@ -646,7 +643,7 @@ impl Sources {
     }
 }
 
-/// Starts the thread of the sources, with an event loop.
+/// Starts the sources' thread with its runtime.
 fn start() -> Result<Handle, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -660,7 +657,7 @@ fn start() -> Result<Handle, String> {
     Ok(handle)
 }
 
-/// The path of the stored answers for the daemon with the file at `config`.
+/// Path of the stored answers of the daemon with the file `config`.
 pub(crate) fn path(directory: &Path, config: &Path) -> PathBuf {
     kept::path(directory, config)
 }

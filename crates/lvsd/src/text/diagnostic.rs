@@ -1,5 +1,4 @@
-//! Findings in a file, in the style of the Rust compiler: the position, the key, the reason and a
-//! fix.
+//! Findings in a file, printed like errors of the Rust compiler: position, key, reason and fix.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,10 +12,10 @@ use lvs_process::log;
 use super::Files;
 use lvs_api::words::counted;
 
-/// Maximum number of printed findings; the number of the others is printed.
+/// Maximum number of printed findings; the rest is only counted.
 const SHOWN_MAX: usize = 20;
 
-/// Maximum number of stored errors, and of stored warnings; further ones are only counted.
+/// Maximum number of stored errors, and of stored warnings. Further ones are only counted.
 pub(crate) const KEPT_MAX: usize = 1000;
 
 /// Number of errors after which the rest of a file is not read.
@@ -34,7 +33,7 @@ pub(crate) fn bounded(mut lines: Vec<String>) -> Vec<String> {
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// The file is refused.
+    /// The file is refused because of the finding.
     Error,
     /// The file is accepted; the operator should check it.
     Warning,
@@ -47,19 +46,19 @@ pub struct Diagnostic {
     pub severity: Severity,
     /// The error in one line.
     pub title: String,
-    /// The position, in bytes of the text, and the message there.
+    /// Position in bytes of the text, and the message at that position.
     pub primary: (Range<usize>, String),
-    /// Other positions that concern the finding, each with a note.
+    /// Related positions, each with a note.
     pub context: Vec<(Range<usize>, String)>,
-    /// The fix.
+    /// Fix for the finding.
     pub help: Option<String>,
 }
 
-/// Maximum length of a title, a label or a fix in bytes. These texts quote words of the file, whose
-/// length is not limited.
+/// Maximum length of a title, label or fix in bytes. These texts quote the file, whose words may
+/// have any length.
 const TEXT_MAX: usize = 600;
 
-/// Shortens a text of more than [`TEXT_MAX`] bytes to its beginning and its end.
+/// Replaces the middle of a text that is longer than [`TEXT_MAX`].
 fn shortened(text: String) -> String {
     if text.len() <= TEXT_MAX {
         return text;
@@ -111,7 +110,7 @@ impl Diagnostic {
         self
     }
 
-    /// The same finding at an offset of `by` bytes.
+    /// Moves all positions by `by` bytes.
     fn shifted(mut self, by: usize) -> Self {
         let shift = |span: &mut Range<usize>| *span = span.start + by..span.end + by;
         shift(&mut self.primary.0);
@@ -167,8 +166,8 @@ impl Diagnostic {
     }
 }
 
-/// Returns the lines of `part` that contain `spans`, so that the renderer does not read all of a
-/// large file for each finding.
+/// Returns the lines of `part` with `spans`, because the renderer would otherwise read the whole
+/// file for each finding.
 fn window<'a>(
     text: &str,
     part: &Range<usize>,
@@ -181,7 +180,7 @@ fn window<'a>(
     }
     let bytes = text.as_bytes();
     let line_end = |byte: &u8| *byte == b'\n';
-    // A span behind the last line end is shown at the last line.
+    // A position behind the last line end is shown on the last line.
     let before = bytes[part.start..first].strip_suffix(b"\n");
     let before = before
         .filter(|_| first == part.end)
@@ -191,7 +190,7 @@ fn window<'a>(
     part.start + start..end.map_or(part.end, |at| last + at + 1)
 }
 
-/// The lines of `window`, with their line numbers in `part`.
+/// The lines of `window` for the renderer, with their line numbers in `part`.
 fn source<'a, T: Clone>(
     text: &'a str,
     part: &Range<usize>,
@@ -202,15 +201,16 @@ fn source<'a, T: Clone>(
     Snippet::source(&text[window.clone()]).line_start(line)
 }
 
-/// The findings of one read, limited in number: a generated file can have a million errors.
+/// Findings of one file. Their number is limited, because a generated file can have a million
+/// errors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
     /// The first [`KEPT_MAX`] of each severity.
     kept: Vec<Diagnostic>,
     /// Numbers of all errors and warnings.
     counts: [usize; 2],
-    /// Hashes of position and title. `push` is called with a finding about all addresses of a
-    /// service, or about all services, once for each of them, but stores and counts it only once.
+    /// Hashes of position and title. A finding about all addresses of a service, or about all
+    /// services, is pushed for each of them, but stored and counted once.
     seen: HashSet<u64>,
     /// Number of reported errors, including repeated ones.
     reported: usize,
@@ -243,7 +243,7 @@ impl Findings {
         self.counts[1] += more[1];
     }
 
-    /// The same findings at an offset of `by` bytes.
+    /// Moves all positions by `by` bytes.
     pub(crate) fn shifted(mut self, by: usize) -> Self {
         let kept = self.kept.into_iter();
         self.kept = kept.map(|finding| finding.shifted(by)).collect();
@@ -303,8 +303,8 @@ impl Report {
         kept.count() + self.more[severity as usize]
     }
 
-    /// The first [`SHOWN_MAX`] findings, with errors before warnings. They are in the order of the
-    /// text.
+    /// At most [`SHOWN_MAX`] findings in the order of the text. Errors take precedence over
+    /// warnings.
     fn shown(&self) -> Vec<&Diagnostic> {
         let all = self.findings.iter().enumerate();
         let (errors, warnings): (Vec<_>, Vec<_>) =
@@ -314,7 +314,7 @@ impl Report {
         shown.into_iter().map(|(_, finding)| finding).collect()
     }
 
-    /// The line about the findings that are not printed.
+    /// The line with the number of findings that are not printed.
     fn rest(&self) -> Option<String> {
         let (errors, warnings) = (self.errors(), self.count(Severity::Warning));
         let more = (errors + warnings).checked_sub(SHOWN_MAX)?;
@@ -348,7 +348,7 @@ impl Report {
         self.lines(coloured).join("\n\n")
     }
 
-    /// Prints the report to standard error, in colour on a terminal.
+    /// Prints the report to standard error, with colours on a terminal.
     pub fn print(&self) {
         let renderer = renderer(std::io::stderr().is_terminal());
         for finding in self.shown() {

@@ -1,10 +1,11 @@
-//! The files that a text was joined from. Also reads files of limited length.
+//! The files of a joined text, such as `lvsd.toml` and `conf.d`. Also reads files up to a maximum
+//! size.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
 
-/// Start of each file of a configuration in its text.
+/// Paths and positions of the files in a joined text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Files {
     parts: Vec<Part>,
@@ -15,7 +16,7 @@ pub struct Files {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     path: String,
-    /// Position of the file's first byte in the joined text.
+    /// Offset of the file's first byte in the joined text.
     start: usize,
     /// Number of lines before this file.
     lines: usize,
@@ -35,7 +36,7 @@ impl From<&str> for Files {
 }
 
 impl Files {
-    /// A line of the joined text, as `FILE:LINE`.
+    /// Returns `FILE:LINE` for a line of the joined text.
     pub fn place(&self, line: usize) -> String {
         let after = self.parts.partition_point(|part| part.lines < line);
         match after.checked_sub(1).and_then(|n| self.parts.get(n)) {
@@ -44,7 +45,7 @@ impl Files {
         }
     }
 
-    /// A byte of the joined text, as `FILE:LINE:COLUMN`.
+    /// Returns `FILE:LINE:COLUMN` for a byte of the joined text.
     pub fn position(&self, text: &str, at: usize) -> String {
         let (path, part) = self.part(at, text.len()).unwrap_or(("", 0..text.len()));
         let before = text.get(part.start..at).unwrap_or_default();
@@ -53,13 +54,13 @@ impl Files {
         format!("{path}:{}:{column}", lines(before))
     }
 
-    /// The same files with `text` as their joined text.
+    /// Replaces the joined text, with the same files.
     pub(crate) fn of(mut self, text: &str) -> Self {
         self.lines = lines(text);
         self
     }
 
-    /// Adds a file, which begins after `text`, the joined text of the previous files.
+    /// Adds a file that begins at the end of `text`, the joined text so far.
     pub(crate) fn begin(&mut self, path: String, text: &str) {
         self.parts.push(Part {
             path,
@@ -68,7 +69,7 @@ impl Files {
         });
     }
 
-    /// Appends another text; positions in it are lines. Returns the number of lines before it.
+    /// Appends another text, whose positions are lines. Returns the number of lines before it.
     pub(crate) fn push(&mut self, path: String, text: &str) -> usize {
         let before = self.lines;
         self.parts.push(Part {
@@ -80,8 +81,8 @@ impl Files {
         before
     }
 
-    /// The file that contains a byte of the joined text of `length` bytes: its path, and its range
-    /// of bytes.
+    /// Path and byte range of the file that contains byte `at` of the joined text of `length`
+    /// bytes.
     pub(crate) fn part(&self, at: usize, length: usize) -> Option<(&str, Range<usize>)> {
         let n = self
             .parts
@@ -93,12 +94,12 @@ impl Files {
     }
 }
 
-/// The number of line breaks in a text plus one, because the last line need not have a line break.
+/// Number of lines in a text; the last one need not end with a line break.
 fn lines(text: &str) -> usize {
     1 + text.bytes().filter(|byte| *byte == b'\n').count()
 }
 
-/// The content of a file that has `max` bytes at most.
+/// Reads a file of at most `max` bytes.
 pub(crate) fn read_at_most(file: File, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(max + 1).read_to_end(&mut bytes)?;

@@ -1,4 +1,4 @@
-//! Reads the keys of a table that depend on a kind, such as the kind of a health check.
+//! Reads tables whose keys depend on a kind, such as health checks.
 
 use std::io;
 use std::ops::{Range, RangeInclusive};
@@ -11,25 +11,25 @@ use toml::Spanned;
 
 use super::{Diagnostic, Findings, Value, read_at_most, unknown_key};
 
-/// Maximum size in bytes of a file that a key may name.
+/// Maximum size of a file that a key names, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// The keys of one kind, and the findings to which errors about them are added.
+/// The keys of a table, and the list to which errors about them are added.
 ///
-/// Each reader returns `None` for a wrong value, which it reports, and `Some(None)` for a missing
-/// key.
+/// Each reader reports an invalid value and returns `None`; for a missing key, it returns
+/// `Some(None)`.
 pub(crate) struct Keys<'a> {
-    /// The table in the file.
+    /// Position of the table in the file.
     pub(crate) table: Range<usize>,
     pub(crate) entries: &'a [(Spanned<String>, Spanned<Value>)],
     pub(crate) text: &'a str,
-    /// The service to which the table belongs, if any.
+    /// The service to which the table belongs.
     pub(crate) service: Option<&'a ServiceId>,
     pub(crate) findings: Findings,
 }
 
 impl Keys<'_> {
-    /// The position of the whole table.
+    /// Position of the whole table.
     pub(crate) fn table(&self) -> Range<usize> {
         self.table.clone()
     }
@@ -39,7 +39,6 @@ impl Keys<'_> {
         self.service
     }
 
-    /// Adds an error or a warning.
     pub(crate) fn report(&mut self, finding: Diagnostic) {
         self.findings.push(finding);
     }
@@ -58,8 +57,7 @@ impl Keys<'_> {
         );
     }
 
-    /// Reads a string; `Some(None)` if the key is missing. Reports another value, and returns
-    /// `None` then.
+    /// Reads a string.
     pub(crate) fn string(&mut self, key: &str) -> Option<Option<String>> {
         let Some(value) = self.value(key).cloned() else {
             return Some(None);
@@ -96,12 +94,12 @@ impl Keys<'_> {
         }
     }
 
-    /// The position of a key's value, or that of the table if the key is missing.
+    /// Position of a key's value, or of the table if the key is missing.
     pub(crate) fn place(&self, key: &str) -> Range<usize> {
         self.value(key).map_or_else(|| self.table(), Spanned::span)
     }
 
-    /// Reads `true` or `false`. Reports another value, and returns `None` then.
+    /// Reads `true` or `false`.
     pub(crate) fn boolean(&mut self, key: &str) -> Option<Option<bool>> {
         let Some(value) = self.value(key).cloned() else {
             return Some(None);
@@ -115,7 +113,7 @@ impl Keys<'_> {
         }
     }
 
-    /// Reads a string or a whole number, as text. Reports another value, and returns `None` then.
+    /// Reads a string or a whole number, as text.
     pub(crate) fn scalar(&mut self, key: &str) -> Option<Option<String>> {
         match self.value(key).map(Spanned::get_ref) {
             Some(Value::Integer(number)) => Some(Some(number.to_string())),
@@ -123,7 +121,7 @@ impl Keys<'_> {
         }
     }
 
-    /// Reads a value that is one of a few words.
+    /// Reads one of the words in `known`.
     pub(crate) fn word<T: Clone>(&mut self, key: &str, known: &[(&str, T)]) -> Option<Option<T>> {
         let Some(word) = self.string(key)? else {
             return Some(None);
@@ -140,7 +138,7 @@ impl Keys<'_> {
         None
     }
 
-    /// Reads a string, or an array of strings. Reports another value, and returns `None` then.
+    /// Reads a string or an array of strings.
     pub(crate) fn strings(&mut self, key: &str) -> Option<Option<Vec<String>>> {
         let Some(value) = self.value(key).cloned() else {
             return Some(None);
@@ -166,8 +164,7 @@ impl Keys<'_> {
         Some(Some(strings))
     }
 
-    /// Reads an array of tables, each with the keys `known`. Reports another value, and returns
-    /// `None` then.
+    /// Reads an array of tables, each with the keys `known`.
     pub(crate) fn tables<T>(
         &mut self,
         key: &str,
@@ -207,8 +204,7 @@ impl Keys<'_> {
         Some(Some(all))
     }
 
-    /// Reads the file whose path is the value of a key. Reports a file that cannot be read, and
-    /// returns `None` then.
+    /// Reads the file that a key names. Reports an unreadable file.
     pub(crate) fn file(&mut self, key: &str) -> Option<Option<Vec<u8>>> {
         let Some(path) = self.string(key)? else {
             return Some(None);
@@ -225,7 +221,7 @@ impl Keys<'_> {
         }
     }
 
-    /// Reads a port to which a client can connect. Reports another value, and returns `None` then.
+    /// Reads a port number above 0.
     pub(crate) fn port(&mut self, key: &str) -> Option<Option<u16>> {
         let number = self.number(key, 1..=i64::from(u16::MAX))?;
         Some(number.and_then(|port| u16::try_from(port).ok()))

@@ -1,5 +1,4 @@
-//! Findings with their position in a text, and reading the keys of a table; used by the
-//! configuration and by all types of checks.
+//! Findings with positions in a text, and readers for the keys of a table.
 
 mod diagnostic;
 mod files;

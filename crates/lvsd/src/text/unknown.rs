@@ -1,4 +1,4 @@
-//! Unknown keys of a table, and suggestions for them.
+//! Reports unknown keys of a table, with suggestions.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use lvs_api::words::meant;
 
 use super::Diagnostic;
 
-/// Renamed and moved keys: each with a key that the table contains today, and the new spelling.
+/// Renamed and moved keys: the old key, a key that the same table contains today, and the fix.
 const RENAMED: [(&str, &str, &str); 28] = [
     ("in_kernel", "fast_path", "write `fast_path`"),
     ("outlive", "warm_restart", "write `warm_restart`"),

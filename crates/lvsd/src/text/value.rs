@@ -1,5 +1,4 @@
-//! Any value of the file, with the positions of all its parts: the content of a table whose keys
-//! depend on the value of one of them.
+//! A TOML value with the positions of all its parts, for tables whose keys depend on a kind.
 
 use std::fmt;
 
@@ -7,12 +6,11 @@ use serde::Deserialize;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use toml::Spanned;
 
-/// A value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     /// `"..."`
     String(String),
-    /// A whole number. A number outside the range of the type becomes its lowest or highest value.
+    /// A whole number, limited to the range of `i64`.
     Integer(i64),
     /// A number with a fraction.
     Float(f64),

@@ -1,5 +1,5 @@
-//! Published files of other programs: each is converted to a file that `lvsd check` accepts, with a
-//! list of the parts that were not converted. `convert/README.md` lists the sources of the files.
+//! Converts published files of other programs to files that `lvsd check` accepts, with expected
+//! losses. `convert/README.md` lists the sources of the files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -52,7 +52,7 @@ fn published_files_are_converted() {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         assert!(
             about.contains(&format!("| {name} |")),
-            "README.md has nothing about {name}"
+            "README.md does not list {name}"
         );
         let (converted, config) = checked(path);
         assert!(!config.services.is_empty());
@@ -65,7 +65,7 @@ fn published_files_are_converted() {
     }
 }
 
-/// Numbers of services and servers of some files, so that an empty result is not accepted as valid.
+/// Known numbers of services and servers, so that an empty result does not pass.
 #[test]
 fn published_files_convert_to_expected_numbers() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
@@ -87,17 +87,24 @@ fn published_files_convert_to_expected_numbers() {
     }
     let (_, one_line) = checked(&directory.join("keepalived-one-line.conf"));
     for server in &one_line.services[0].servers {
-        let check = server.check.as_ref().expect("a check after a weight");
-        assert_eq!(check.timeout.as_secs(), 3, "longer than the interval");
+        let check = server
+            .check
+            .as_ref()
+            .expect("the check after the weight is converted");
+        assert_eq!(
+            check.timeout.as_secs(),
+            3,
+            "the timeout was limited to the interval"
+        );
     }
     let (_, api) = checked(&directory.join("keepalived-api-server.conf"));
     assert_eq!(
         api.services[0].config.timeout, 0,
-        "`persistence_timeout 0` is none"
+        "`persistence_timeout 0` sets persistence"
     );
 }
 
-/// The samples of Debian's packages keepalived and ldirectord, if these are installed, or if
+/// Converts the samples in Debian's packages keepalived and ldirectord, if they are installed or
 /// `SAMPLES` is the directory of an unpacked package (`dpkg -x`).
 #[test]
 fn samples_of_debian_packages_are_converted() {
@@ -127,7 +134,7 @@ fn samples_of_debian_packages_are_converted() {
     println!("{seen} samples with virtual servers");
 }
 
-/// Each file of `convert/cases` has its expected result in lines that begin with `#=`.
+/// Lines of `convert/cases` that begin with `#=` contain the expected result.
 #[test]
 fn cases_convert_as_annotated() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert/cases");
@@ -140,7 +147,7 @@ fn cases_convert_as_annotated() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The expectations of a file that are not met.
+/// Expectations of a file that are not met.
 fn case(path: &Path) -> Vec<String> {
     let name = path.display().to_string();
     let text = lvsd::convert::files::read(path).expect("the file can be read");
@@ -149,13 +156,13 @@ fn case(path: &Path) -> Vec<String> {
         .filter_map(|line| line.strip_prefix("#= ")?.split_once(' '))
         .map(|(word, rest)| (word.to_owned(), rest.replace("\\n", "\n")))
         .collect();
-    assert!(!expected.is_empty(), "{name} says nothing");
+    assert!(!expected.is_empty(), "{name} contains no expectation");
     let first = |what: &str| expected.iter().find(|(word, _)| word == what);
     let options = Options {
         include: &lvsd::convert::files::included,
         config_id: first("config-id").map(|(_, id)| id.as_str()),
     };
-    let kind = kind(&name, &text).expect("a kind");
+    let kind = kind(&name, &text).expect("the format is detected");
     let done = match (convert(kind, &name, &text, &options), first("error")) {
         (Err(why), Some((_, expected))) if why.contains(expected) => return Vec::new(),
         (Err(why), _) => return vec![format!("{name}: {why}")],
@@ -219,11 +226,14 @@ fn convert_reports_losses_by_exit_code() {
     assert_eq!(code, Some(4));
     assert!(
         toml.contains("# NOT CONVERTED: line 6: DIRECTOR_INSIDEIP"),
-        "{toml}"
+        "no `# NOT CONVERTED: line 6: DIRECTOR_INSIDEIP` in {toml}"
     );
     let (code, toml) = run("keepalived-api-server.conf");
     assert!(code == Some(0) || code == Some(4));
-    assert!(toml.contains("# vrrp_instance vip_1 {"), "{toml}");
+    assert!(
+        toml.contains("# vrrp_instance vip_1 {"),
+        "no `# vrrp_instance vip_1 {{` in {toml}"
+    );
 }
 
 #[test]

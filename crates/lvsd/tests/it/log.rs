@@ -1,4 +1,4 @@
-//! Tests with blocked or full outputs: the program's exit code is still correct.
+//! With blocked or full outputs, programs still exit with the correct status.
 
 use std::fs::{File, OpenOptions};
 use std::process::{Command, ExitStatus};
@@ -7,20 +7,20 @@ fn full() -> File {
     OpenOptions::new()
         .write(true)
         .open("/dev/full")
-        .expect("/dev/full")
+        .expect("/dev/full can be opened")
 }
 
 fn check(text: &str) -> ExitStatus {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let path = directory.path().join("lvsd.toml");
-    std::fs::write(&path, text).expect("a file");
+    std::fs::write(&path, text).expect("the file can be written");
     Command::new(env!("CARGO_BIN_EXE_lvsd"))
         .arg("check")
         .arg(&path)
         .stdout(full())
         .stderr(full())
         .status()
-        .expect("lvsd")
+        .expect("lvsd can be started")
 }
 
 #[test]
@@ -31,6 +31,6 @@ fn exit_code_is_correct_with_full_output_disk() {
         .args(["--config", "/nonexistent/lvsd.toml"])
         .stderr(full())
         .status()
-        .expect("lvsd");
+        .expect("lvsd can be started");
     assert_eq!(missing.code(), Some(3));
 }

@@ -1,4 +1,4 @@
-//! The integration tests of the crate, in one executable.
+//! Integration tests of the crate.
 
 mod convert;
 mod log;

@@ -1,4 +1,4 @@
-//! Scenarios in which an operator removes the files between `lvsd` and keepalived.
+//! An operator removes the files that connect `lvsd` with keepalived.
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -9,9 +9,9 @@ use crate::netns::wait_until;
 use crate::programs;
 
 impl Lab {
-    /// Removes the track file of the standby director, and restarts its keepalived, which writes a
-    /// new track file. Also removes the FIFO of the active director: keepalived and lvsd continue
-    /// to use the open FIFO.
+    /// Removes the track file of the standby director, whose keepalived writes a new one when it
+    /// restarts. Also removes the FIFO of the active director: keepalived and lvsd continue to use
+    /// the open one.
     pub(super) fn lose_files(&mut self) -> Result<()> {
         self.wait_state(1, "backup")?;
         let calm = self.doctor(1)?;
@@ -20,7 +20,10 @@ impl Lab {
             "doctor has findings on the standby director: {calm:?}"
         );
         self.show_progress("director 2: its track file is removed, and keepalived restarted");
-        let mut keepalived = self.directors[1].keepalived.take().context("it runs")?;
+        let mut keepalived = self.directors[1]
+            .keepalived
+            .take()
+            .context("no keepalived was started")?;
         keepalived.stop(Signal::SIGTERM)?;
         self.directors[1].host.sh("rm /run/lvs/vrrp.track")?;
         self.start_keepalived(1)?;
@@ -42,12 +45,15 @@ impl Lab {
         Ok(())
     }
 
-    /// Restarts keepalived, after which no findings remain. The other director is in maintenance,
-    /// so this one becomes active again.
+    /// Restarts keepalived, which ends all findings. The other director is in maintenance, so that
+    /// this one becomes active again.
     pub(super) fn restart_keepalived(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: keepalived is restarted", index + 1));
         let director = &mut self.directors[index];
-        let mut keepalived = director.keepalived.take().context("it runs")?;
+        let mut keepalived = director
+            .keepalived
+            .take()
+            .context("no keepalived was started")?;
         keepalived.stop(Signal::SIGTERM)?;
         self.wait_active(1 - index)?;
         self.start_keepalived(index)?;
@@ -85,7 +91,10 @@ impl Lab {
             .host
             .sh(&format!("{} doctor --json || [ $? = 1 ]", lvsadm.display()))?;
         let all: Value = serde_json::from_str(&reported)?;
-        let what = all.as_array().context("a list")?.iter();
+        let what = all
+            .as_array()
+            .context("doctor did not print a list")?
+            .iter();
         let what = what.map(|one| one["what"].as_str().unwrap_or_default().to_owned());
         Ok(what.collect())
     }

@@ -19,7 +19,7 @@ const PSH: u8 = 8;
 const ACK: u8 = 0x10;
 const URG: u8 = 0x20;
 
-/// Distances of a sequence number from the correct one.
+/// Differences between a segment's sequence number and the correct one.
 const DISTANCES: [u32; 16] = [
     1,
     2,
@@ -53,18 +53,18 @@ struct Segment {
     payload: Vec<u8>,
 }
 
-/// An FTP control connection, with the TCP state of both sides.
+/// An FTP control connection, with both ends' TCP state.
 struct Dialogue {
     entropy: Entropy<'static>,
     client: SocketAddr,
     vip: SocketAddr,
     server: SocketAddr,
-    /// Next sequence numbers: of the client, and of the server before the director changes them.
+    /// Next sequence numbers of the client, and of the server before translation.
     next: [u32; 2],
-    /// Bytes that the director has added to the server's stream.
+    /// Number of bytes that the director has added to the server's stream.
     growth: u32,
     sack: bool,
-    /// Sequence numbers of replies that contain an address: repetitions of these are not compared.
+    /// Sequence numbers of replies with an address. Retransmissions of these are not compared.
     announced: Vec<u32>,
     past: Vec<Segment>,
     id: u16,
@@ -144,7 +144,7 @@ impl Dialogue {
         self.steps.push(step(&note, segment.from, &ip));
     }
 
-    /// The next segment of the stream.
+    /// The next segment in order.
     fn right(&mut self, from: Side, flags: u8, payload: &[u8]) -> Segment {
         let [client, server] = self.next;
         let seen = server.wrapping_add(self.growth);
@@ -187,7 +187,7 @@ impl Dialogue {
         options
     }
 
-    /// Sends a segment, in most cases with correct numbers, and advances the numbers.
+    /// Sends a segment, mostly with correct numbers, and advances the numbers.
     fn say(&mut self, from: Side, flags: u8, payload: &[u8]) {
         let mut segment = self.right(from, flags, payload);
         let wrong = self.entropy.one_in(9);
@@ -239,7 +239,7 @@ impl Dialogue {
         }
     }
 
-    /// Opens the connection, perhaps again.
+    /// Opens the connection, possibly again.
     fn open(&mut self) {
         let random = self.entropy.u32();
         match self.entropy.below(5) {
@@ -342,7 +342,7 @@ impl Dialogue {
         }
     }
 
-    /// Sends the segments of a data connection that `opens` opens; all of them are correct.
+    /// Sends all segments of a valid data connection, which the side `opens` opens.
     fn data(&mut self, opens: Side, client: SocketAddr, vip: SocketAddr, server: SocketAddr) {
         let other = if opens == Side::Clients {
             Side::Servers
@@ -388,7 +388,7 @@ impl Dialogue {
             }
             18..=21 => self.say(side, ACK, b""),
             22 | 23 => {
-                // The segment contains a part of a long text.
+                // Part of a long text.
                 let len = self.entropy.pick(&[1, 100, 1000, 1300]);
                 self.say(side, PSH | ACK, &vec![b'x'; len]);
             }
@@ -445,8 +445,8 @@ impl Dialogue {
     }
 }
 
-/// Whether a step is a client's SYN for a control connection. The kernel drops such a SYN if its
-/// connection would replace a tracked one; the dataplane opens the new connection at once.
+/// Whether a step is a client's SYN for a control connection. If it would replace a tracked
+/// connection, the kernel drops it, but the dataplane opens the new connection at once.
 pub(in super::super) fn opens_control(step: &Value) -> bool {
     step.maybe_text("note").is_some_and(|note| {
         let mut words = note.split(' ');
@@ -457,7 +457,7 @@ pub(in super::super) fn opens_control(step: &Value) -> bool {
     })
 }
 
-/// Generates the case `number` of `seed` with the FTP helper.
+/// Generates the case `number` of `seed` for the FTP helper.
 pub(in super::super) fn case(seed: u64, number: u64) -> Value {
     let mut entropy = Entropy::seeded(seed.wrapping_mul(0x1_0000_0003).wrapping_add(number) ^ 0xf7);
     let six = entropy.one_in(3);

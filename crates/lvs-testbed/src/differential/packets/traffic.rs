@@ -1,4 +1,4 @@
-//! Creates frames from random choices.
+//! Generates random frames.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,14 +19,14 @@ const GATEWAY: [u8; 6] = [2, 0, 0, 0, 0, 0xc2];
 const SYN: u8 = 2;
 const ACK: u8 = 0x10;
 
-/// The side on which a frame arrives.
+/// The link on which a frame arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Clients,
     Servers,
 }
 
-/// A frame that arrives at `side`, as a step of a case.
+/// A step in which a frame arrives at `side`.
 pub(super) fn step(note: &str, side: Side, ip: &[u8]) -> Value {
     let (dev, dst, src) = match side {
         Side::Clients => ("cl", DIRECTOR[0], GATEWAY),
@@ -45,13 +45,11 @@ pub(super) fn step(note: &str, side: Side, ip: &[u8]) -> Value {
     json!({"note": note, "dev": dev, "frame": hex(&frame), "out": []})
 }
 
-/// Generates one step after the other.
 pub(super) struct Traffic {
     scene: Scene,
     entropy: Entropy<'static>,
     /// Identification of the next packet.
     id: u16,
-    /// Servers that were removed.
     removed: Vec<SocketAddr>,
 }
 
@@ -65,7 +63,7 @@ impl Traffic {
         }
     }
 
-    /// The next steps: a packet, whole or in fragments, or a change.
+    /// Generates the next steps: a packet, possibly in fragments, or a change of the configuration.
     pub(super) fn next_steps(&mut self) -> Vec<Value> {
         let tunnels = self.scene.method.forward == "tunnel";
         let (note, side, ip) = match self.entropy.below(64) {
@@ -88,9 +86,9 @@ impl Traffic {
         self.send(note, side, ip)
     }
 
-    /// Sends a packet, which is changed or cut at random.
+    /// Sends a packet, which is sometimes damaged or truncated.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
-        // The host's own answers to these packets are not compared.
+        // Answers of the host itself are not compared, so these packets are unchanged.
         let plain = note == "echo" || note == "answer of direct routing";
         if self.entropy.one_in(6) && !plain {
             self.embellish(&mut ip, note);
@@ -110,9 +108,8 @@ impl Traffic {
         vec![step(note, side, &ip)]
     }
 
-    /// Whether the packet is an ICMP error of a server that the director does not translate. This
-    /// test sends such an error in one piece, because the counters of its fragments are not
-    /// compared.
+    /// Whether the packet is an ICMP error of a server that the director does not translate. It is
+    /// sent unfragmented, because the counters of its fragments are not compared.
     fn is_uncounted(&self, note: &str) -> bool {
         note.starts_with("error of a server") && !self.scene.is_nat()
     }
@@ -227,7 +224,7 @@ impl Traffic {
             dst.set_port(self.entropy.u16() | 1);
         }
         if by_vip {
-            // The host would send the resulting ICMP error to itself.
+            // A source on the host would receive the ICMP error itself.
             let payload = self.entropy.payload(100);
             let ip = self.packet(source, dst, false, &payload);
             return ("answer of direct routing", ip);
@@ -417,7 +414,7 @@ impl Traffic {
         }
     }
 
-    /// A packet from a host that is not a server to a client.
+    /// A packet to a client from a host on the servers' link that is not a server.
     fn transit(&mut self) -> Vec<u8> {
         let client = self.client();
         let source = SocketAddr::new(self.scene.bystander, self.scene.vip.port());
@@ -426,7 +423,7 @@ impl Traffic {
 
     // --- errors about tunnel packets -----------------------------------------------------------
 
-    /// Creates an ICMP error of a router about a tunnel packet, and a request after it.
+    /// An ICMP error of a router about a tunnel packet, and a request after it.
     fn complaint(&mut self) -> Vec<Value> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;
@@ -463,7 +460,7 @@ impl Traffic {
         steps
     }
 
-    /// The header between the outer header and the packet, and the outer protocol.
+    /// A tunnel header for the packet, and the protocol number of the outer header.
     fn tunnel_header(&mut self, protocol: u8, len: usize) -> (Vec<u8>, u8) {
         let kind = if protocol == 4 {
             [0x08, 0]
@@ -521,7 +518,7 @@ impl Traffic {
 
     // --- shapes ----------------------------------------------------------------------------------
 
-    /// Sets an identification of the packet, and mostly "don't fragment".
+    /// Sets an IP identification, and mostly "don't fragment".
     fn number(&mut self, ip: &mut [u8]) {
         self.id = self.id.wrapping_add(1);
         if ip[0] >> 4 == 4 {
@@ -583,7 +580,7 @@ impl Traffic {
         packet::with_options(ip, options);
     }
 
-    /// Adds an IPv6 extension header; with `whole`, not a fragment header.
+    /// Adds a random IPv6 extension header; if `whole`, no fragment header.
     fn extension(&mut self, ip: &mut Vec<u8>, whole: bool) {
         let (kind, body): (u8, &[u8]) = match self.entropy.below(10) {
             0 => (0, &[1, 4, 0, 0, 0, 0]),
@@ -612,8 +609,8 @@ impl Traffic {
         packet::relength(ip);
     }
 
-    /// Splits a packet into fragments, in any order. `df`: if the packet has "don't fragment", some
-    /// fragments have it too; here only answers may have it.
+    /// Splits a packet into fragments in random order. With `df`, some fragments of a packet with
+    /// "don't fragment" also have the flag; only replies may use this.
     fn fragments(&mut self, ip: &[u8], df: bool) -> Vec<Vec<u8>> {
         let six = ip[0] >> 4 == 6;
         let header = if six { 40 } else { 20 };

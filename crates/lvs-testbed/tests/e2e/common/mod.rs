@@ -20,15 +20,20 @@ pub(crate) fn site(options: SiteOptions) -> Result<Site> {
     Ok(site)
 }
 
-/// The last message of a dataplane's start.
+/// Text in the last log message of a dataplane's start.
 pub(crate) const READY: &str = "ready at";
 
 /// Waits until the dataplane's log contains `what`, and returns the log. A separate thread writes
 /// the log, so the dataplane may answer a request before its line is written.
 pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
-    let dataplane = site.dataplane.as_ref().context("it runs")?;
-    lvs_testbed::soon(&format!("{what:?}"), || dataplane.log().contains(what))
-        .with_context(|| dataplane.log())?;
+    let dataplane = site
+        .dataplane
+        .as_ref()
+        .context("no dataplane was started")?;
+    lvs_testbed::soon(&format!("the dataplane to log {what:?}"), || {
+        dataplane.log().contains(what)
+    })
+    .with_context(|| dataplane.log())?;
     Ok(dataplane.log())
 }
 
@@ -36,8 +41,8 @@ pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
 /// a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// Waits until the director has its state from before the dataplane: the kernel may remove some
-/// objects only after their process has exited.
+/// Waits until the host has its state from before the dataplane. The kernel removes some objects
+/// only after the process has exited.
 pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
     let now = || host_state(site).unwrap_or_default();
     lvs_testbed::soon("the host to be as before", || now() == before)
@@ -74,7 +79,7 @@ pub(crate) fn answering(site: &Site) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Waits until a listing has servers with these weights, by their number.
+/// Waits until the listing contains exactly these servers (by number), with these weights.
 pub(crate) fn wait_listed(
     site: &Site,
     listing: impl Fn() -> Result<String>,
@@ -95,13 +100,13 @@ pub(crate) fn wait_listed(
         servers.sort();
         servers
     };
-    let what = format!("{wanted:?}");
+    let what = format!("the listing to contain {wanted:?}");
     lvs_testbed::wait_until(&what, Duration::from_secs(30), || listed() == wanted)
         .with_context(|| format!("listed: {:?}", listed()))
 }
 
-/// Maximum number of measurements until a result is good. On a busy machine, a dataplane that waits
-/// for a processor loses packets; a dataplane with a fault loses them in each measurement.
+/// Maximum number of measurements until one is good. A dataplane that waits for a processor on a
+/// busy machine loses packets in some measurements, a faulty dataplane in all.
 const MEASUREMENTS: usize = 8;
 
 /// Repeats a measurement until its result is good. `once` measures once, and returns the fault of a
@@ -118,11 +123,10 @@ pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Resu
     bail!("{all:#?}")
 }
 
-/// A download of some 6 MB/s that lasts longer than any test, unless the test lets the server send
-/// the rest at once.
+/// A download at 6 MB/s, until the server is permitted to send the rest at full speed.
 pub(crate) struct Download {
     client: Proc,
-    /// The server sends the remaining bytes when this file exists.
+    /// If this file exists, the server sends the remaining bytes at full speed.
     hurry: PathBuf,
 }
 
@@ -133,7 +137,7 @@ impl Download {
         if hurry.exists() {
             std::fs::remove_file(&hurry)?;
         }
-        // The reader of the log blocks its writer.
+        // The slow reader fills the pipe, which slows curl down.
         let script = format!(
             "set -o pipefail; curl -sS -f -m 800 http://{}/long | \
              perl -e 'while (sysread STDIN, $_, 65536) {{ -e $ARGV[0] or select undef, undef, undef, 0.01 }}' {}",
@@ -144,18 +148,26 @@ impl Download {
         Ok(Self { client, hurry })
     }
 
-    /// Checks that the download is not broken so far.
+    /// Checks that the download still runs.
     pub(crate) fn goes_on(&mut self) -> Result<()> {
-        ensure!(self.client.is_running(), "it ended: {}", self.client.log());
+        ensure!(
+            self.client.is_running(),
+            "the client has exited: {}",
+            self.client.log()
+        );
         Ok(())
     }
 
-    /// Checks that the download is not broken, and receives the rest.
+    /// Lets the server send the rest, and checks that the download succeeds.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.goes_on()?;
         std::fs::write(&self.hurry, "")?;
         let status = self.client.wait(Duration::from_secs(60))?;
-        ensure!(status.success(), "{status}: {}", self.client.log());
+        ensure!(
+            status.success(),
+            "the download failed: {status}: {}",
+            self.client.log()
+        );
         Ok(())
     }
 }
@@ -174,14 +186,15 @@ pub(crate) fn usable(site: &Site) -> Vec<usize> {
     (0..4).filter(has).collect()
 }
 
-/// Waits for the counters' next two-second snapshot.
+/// Waits until the counters, which change every two seconds, contain the packets so far.
 fn wait_for_snapshot() {
     std::thread::sleep(Duration::from_millis(2500));
 }
 
-/// Waits, after the last packet, for the snapshot that has all packets. No counter may be zeroed.
+/// Waits until a snapshot of the counters contains the packets so far. No counter may be zeroed
+/// meanwhile.
 fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
-    // Waits for packets in transit, and for the dataplane's usual update period.
+    // Packets may be in transit, and the dataplane updates the counters periodically.
     wait_for_snapshot();
     let is_whole = |one: &Value| one["stats"]["shown"] == one["stats"]["live"];
     lvs_testbed::soon("the snapshot to count all packets", || {
@@ -195,10 +208,10 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     })
 }
 
-/// The counts of these reasons in `lvsadm drops`.
+/// Returns these drop counters, from `lvsadm drops`.
 pub(crate) fn drops<const N: usize>(site: &Site, reasons: [&str; N]) -> Result<[u64; N]> {
     let all: Value = serde_json::from_str(&site.lvsadm("drops --json --all")?)?;
-    let items = all.as_array().context("a list")?;
+    let items = all.as_array().context("the JSON value is not a list")?;
     let mut counts = [0; N];
     for (count, reason) in counts.iter_mut().zip(reasons) {
         let item = items.iter().find(|item| item["reason"] == reason);
@@ -234,9 +247,8 @@ pub(crate) fn resets(site: &Site) -> Result<u64> {
     hosts.map(|host| host.counter("Tcp", "OutRsts")).sum()
 }
 
-/// Returns the listing as soon as no server has an active connection. The load program ends when it
-/// has sent its last FIN, which the dataplane handles later, and which the client may have to
-/// repeat.
+/// Returns the listing when no server has an active connection any more. The load program ends
+/// before the dataplane has handled its last FIN.
 fn listing_of_ended_connections(site: &Site) -> Result<String> {
     let mut listing = String::new();
     lvs_testbed::wait_until(
@@ -259,8 +271,8 @@ pub(crate) fn requests_of_listings() -> u64 {
     suite::size(400, 2000)
 }
 
-/// Requests of 1 byte to 10 MiB; checks the listings immediately afterwards, and the counters at
-/// the next snapshot.
+/// Sends requests for 1 byte to 10 MiB; checks the listings at once, and the counters at the next
+/// snapshot.
 pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     site.add_service(80, "rr")?;
     let total = requests_of_listings();
@@ -273,7 +285,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
 
     let listing = listing_of_ended_connections(site)?;
     let servers: Vec<_> = rows(&listing).into_iter().filter(Row::is_server).collect();
-    ensure!(servers.len() == 4, "{listing}");
+    ensure!(servers.len() == 4, "not 4 servers are listed: {listing}");
     let listed = connections(&site.lvsadm("-L -n -c")?)?;
     let resets = resets(site)? - before;
     for server in &servers {
@@ -290,21 +302,24 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     );
     let client = client_address(site)?;
     for connection in &listed {
-        ensure!(connection.source.starts_with(&client), "{connection:?}");
+        ensure!(
+            connection.source.starts_with(&client),
+            "the connection has another client: {connection:?}"
+        );
         ensure!(
             connection.virtual_address == site.service(80).to_string(),
-            "{connection:?}"
+            "the connection has another virtual address: {connection:?}"
         );
         ensure!(
             connection.state != "ESTABLISHED" && connection.expires <= 120,
-            "{connection:?}"
+            "the ended connection is still established: {connection:?}"
         );
     }
 
     wait_for_whole_snapshot(site)?;
     let listing = site.lvsadm("-L -n --stats --exact")?;
     let rows = rows(&listing);
-    ensure!(rows.len() == 5, "{listing}");
+    ensure!(rows.len() == 5, "not 4 servers are listed: {listing}");
     for row in &rows {
         let share = if row.is_server() { share } else { total };
         ensure!(row.number(0)? == share, "connections: {listing}");
@@ -331,13 +346,13 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
             .sum::<Result<u64>>()?;
         ensure!(
             rows[0].number(column)? == sum,
-            "the counters of the service are the sum of its servers': {listing}"
+            "a counter of the service is not the sum of its servers': {listing}"
         );
     }
     if matches!(site.options.forward, Forward::Nat | Forward::FullNat) {
         ensure!(
             rows[0].number(4)? > report.bytes,
-            "at least the bodies went out: {listing}"
+            "fewer bytes went out than the bodies have: {listing}"
         );
     }
     Ok(())
@@ -354,8 +369,7 @@ pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
     measured(|| bulk_once(site, percent))
 }
 
-/// Returns the problem with the number of retransmitted segments, if it is too large. All other
-/// differences are errors.
+/// Returns a message if too many segments were retransmitted. All other faults are errors.
 fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
     let file = site.serve("bulk", suite::size(content::BULK, content::FULL_BULK))?;
     let path = file.display();
@@ -386,7 +400,7 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
         .collect();
     ensure!(
         uploaded.len() == 1,
-        "the upload is counted for one server: {uploaded:?}"
+        "the upload did not reach exactly one server: {uploaded:?}"
     );
     site.client
         .sh(&format!("cmp {} {path}", uploaded[0].display()))
@@ -404,8 +418,8 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Runs iperf3 for one second, or for the amount of data in `options`, and returns its report. Its
-/// server may still be busy with the end of the previous test.
+/// Runs iperf3 for one second, or for the amount of data in `options`, and returns its report. It
+/// retries while the iperf3 server is still busy with the previous test.
 pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     let command = format!(
         "timeout 60 iperf3 -c {} {} -J {options} || true",
@@ -466,7 +480,7 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
         } else {
             let received = end["sum_received"]["bits_per_second"]
                 .as_f64()
-                .context("bits_per_second")?;
+                .context("iperf3 reports no bits_per_second")?;
             println!("iperf3 {option}: {:.0} Mbit/s", received / 1e6);
             Ok((received <= 1e6).then(|| format!("iperf3 {option}: {end}")))
         }
@@ -488,13 +502,13 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     for name in ["\"rs1\"", "\"rs2\""] {
         ensure!(
             answers.lines().filter(|line| *line == name).count() == 4,
-            "{answers}"
+            "not all 4 answers are from the server: {answers}"
         );
     }
     Ok(())
 }
 
-/// Adds a server, sets a weight to 0, and removes a server and adds it again.
+/// Adds a server, sets a weight to 0, and deletes and re-adds a server.
 pub(crate) fn administration(site: &Site) -> Result<()> {
     let service = site.service(80);
     let server = |index: usize| SocketAddr::from((site.real_address(index), 80));
@@ -533,13 +547,16 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
         rows(&listing)[1..]
             .iter()
             .any(|row| row.words[1..3] == ["0", "1"]),
-        "weight 0, 1 active: {listing}"
+        "no server has weight 0 and 1 active connection: {listing}"
     );
     let report = under_way.finish_ok()?;
-    ensure!(report.servers.len() == 3 && report.ok > 3, "{report:?}");
+    ensure!(
+        report.servers.len() == 3 && report.ok > 3,
+        "not all 3 servers answered: {report:?}"
+    );
 
-    // A deleted server is neither listed nor chosen. After it is added again, the table counts its
-    // existing connections again.
+    // A deleted server is neither listed nor chosen. After it is re-added, its existing connections
+    // are counted again.
     site.lvsadm(&format!("-d -t {service} -r {}", server(1)))?;
     load.requests = 10;
     spread(&ok(site.client.load(&load)?, 10)?, &[0, 0, 10])?;
@@ -552,9 +569,8 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// The other schedulers with real connections: servers receive connections by their weights, and
-/// least-connection evens out the connections of servers, one after the other. (The balance among
-/// servers that are busy at the same time depends on their speed, which no test can assert.)
+/// Tests the other schedulers one connection at a time. The balance of parallel connections depends
+/// on the speed of the servers.
 pub(crate) fn schedulers(site: &Site) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
@@ -580,7 +596,11 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
                 report.servers
             );
         }
-        ensure!(report.servers.len() == 4, "{:?}", report.servers);
+        ensure!(
+            report.servers.len() == 4,
+            "not all 4 servers answered: {:?}",
+            report.servers
+        );
         site.lvsadm("-C")?;
     }
     Ok(())
@@ -612,7 +632,7 @@ pub(crate) fn refused(site: &Site, load: &LoadOptions, port: u16) -> Result<()> 
     let report = site.client.load(&nobody)?;
     ensure!(
         report.errors.len() == 1 && report.errors[0].contains("refused"),
-        "{report:?}"
+        "the connection was not refused: {report:?}"
     );
     Ok(())
 }
@@ -629,7 +649,7 @@ pub(crate) fn upload(site: &Site) -> Result<()> {
         .map(drop)
 }
 
-/// A web server on one port.
+/// Options of a web server on this port only.
 pub(crate) fn on_port(port: u16) -> NginxOptions {
     NginxOptions {
         ports: vec![port],
@@ -683,20 +703,20 @@ pub(crate) fn client_address(site: &Site) -> Result<String> {
     Ok(printed.trim().to_owned())
 }
 
-/// State of the host that the dataplane may have changed: rules, interfaces, routes, permanent
-/// neighbours, open ports.
+/// Returns the state of the host that the dataplane may have changed: rules, interfaces, routes,
+/// permanent neighbours, open ports.
 pub(crate) fn host_state(site: &Site) -> Result<String> {
     site.director.sh(
         "nft list ruleset; ip -o link | sed 's/^[0-9]*: //; s/ mtu.*//'; ip route; ip rule; ip neigh show proxy; ip neigh show nud permanent; ss -Hltunx | awk '{print $1,$5}' | sort; cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/*/rp_filter",
     )
 }
 
-/// Prints the results of cluster scenarios, and checks that no download broke, and that no director
-/// blamed a server.
+/// Prints the outcomes of cluster scenarios, and checks that no download broke, and that no
+/// director set a server down.
 pub(crate) fn nothing_breaks(outcomes: &[Outcome]) -> Result<()> {
     println!("{}", serde_json::to_string(outcomes)?);
     let mut outcomes = outcomes.iter();
     let broken = outcomes.find(|outcome| outcome.broken > 0 || !outcome.blamed.is_empty());
-    ensure!(broken.is_none(), "{broken:?}");
+    ensure!(broken.is_none(), "a download broke: {broken:?}");
     Ok(())
 }

@@ -11,12 +11,12 @@ use lvs_testbed::Topology;
 const WEB: &str = "10.96.0.80:80";
 const NODE_PORT: u16 = 8080;
 
-/// Time limit for kube-proxy to remove a server: it waits until the last connection is no longer in
-/// TIME_WAIT (2 min), and then checks its servers once a minute.
+/// Time limit for kube-proxy to remove a server: it waits until no connection is in TIME_WAIT (2
+/// min), and checks once a minute.
 const LEAVING: Duration = Duration::from_secs(240);
 
 impl Bed {
-    /// Waits until a service of the first director has exactly these servers.
+    /// Waits until the first director's service at `address` has exactly the servers `wanted`.
     fn wait_exactly(&self, address: &str, wanted: &Servers, limit: Duration) -> Result<()> {
         let mut found = Servers::new();
         wait_until(&format!("{address} to have {wanted:?}"), limit, || {
@@ -27,7 +27,6 @@ impl Bed {
     }
 }
 
-/// A cluster whose director runs kube-proxy.
 struct Cluster {
     bed: Bed,
     /// Options of `lvs-run`.
@@ -117,7 +116,10 @@ impl Cluster {
     fn has_sysctls(&self) -> Result<()> {
         for name in ["expire_nodest_conn", "expire_quiescent_template"] {
             let value = self.bed.site.lvsadm(&format!("sysctl {name}"))?;
-            ensure!(value.trim().ends_with('1'), "{name}: {value}");
+            ensure!(
+                value.trim().ends_with('1'),
+                "the sysctl is not 1: {name}: {value}"
+            );
         }
         Ok(())
     }
@@ -133,7 +135,7 @@ impl Cluster {
         )
     }
 
-    /// Creates the Service `web` with two endpoints, which answer at both of its addresses.
+    /// Creates the Service `web` with two endpoints.
     fn web(&self) -> Result<()> {
         let port = json!({ "name": "http", "port": 80, "targetPort": 80, "nodePort": NODE_PORT });
         let web = json!({ "type": "NodePort", "ports": [port] });
@@ -147,14 +149,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// The address from which the servers receive the requests that `host` sends to `at`.
+    /// Returns the client address that the servers see when `host` sends requests to `at`.
     fn source(&self, host: &Host, at: &str) -> Result<String> {
         let text = host.sh(&format!("curl -sS -f -m 60 http://{at}/addr"))?;
         println!("{} at {at} comes from {}", host.name(), text.trim());
         Ok(text.trim().to_owned())
     }
 
-    /// The servers that answer eight requests of a host, each with a connection of its own.
+    /// Counts the servers that answer eight requests of a host, each with its own connection.
     fn answers(&self, host: &Host, at: &str) -> Result<BTreeMap<String, u64>> {
         let text = host
             .sh(&format!(
@@ -169,21 +171,21 @@ impl Cluster {
         Ok(all)
     }
 
-    /// Checks that this many servers answer the client, and the director itself, equally often.
+    /// Checks that `servers` servers answer the client, and the director itself, equally often.
     fn balances(&self, at: &str, servers: u64) -> Result<()> {
         for host in [&self.bed.site.client, &self.bed.site.director] {
             let answers = self.answers(host, at)?;
             let equal = answers.values().all(|&count| count == 8 / servers);
             ensure!(
                 equal && answers.len() as u64 == servers,
-                "{at}: {answers:?}"
+                "the servers did not answer equally often: {at}: {answers:?}"
             );
         }
         Ok(())
     }
 }
 
-/// The endpoints on these nodes, with the network of their node.
+/// The endpoints on these nodes, at addresses of the nodes' network.
 fn endpoints(bed: &Bed, nodes: &[usize]) -> Vec<Endpoint> {
     let nodes = nodes.iter();
     nodes.map(|&node| Endpoint::on_node(bed, node)).collect()
@@ -196,29 +198,29 @@ fn kube_proxy_in_ipvs_mode_serves_clients_and_its_own_node() -> Result<()> {
     cluster.web()?;
     let client = cluster.bed.site.client.clone();
     let seen = cluster.source(&client, WEB)?;
-    ensure!(seen == "192.0.2.100", "{seen}");
-    // kube-proxy masquerades clients on the node whose source would be the cluster address.
+    ensure!(seen == "192.0.2.100", "not `192.0.2.100`: {seen}");
+    // kube-proxy masquerades clients on the node, whose source would otherwise be the cluster
+    // address.
     let seen = cluster.source(&cluster.bed.site.director, WEB)?;
-    ensure!(seen == "192.0.2.1", "{seen}");
+    ensure!(seen == "192.0.2.1", "not `192.0.2.1`: {seen}");
     let left = endpoint_added_and_removed(&mut cluster)?;
     client_stays_with_its_server(&cluster)?;
     datagrams_leave_a_removed_endpoint(&cluster)?;
     dataplane_killed(&mut cluster, &[], 2)?;
     cluster.has_sysctls()?;
     kube_proxy_restarted(&mut cluster, &left)?;
-    // This kube-proxy has added no service: it adds them at its next complete synchronisation.
+    // This kube-proxy has added no service; it adds all at its next full synchronisation.
     dataplane_killed(&mut cluster, &[], 3)?;
     // kube-proxy sets the sysctls only when it starts.
-    let mut proxy = cluster.proxy.take().context("it runs")?;
+    let mut proxy = cluster.proxy.take().context("no kube-proxy was started")?;
     proxy.stop(Signal::SIGTERM)?;
     cluster.start_proxy()?;
     cluster.has_sysctls()?;
     service_deleted(&cluster)
 }
 
-/// Servers whose replies bypass the director, like pods on other nodes. With full NAT, their
-/// replies are sent to the director. Without full NAT, only clients on the node itself receive
-/// answers, because kube-proxy masquerades their packets with an address of the node.
+/// The servers' replies bypass the director, like those of pods on other nodes. Without full NAT,
+/// only clients on the node itself receive replies, because kube-proxy masquerades their packets.
 #[test]
 #[ignore = "by hand: needs a Kubernetes API server and kube-proxy (make test-kubernetes)"]
 fn kube_proxy_with_full_nat_serves_node_ports_with_endpoints_on_other_nodes() -> Result<()> {
@@ -226,25 +228,30 @@ fn kube_proxy_with_full_nat_serves_node_ports_with_endpoints_on_other_nodes() ->
     site.topology = Topology::Routed;
     let local = ["--local-address", "192.0.2.1"];
     let mut cluster = Cluster::new(site, &local, &["--fullnat"])?;
-    let router = cluster.bed.site.router.as_ref().context("a router")?;
+    let router = cluster
+        .bed
+        .site
+        .router
+        .as_ref()
+        .context("the site has no router")?;
     router.sh("ip route add 10.96.0.0/16 via 192.0.2.1")?;
     cluster.web()?;
     let at = format!("192.0.2.1:{NODE_PORT}");
     for host in [&cluster.bed.site.client, &cluster.bed.site.director] {
         let source = cluster.source(host, &at)?;
-        ensure!(source == "192.0.2.1", "{source}");
+        ensure!(source == "192.0.2.1", "not `192.0.2.1`: {source}");
     }
     let listing = cluster.bed.site.lvsadm("-S -n")?;
     ensure!(
         listing.contains("--fullnat") && !listing.contains(" -m "),
-        "{listing}"
+        "no `--fullnat` or unexpected ` -m ` in {listing}"
     );
     // kube-proxy lists full NAT as NAT, and finds nothing to change.
     dataplane_killed(&mut cluster, &local, 2)
 }
 
-/// An endpoint that is removed keeps its download and gets no new connection. kube-proxy removes
-/// its server after the download. Returns the remaining endpoints.
+/// A removed endpoint keeps its download and gets no new connection. kube-proxy removes the server
+/// after the download. Returns the remaining endpoints.
 fn endpoint_added_and_removed(cluster: &mut Cluster) -> Result<Vec<Endpoint>> {
     let three = endpoints(&cluster.bed, &[0, 1, 2]);
     let target = WEB.parse()?;
@@ -271,7 +278,7 @@ fn endpoint_added_and_removed(cluster: &mut Cluster) -> Result<Vec<Endpoint>> {
     Ok(left)
 }
 
-/// Checks that session affinity becomes persistence: a client keeps its server.
+/// Checks that session affinity becomes persistence.
 fn client_stays_with_its_server(cluster: &Cluster) -> Result<()> {
     const STICKY: &str = "10.96.0.81:80";
     let port = json!({ "name": "http", "port": 80, "targetPort": 80 });
@@ -286,17 +293,21 @@ fn client_stays_with_its_server(cluster: &Cluster) -> Result<()> {
     let listing = cluster.bed.site.lvsadm("-L -n")?;
     ensure!(
         listing.contains("10.96.0.81:80 rr persistent 100"),
-        "{listing}"
+        "no `10.96.0.81:80 rr persistent 100` in {listing}"
     );
     for host in [&cluster.bed.site.client, &cluster.bed.site.director] {
         let answers = cluster.answers(host, STICKY)?;
-        ensure!(answers.len() == 1, "{}: {answers:?}", host.name());
+        ensure!(
+            answers.len() == 1,
+            "more than one server answered: {}: {answers:?}",
+            host.name()
+        );
     }
     Ok(())
 }
 
-/// kube-proxy removes an endpoint of a UDP service at once, and the next datagram of a client is
-/// sent to another endpoint.
+/// kube-proxy removes an endpoint of a UDP service at once; the next datagram reaches another
+/// endpoint.
 fn datagrams_leave_a_removed_endpoint(cluster: &Cluster) -> Result<()> {
     const DNS: &str = "10.96.0.53:53";
     let bed = &cluster.bed;
@@ -317,7 +328,8 @@ fn datagrams_leave_a_removed_endpoint(cluster: &Cluster) -> Result<()> {
             .map(|pod| format!("\"rs{}\"", pod.node + 1))
             .collect();
         for host in [&bed.site.client, &bed.site.director] {
-            // All datagrams come from one port. The one that ends the old connection is lost.
+            // All datagrams come from one port. The first datagram after the removal only ends the
+            // old connection, and is lost.
             let text = host.sh(
                 "for i in 1 2 3 4 5 6 7 8; do dig +short +tries=4 +time=10 -b 0.0.0.0#40053 @10.96.0.53 id.test txt; done | grep -v '^;' | sort -u",
             )?;
@@ -333,7 +345,7 @@ fn datagrams_leave_a_removed_endpoint(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// kube-proxy is stopped and started under load; changes in between reach the dataplane afterwards.
+/// Restarts kube-proxy under load. The dataplane receives the changes that happened in between.
 fn kube_proxy_restarted(cluster: &mut Cluster, left: &[Endpoint]) -> Result<()> {
     let load = LoadOptions {
         concurrency: 4,
@@ -342,11 +354,11 @@ fn kube_proxy_restarted(cluster: &mut Cluster, left: &[Endpoint]) -> Result<()> 
     };
     let load = cluster.bed.site.client.steady_load(&load)?;
     load.wait_for_more(20)?;
-    let mut proxy = cluster.proxy.take().context("it runs")?;
+    let mut proxy = cluster.proxy.take().context("no kube-proxy was started")?;
     proxy.stop(Signal::SIGTERM)?;
     ensure!(
         cluster.bed.servers(0, WEB) == pods(left),
-        "{}",
+        "the servers are not the remaining endpoints: {}",
         cluster.state()
     );
     let three = endpoints(&cluster.bed, &[0, 1, 2]);
@@ -360,12 +372,12 @@ fn kube_proxy_restarted(cluster: &mut Cluster, left: &[Endpoint]) -> Result<()> 
         "kube-proxy restarted: {} answered, {} failed",
         report.ok, report.failed
     );
-    ensure!(report.failed == 0, "{report:#?}");
+    ensure!(report.failed == 0, "requests failed: {report:#?}");
     Ok(())
 }
 
-/// A killed dataplane is replaced, and the new one gets all services, although this kube-proxy has
-/// added none of them.
+/// The successor of a killed dataplane gets all services, although the running kube-proxy added
+/// none of them.
 fn dataplane_killed(cluster: &mut Cluster, options: &[&str], servers: usize) -> Result<()> {
     let rules = |cluster: &Cluster| -> BTreeSet<String> {
         let text = cluster.bed.site.lvsadm("-S -n").unwrap_or_default();
@@ -373,7 +385,13 @@ fn dataplane_killed(cluster: &mut Cluster, options: &[&str], servers: usize) -> 
     };
     let before = rules(cluster);
     ensure!(!before.is_empty());
-    cluster.bed.site.dataplane.take().context("it runs")?.kill();
+    cluster
+        .bed
+        .site
+        .dataplane
+        .take()
+        .context("no dataplane was started")?
+        .kill();
     cluster.bed.site.start_dataplane(options)?;
     wait_until("the new dataplane to have all services", PATIENCE, || {
         rules(cluster) == before
@@ -381,7 +399,10 @@ fn dataplane_killed(cluster: &mut Cluster, options: &[&str], servers: usize) -> 
     .with_context(|| format!("{before:#?}\n{}", cluster.state()))?;
     for host in [&cluster.bed.site.client, &cluster.bed.site.director] {
         let answers = cluster.answers(host, WEB)?;
-        ensure!(answers.len() == servers, "{answers:?}");
+        ensure!(
+            answers.len() == servers,
+            "not all servers answered: {answers:?}"
+        );
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The settings of the dataplane: its arguments, sysctls, synchronisation and filters.
+//! Options of the dataplane, sysctls, synchronisation and filters.
 
 use super::*;
 
@@ -99,7 +99,11 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
 #[test]
 fn synchronisation_requires_an_interface() {
     use lvs_core::sync::SyncRole;
-    assert_eq!(load("").sync, None, "the setting is unchanged");
+    assert_eq!(
+        load("").sync,
+        None,
+        "a file without [sync.ipvs] changes the daemons"
+    );
     let daemons = load("[sync.ipvs]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
     let daemons = daemons.expect("daemons are configured");
     let roles: Vec<SyncRole> = daemons.iter().map(|daemon| daemon.role).collect();
@@ -118,7 +122,7 @@ fn synchronisation_requires_an_interface() {
         "#,
     ) {
         let message = errors(&format!("[sync.ipvs]\n{text}\n"));
-        assert!(message.contains(title), "{message}");
+        assert!(message.contains(title), "no {title:?} in {message}");
     }
 }
 
@@ -129,7 +133,7 @@ fn peers_are_options_of_the_dataplane() {
     );
     assert_eq!(
         config.sync, None,
-        "the multicast group is not part of this check"
+        "[sync.peers] sets synchronisation daemons"
     );
     assert_eq!(
         config.dataplane.arguments().collect::<Vec<_>>().join(" "),
@@ -172,7 +176,7 @@ fn sysctls_have_the_ranges_of_the_dataplane() {
     let message = errors("[sysctl]\nest_nice = 20\n");
     assert!(
         message.contains("help: use a whole number from -20 to 19"),
-        "{message}"
+        "no `help: use a whole number from -20 to 19` in {message}"
     );
     for [line, place, title] in cases(
         r#"

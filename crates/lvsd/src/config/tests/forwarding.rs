@@ -122,7 +122,7 @@ fn tunnels_of_every_type_are_parsed() {
             );
         }
     }
-    // A server with another forwarding method does not inherit the tunnel of the service.
+    // Only servers with the method tun inherit the tunnel of the service.
     let nat = tunnelled(
         "forward = \"tun\"\ntunnel = \"gre\"",
         "forward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.12\"",
@@ -130,7 +130,7 @@ fn tunnels_of_every_type_are_parsed() {
     let servers = &load(&nat).services[0].servers;
     assert_eq!(servers[0].config.tunnel, Tunnel::Ipip);
     assert_eq!(servers[1].config.tunnel, gre(Sum::None));
-    // One tunnelled server is sufficient for one warning about all.
+    // One tunnelled server is enough for the warning, which is reported once.
     load(&tunnelled(
         "forward = \"nat\"\ntunnel = \"gre\"",
         "forward = \"tun\"",
@@ -216,7 +216,7 @@ fn proxied_service_requires_address_of_this_host() {
     let udp = "address = \"127.0.0.1:53\"\nprotocol = \"udp\"";
     let refused = |text: &str, words: &str| {
         let Err(report) = Config::from_toml("x", text) else {
-            panic!("taken: {text}");
+            panic!("the file is accepted: {text}");
         };
         assert!(report.to_string().contains(words), "{words}:\n{report}");
     };
@@ -248,7 +248,7 @@ fn proxied_service_requires_address_of_this_host() {
     );
 }
 
-/// A proxy that listens on all addresses and is its own server would use up its descriptors.
+/// Such a proxy would connect to itself until it has no free file descriptors.
 #[test]
 fn proxied_service_is_refused_as_its_own_server() {
     let text = |listen: &str, server: &str, more: &str| {
@@ -279,7 +279,7 @@ fn proxied_service_is_refused_as_its_own_server() {
         let read = Config::from_toml("test.toml", &text(listen, server, ""));
         assert!(read.is_ok(), "{listen} {server}");
     }
-    // Also through another service.
+    // A loop through a second service is also found.
     let two = format!(
         "{}{}",
         text("127.0.0.1:8080", "127.0.0.1:8081", "name = \"a\"\n"),
@@ -288,9 +288,9 @@ fn proxied_service_is_refused_as_its_own_server() {
     let message = errors(&two);
     assert!(
         message.contains("127.0.0.1:8081 is the service"),
-        "{message}"
+        "no `127.0.0.1:8081 is the service` in {message}"
     );
-    // The other addresses of the host are known only on the host.
+    // Other addresses of the host are known only if the host is examined.
     let own = "192.0.2.77".parse().unwrap();
     let facts = Facts::with_address(own);
     let files = Files::from("test.toml");

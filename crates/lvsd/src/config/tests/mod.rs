@@ -1,4 +1,5 @@
-//! Every example loads; an unknown key is refused in every table; errors have the expected format.
+//! All examples load, an unknown key is refused in every table, and errors have the expected
+//! format.
 
 use super::*;
 use crate::cases::cases;
@@ -185,14 +186,14 @@ fn load(text: &str) -> Config {
         .0
 }
 
-/// The services of a file, without answers of DNS and etcd.
+/// Expands a file without DNS, etcd and Kubernetes.
 fn alone(config: &Config) -> Expanded {
     expand(config, &Gathered::default())
 }
 
 fn errors(text: &str) -> String {
     Config::from_toml("test.toml", text)
-        .expect_err("the text is wrong")
+        .expect_err("the invalid text is accepted")
         .to_string()
 }
 
@@ -203,7 +204,7 @@ fn report(text: &str) -> Report {
     }
 }
 
-/// The findings in `text`: position and title of each.
+/// Position and title of each finding in `text`.
 fn reported(text: &str) -> Vec<String> {
     let report = report(text);
     let place = |finding: &Diagnostic| {
@@ -218,7 +219,6 @@ fn reported(text: &str) -> Vec<String> {
     report.findings.iter().map(place).collect()
 }
 
-/// An example of each type of check is valid.
 #[test]
 fn every_type_of_check_has_an_example() {
     let text = include_str!("../../../../../examples/checks.toml");
@@ -238,7 +238,7 @@ fn every_example_loads_without_a_warning() {
     }
 }
 
-/// Puts a line after the header of every table and a key into every inline table of every example.
+/// Adds a key after every table header and to every inline table of the examples.
 #[test]
 fn unknown_key_is_refused_in_each_table() {
     let mut tried = 0;
@@ -268,7 +268,7 @@ fn unknown_key_is_refused_in_each_table() {
         let top = format!("zzz_unknown = 1\n{text}");
         assert!(errors(&top).contains("unknown key `zzz_unknown`"));
     }
-    assert!(tried > 25, "only {tried} places found");
+    assert!(tried > 25, "only {tried} tables were found");
 }
 
 #[test]
@@ -310,14 +310,14 @@ fn defaults_apply_and_full_file_is_parsed() {
     );
 }
 
-/// A service with one server. The given lines are added to the service and to the server.
+/// A service with one server, and these additional lines for both.
 fn tunnelled(service: &str, server: &str) -> String {
     format!(
         "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11\"\n{server}\n"
     )
 }
 
-/// A client of a running daemon does not read a long file for the name of its socket.
+/// Clients of a running daemon need not read a long file for its socket.
 #[test]
 fn socket_name_is_read_only_from_file_that_may_contain_one() {
     let directory = tempfile::tempdir().unwrap();

@@ -2,7 +2,6 @@
 
 use super::*;
 
-/// Errors of services and servers, with the titles of the findings.
 #[test]
 fn inconsistent_settings_are_refused() {
     let cases = cases(
@@ -53,7 +52,7 @@ fn inconsistent_settings_are_refused() {
         );
         let found = errors(&text);
         assert!(found.contains(wanted), "wanted `{wanted}` in:\n{found}");
-        assert!(found.contains("test.toml:"), "no place in:\n{found}");
+        assert!(found.contains("test.toml:"), "no position in:\n{found}");
     }
 }
 
@@ -93,7 +92,7 @@ fn too_large_numbers_are_reported_as_out_of_range() {
             message.contains(place) && message.contains(help),
             "{text}: {message}"
         );
-        assert!(!message.contains("i128"), "{message}");
+        assert!(!message.contains("i128"), "unexpected `i128` in {message}");
     }
 }
 
@@ -168,7 +167,7 @@ fn settings_invalid_for_start_or_dataplane_are_refused() {
         "2:11 no client can reach the VIP 127.0.0.1",
     );
     load("[dataplane]\nmax_connections = 268435456\nmax_ipv6 = 268435456\n");
-    // A server on the director itself may listen on the VIP's other ports.
+    // A server on the director itself may listen on other ports of the VIP.
     load(&server("192.0.2.9:8080", "vip = \"host\"\n"));
     load("[lvsd]\nlog = \"INFO,lvsd::health=debug, lvs_dataplane=off\"\n");
 }
@@ -216,7 +215,7 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
     ] {
         read(good).unwrap_or_else(|report| panic!("{good}: {report}"));
     }
-    // The interface may appear later: the dataplane waits for it.
+    // The dataplane waits for an interface that does not exist yet.
     for (waits, words) in [
         ("interface = \"eth1\"", "this host has no interface `eth1`"),
         (
@@ -236,7 +235,7 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
         let text = format!("[dataplane]\n{bad}\n");
         let report = read(&text).expect_err(bad).to_string();
         assert!(report.contains(words), "{bad}: {report}");
-        // The file may be for another host.
+        // Without facts about the host, the file is valid, because it may be for another host.
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
     }
 }
@@ -297,7 +296,7 @@ fn faulty_token_of_api_is_refused() {
     ) {
         let found = errors(&keys.replace("TOKEN", token));
         assert!(found.contains(words), "{keys}: {found}");
-        assert!(found.contains("test.toml:"), "no place in:\n{found}");
+        assert!(found.contains("test.toml:"), "no position in:\n{found}");
     }
     let many = |number: usize| -> String {
         let one = |n| format!("{token}name = \"oncall-{n}_.\"\n");
@@ -327,14 +326,14 @@ fn token_file_of_api_is_read_by_check() {
         Config::read("test.toml", &text, Files::from("test.toml"), Some(&facts))
             .map_err(|report| report.to_string())
     };
-    let missing = check(&token("a")).expect_err("the file is missing");
-    assert!(missing.contains("umask 077"), "{missing}");
+    let missing = check(&token("a")).expect_err("a missing file is accepted");
+    assert!(missing.contains("umask 077"), "no `umask 077` in {missing}");
     std::fs::write(&path, "0123456789abcdef\n").unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     assert_eq!(check(&token("a")).unwrap().0.api.tokens[0].name, "a");
-    let shared = check(&(token("a") + &token("b"))).expect_err("a shared token");
+    let shared = check(&(token("a") + &token("b"))).expect_err("a shared token is accepted");
     assert!(
         shared.contains("another name has the same token"),
-        "{shared}"
+        "no `another name has the same token` in {shared}"
     );
 }

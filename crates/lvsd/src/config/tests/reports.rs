@@ -1,4 +1,4 @@
-//! Reports of findings: their positions, order and number.
+//! Positions, order and number of findings.
 
 use super::*;
 
@@ -87,7 +87,7 @@ fn missing_configuration_file_is_an_error() {
 }
 
 proptest::proptest! {
-    /// Any text yields either a configuration or a printable report.
+    /// Any text yields a configuration or a report.
     #[test]
     fn configuration_of_any_text_does_not_panic(at in 0..FULL.len(), length in 0usize..20, new in "[\\[\\]{}=\"\\n a-z0-9é.]{0,8}") {
         let mut text = FULL.to_owned();
@@ -101,14 +101,21 @@ proptest::proptest! {
 
 #[test]
 fn unreadable_file_reports_reason_and_fix() {
-    let message = |path: &Path| Config::load(path).expect_err("no file").to_string();
+    let message = |path: &Path| {
+        Config::load(path)
+            .expect_err("a missing file is accepted")
+            .to_string()
+    };
     let directory = tempfile::tempdir().unwrap();
     let here = message(directory.path());
-    assert!(here.contains("name a file in this directory"), "{here}");
+    assert!(
+        here.contains("name a file in this directory"),
+        "no `name a file in this directory` in {here}"
+    );
     let file = directory.path().join("lvsd.toml");
     assert!(message(&file).contains("put the configuration there"));
     std::fs::write(&file, b"[lvsd]\nlog = \"\xe4\"\n").unwrap();
-    let latin = Config::load(&file).expect_err("no text");
+    let latin = Config::load(&file).expect_err("a file that is not UTF-8 is accepted");
     assert!(
         matches!(
             latin,
@@ -135,8 +142,8 @@ fn unreadable_file_reports_reason_and_fix() {
     );
 }
 
-/// 37,205 servers, or as many keys of one table, with a typo in each: the time and the length of
-/// the report are proportional to the number.
+/// With typos in 37,205 servers, or in as many keys of one table, time and length of the report are
+/// proportional to their number.
 #[test]
 fn all_typos_are_reported_together() {
     const N: usize = 37_205;
@@ -170,12 +177,12 @@ fn all_typos_are_reported_together() {
         assert_eq!(message.matches("error: ").count(), findings.min(20));
         if findings > 20 {
             let rest = format!("and {} more: {findings} errors", findings - 20);
-            assert!(message.contains(&rest), "{message}");
+            assert!(message.contains(&rest), "no {rest:?} in {message}");
         }
     }
 }
 
-/// The input is like a file of a faulty generator.
+/// The input resembles a file of a faulty generator.
 #[test]
 #[ignore = "long"]
 fn report_of_a_million_errors_is_bounded() {
@@ -188,9 +195,12 @@ fn report_of_a_million_errors_is_bounded() {
     let message = report.to_string();
     assert_eq!(message.matches("error: ").count(), 20);
     let rest = "and 99980 more: 100000 errors, 0 warnings in all; lvsd has stopped reading";
-    assert!(message.ends_with(rest), "{message}");
+    assert!(
+        message.ends_with(rest),
+        "does not end with {rest:?}: {message}"
+    );
 
-    // The memory for valid services is bounded as well.
+    // Memory for valid services is bounded, too.
     let services = format!(
         "[[service]]\naddress = [{}]\nforward = \"nat\"\n",
         "\"192.0.2.1:80\", ".repeat(200_000)
@@ -199,14 +209,14 @@ fn report_of_a_million_errors_is_bounded() {
         let message = self::report(&text).to_string();
         assert!(
             message.contains("there are more than 100000 services"),
-            "{message}"
+            "no `there are more than 100000 services` in {message}"
         );
     }
 
-    // The limit of rules for marks counts valid and invalid rules.
+    // Invalid mark rules also count towards the limit.
     for (rule, errors) in [
         ("drop = true\nsource = \"192.0.2.1\"\n", 1),
-        // The unknown key, and the missing keys.
+        // One error about the unknown key, and two about missing keys of each rule.
         ("a = 1\n", 1 + 2 * 1024),
     ] {
         let report = self::report(&format!("[[mark]]\n{rule}").repeat(150_000));
@@ -216,7 +226,7 @@ fn report_of_a_million_errors_is_bounded() {
         assert_eq!(all.filter(|finding| finding.title == title).count(), 1);
     }
 
-    // The parser finds an error in each line, and would store all of them.
+    // The parser finds an error on each line, and stores all within its reach.
     let syntax = format!("{}=\n", "a = \n".repeat(200_000));
     let report = self::report(&syntax);
     assert!(
@@ -225,7 +235,7 @@ fn report_of_a_million_errors_is_bounded() {
         report.errors()
     );
 
-    // Warnings do not hide an error behind them.
+    // Many warnings do not hide an error after them.
     let mut warned = String::new();
     for n in 0..1200 {
         let (high, low) = (n >> 8, n & 255);
@@ -237,14 +247,17 @@ fn report_of_a_million_errors_is_bounded() {
     let report = self::report(&warned);
     assert_eq!((report.errors(), report.findings.len()), (1, 1001));
     let message = report.to_string();
-    assert!(message.contains("`rise` is out of range"), "{message}");
+    assert!(
+        message.contains("`rise` is out of range"),
+        "no \"`rise` is out of range\" in {message}"
+    );
     assert!(
         message.ends_with("and 1181 more: 1 error, 1200 warnings in all"),
-        "{message}"
+        "does not end with `and 1181 more: 1 error, 1200 warnings in all`: {message}"
     );
 }
 
-/// The renderer gets only the lines of the finding, and prints the line numbers of the whole file.
+/// The renderer receives only the lines of the finding, but prints line numbers of the whole file.
 #[test]
 fn finding_far_down_in_a_file_is_shown_with_its_line() {
     let mut text = "# a comment\n".repeat(5000);
@@ -259,7 +272,7 @@ fn finding_far_down_in_a_file_is_shown_with_its_line() {
     }
     assert!(
         !message.contains("# end") && !message.contains("[[service]]\n"),
-        "{message}"
+        "unexpected `# end` or unexpected `[[service]]` in {message}"
     );
 }
 
@@ -273,11 +286,14 @@ fn errors_are_shown_before_warnings() {
     }
     text.push_str("check = { type = \"tcp\", rise = 0 }\n");
     let message = errors(&text);
-    assert!(message.contains("`rise` is out of range"), "{message}");
+    assert!(
+        message.contains("`rise` is out of range"),
+        "no \"`rise` is out of range\" in {message}"
+    );
     assert_eq!(message.matches("warning: ").count(), 19);
     assert!(
         message.contains("and 10 more: 1 error, 29 warnings in all"),
-        "{message}"
+        "no `and 10 more: 1 error, 29 warnings in all` in {message}"
     );
 }
 
@@ -340,7 +356,7 @@ fn loopback_server_causes_warning_unless_proxied() {
     }
 }
 
-/// The parser reports the start of a key with too many parts; its end is far away.
+/// The parser reports the start of a key with too many parts, far from its end.
 #[test]
 fn error_with_a_distant_cause_is_reported() {
     let long = ["a"; 100_000].join(".");

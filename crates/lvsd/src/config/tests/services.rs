@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A service with one server and a check, unless `keys` contain another check.
+/// A service with one server and a check, unless `keys` contains another check.
 fn checked(keys: &str, top: &str) -> String {
     let check = match keys.contains("check = ") {
         true => "",
@@ -13,7 +13,7 @@ fn checked(keys: &str, top: &str) -> String {
     )
 }
 
-/// All services have the same defaults, and a combination that harms clients causes a warning.
+/// All services have the same defaults. A combination that harms clients causes a warning.
 #[test]
 fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
     let persistence = "persistence = { timeout = \"6m\" }";
@@ -38,7 +38,8 @@ fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
         ("on_server_down = \"reset\"\ncheck = \"none\"", "", &[]),
     ] {
         let text = checked(keys, top);
-        let (config, report) = Config::from_toml("test.toml", &text).expect("only warnings");
+        let (config, report) =
+            Config::from_toml("test.toml", &text).expect("the file has only warnings");
         let service = &config.services[0];
         assert_eq!(service.on_check_failure, OnCheckFailure::Quiesce, "{keys}");
         assert_eq!(service.drain.as_secs(), 30, "{keys}");
@@ -57,7 +58,10 @@ fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
         assert_eq!(report(&checked(keys, "")).to_string(), "", "{keys}");
     }
     let message = errors(&checked("drain = \"2d\"", ""));
-    assert!(message.contains("`drain` is out of range"), "{message}");
+    assert!(
+        message.contains("`drain` is out of range"),
+        "no \"`drain` is out of range\" in {message}"
+    );
 }
 
 #[test]
@@ -159,11 +163,11 @@ fn settings_that_kernel_ipvs_lacks_are_parsed() {
 
     let text =
         file("forward = \"nat\"\non_check_failure = \"quiesce\"\non_server_down = \"reschedule\"");
-    let (_, warnings) = Config::from_toml("test.toml", &text).expect("only a warning");
+    let (_, warnings) = Config::from_toml("test.toml", &text).expect("the file has only a warning");
     let message = warnings.to_string();
     assert!(
         message.contains("`on_server_down` then has no effect"),
-        "{message}"
+        "no \"`on_server_down` then has no effect\" in {message}"
     );
 
     for (service, expected) in [
@@ -189,10 +193,13 @@ fn settings_that_kernel_ipvs_lacks_are_parsed() {
         ),
     ] {
         let message = errors(&file(service));
-        assert!(message.contains(expected), "{message}");
+        assert!(message.contains(expected), "no {expected:?} in {message}");
     }
     let message = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
-    assert!(message.contains("did you mean \"reset\"?"), "{message}");
+    assert!(
+        message.contains("did you mean \"reset\"?"),
+        "no `did you mean \"reset\"?` in {message}"
+    );
 }
 
 #[test]
@@ -204,11 +211,14 @@ fn file_without_service_causes_warning() {
         let message = warnings.to_string();
         assert!(
             message.contains("warning: there is no [[service]]"),
-            "{message}"
+            "no `warning: there is no [[service]]` in {message}"
         );
-        assert!(message.contains("test.toml:1:1"), "{message}");
+        assert!(
+            message.contains("test.toml:1:1"),
+            "no `test.toml:1:1` in {message}"
+        );
     }
-    // The services are in etcd.
+    // A file without services is valid if etcd contains them.
     let text = "[cluster]\netcd = \"http://10.0.0.5:2379\"\n";
     let (_, warnings) = Config::from_toml("test.toml", text).expect("the setting is allowed");
     assert_eq!(warnings.to_string(), "");
@@ -249,11 +259,11 @@ fn defaults_apply_to_services_without_their_own_keys() {
     assert_eq!((http.quorum.up, mail.quorum.up), (2, 1));
     assert_eq!(mail.config.scheduler, "wlc");
 
-    // An error is reported once, for any number of services with it.
+    // An error in `[defaults]` is reported once for all services.
     let wrong = text
         .replace("\"tcp\"", "\"tpc\"")
         .replace("10.0.0.12", "10.0.0.912");
-    let report = Config::from_toml("test.toml", &wrong).expect_err("wrong");
+    let report = Config::from_toml("test.toml", &wrong).expect_err("the invalid file is accepted");
     assert_eq!(report.errors(), 2, "{report}");
 }
 
@@ -282,7 +292,7 @@ fn quorum_and_sorry_keys_are_checked() {
     }
 }
 
-/// A sorry server is not checked, so a check of the service does not require a port for it.
+/// lvsd does not check a sorry server, which therefore needs no port for the check.
 #[test]
 fn sorry_server_without_port_needs_no_port_for_the_check() {
     let config = load(

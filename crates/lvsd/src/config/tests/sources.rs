@@ -1,4 +1,4 @@
-//! `discover`, `[dns]`, `[cluster]` and `[kubernetes]`.
+//! The keys of `discover`, `[dns]`, `[cluster]` and `[kubernetes]`.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -72,11 +72,10 @@ fn source_examples_are_valid_and_match_the_pages() {
             Config::from_toml("example.toml", example).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(config.services.len(), services);
         assert_eq!(report.findings.len(), 0, "{report}");
-        let (_, text) = example.split_once('\n').expect("a comment first");
-        assert!(
-            page.contains(text),
-            "the page prints another file: {example}"
-        );
+        let (_, text) = example
+            .split_once('\n')
+            .expect("the example begins with a comment");
+        assert!(page.contains(text), "the page does not contain {example}");
     }
 }
 
@@ -90,7 +89,8 @@ fn dns_names_above_the_limit_are_refused() {
     };
     let text = |names: usize| (0..names).map(service).collect::<String>();
     assert!(Config::from_toml("test.toml", &text(1024)).is_ok());
-    let report = Config::from_toml("test.toml", &text(1025)).expect_err("too many");
+    let report =
+        Config::from_toml("test.toml", &text(1025)).expect_err("too many names are accepted");
     assert!(report.to_string().contains("1025 names"), "{report}");
 }
 
@@ -246,7 +246,7 @@ fn kubernetes_valid_keys_are_parsed() {
     ] {
         assert!(report.to_string().contains(words), "{report}");
     }
-    // The services come from the API server.
+    // A file without services is valid, because they come from the API server.
     assert!(
         !report.to_string().contains("nothing is balanced"),
         "{report}"

@@ -10,12 +10,12 @@ use crate::convert::service::port;
 #[derive(Debug, Default)]
 pub(super) struct Group {
     pub(super) addresses: Vec<(IpAddr, u16)>,
-    /// Marks, and their address family if the group sets it.
+    /// Marks; the flag is true for IPv6, and `None` if the group sets no address family.
     pub(super) marks: Vec<(u32, Option<bool>)>,
     pub(super) lost: Vec<String>,
 }
 
-/// The address family that a keyword sets: true for IPv6.
+/// The address family that a keyword sets; true for IPv6.
 pub(super) fn family(word: &str) -> Option<bool> {
     match word {
         "inet" => Some(false),
@@ -24,8 +24,8 @@ pub(super) fn family(word: &str) -> Option<bool> {
     }
 }
 
-/// The addresses and marks of a group, up to the limit `room`: each mark is a service with a copy
-/// of `servers`.
+/// Reads the addresses and marks of a group, up to the limit `room`. Each mark counts with all of
+/// its `servers`, because it becomes a service with a copy of them.
 pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
     let mut group = Group::default();
     let full = format!(
@@ -67,7 +67,7 @@ pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
 }
 
 /// Parses a range of addresses: `192.0.2.1`, `192.0.2.1-10`, `192.0.2.1-192.0.3.9`, `192.0.2.8/29`,
-/// and the same in IPv6 (`2001:db8::1-a`). Returns the first address and the number of addresses.
+/// and the same for IPv6 (`2001:db8::1-a`). Returns the first address and the number of addresses.
 pub(in crate::convert) fn range(text: &str) -> Option<(IpAddr, usize)> {
     if let Some((first, length)) = text.split_once('/') {
         let (first, length): (IpAddr, u32) = (first.parse().ok()?, length.parse().ok()?);
@@ -76,7 +76,7 @@ pub(in crate::convert) fn range(text: &str) -> Option<(IpAddr, usize)> {
             IpAddr::V6(ip) => (u128::from(ip), 128),
         };
         let count = 1_u128.checked_shl(bits.checked_sub(length)?)?;
-        // keepalived also skips an address within the network.
+        // keepalived also refuses a network address with host bits.
         return (number & (count - 1) == 0).then_some((first, amount(count)));
     }
     let Some((first, last)) = text.split_once('-') else {
@@ -100,13 +100,12 @@ pub(in crate::convert) fn range(text: &str) -> Option<(IpAddr, usize)> {
     Some((first, amount(more.checked_add(1)?)))
 }
 
-/// Converts a number of addresses; a number that is too large becomes the maximum of the type,
-/// which exceeds the limit.
+/// Converts a number of addresses, limited to the maximum of the type.
 fn amount(count: u128) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 
-/// Addresses from `first` on; the caller checks that they exist.
+/// The `count` addresses from `first` on. The caller has checked that they exist.
 pub(in crate::convert) fn following(first: IpAddr, count: usize) -> impl Iterator<Item = IpAddr> {
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     (0..count).map(move |n| match first {

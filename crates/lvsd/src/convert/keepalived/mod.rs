@@ -1,5 +1,4 @@
-//! keepalived's configuration file, split into words and blocks, from which the virtual servers are
-//! converted.
+//! Converts the virtual servers of keepalived's configuration file.
 
 mod group;
 mod outside;
@@ -45,7 +44,7 @@ pub(super) fn read(name: &str, text: &str, options: &Options<'_>) -> Result<Read
         }
     }
     let outside = outside::settings(&items, &mut read.lost);
-    // The number of addresses that groups may still expand to, in the whole file.
+    // Number of addresses that groups may still contain, in the whole file.
     let mut room = ADDRESSES_MAX;
     for item in items.iter().filter(|item| item.name() == "virtual_server") {
         match virtual_server::convert(item, &groups, &vrrp, &outside, &mut room) {
@@ -75,12 +74,11 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
         .collect()
 }
 
-/// The reason for a statement that keepalived does not read.
+/// The reason why keepalived ignores a statement.
 const BEHIND: &str =
     "keepalived ignores text after another statement in the same line; lvsd reads it";
 
-/// Keywords that begin a new statement if they follow another one in the same line of a virtual
-/// server.
+/// Keywords of a virtual server that begin a new statement even within a line.
 const KEYWORDS: [&str; 38] = [
     "TCP_CHECK",
     "HTTP_GET",
@@ -134,11 +132,10 @@ fn begins(first: &str, word: &Word) -> bool {
 }
 
 fn items(source: &mut Source) -> Result<Vec<Item>, String> {
-    /// A block that is open.
     #[derive(Default)]
     struct Open {
         items: Vec<Item>,
-        /// The words of the statement that has the block.
+        /// Words of the statement to which the block belongs.
         words: Vec<Word>,
         line: usize,
     }
@@ -154,7 +151,7 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
     let mut inner = Open::default();
     let mut words: Vec<Word> = Vec::new();
     let mut first = 0;
-    // The statement follows another statement on the same line.
+    // Whether the statement follows another one on the same line.
     let mut behind = false;
     let mut lost = Vec::new();
     let mut pass = |item: &Item, behind: &mut bool| {
@@ -188,7 +185,7 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
             Token::Open => {
                 behind = false;
                 if words.is_empty() {
-                    // The brace is in a line of its own.
+                    // The brace is on a separate line.
                     let before = inner.items.pop().filter(|item| item.block.is_none());
                     let Some(item) = before else {
                         return Err(format!("{}: a block without a name", place(line)));

@@ -1,5 +1,5 @@
-//! Statements outside of virtual servers that apply to virtual servers: global settings,
-//! certificates, addresses of full NAT.
+//! Statements outside of virtual servers that concern them: global settings, certificates, local
+//! addresses of full NAT.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use super::group::{following, range};
 use crate::convert::item::{Item, is_on};
 use crate::convert::{ADDRESSES_MAX, Service};
 
-/// Top-level statements that remain in keepalived's file.
+/// Top-level statements that keepalived continues to use.
 const KEPT: [&str; 23] = [
     "global_defs",
     "static_ipaddress",
@@ -35,7 +35,7 @@ const KEPT: [&str; 23] = [
     "include_check",
 ];
 
-/// Statements at top level that are converted, or are about virtual servers only.
+/// Top-level statements that are converted, or that concern only virtual servers.
 const TAKEN: [&str; 4] = [
     "virtual_server",
     "virtual_server_group",
@@ -43,7 +43,7 @@ const TAKEN: [&str; 4] = [
     "local_address_group",
 ];
 
-/// Statements of `global_defs` that only concern virtual servers: keepalived needs IPVS for them.
+/// Statements in `global_defs` that concern only virtual servers. keepalived needs IPVS for them.
 const TAKEN_GLOBALS: [&str; 6] = [
     "lvs_sync_daemon",
     "lvs_timeouts",
@@ -53,8 +53,7 @@ const TAKEN_GLOBALS: [&str; 6] = [
     "lvs_notify_fifo_script",
 ];
 
-/// Whether a statement is removed from keepalived's file. `depth` is the number of enclosing
-/// blocks.
+/// Whether a statement at this depth of blocks is removed from keepalived's file.
 pub(super) fn is_taken(item: &Item, depth: usize) -> bool {
     let words: &[&str] = match depth {
         0 => &TAKEN,
@@ -64,23 +63,22 @@ pub(super) fn is_taken(item: &Item, depth: usize) -> bool {
     words.contains(&item.name())
 }
 
-/// Settings for all virtual servers.
+/// Settings that apply to all virtual servers.
 #[derive(Debug, Default)]
 pub(super) struct Outside {
-    /// The user that runs check scripts.
+    /// User of check scripts.
     pub(super) script_user: Option<String>,
-    /// Addresses of full NAT, by the name of their group.
+    /// Local addresses of full NAT by group.
     local: HashMap<String, Vec<IpAddr>>,
 }
 
 impl Outside {
-    /// The addresses of a group, if there are any.
     pub(super) fn local_group(&self, name: &str) -> Option<&[IpAddr]> {
         let addresses = self.local.get(name)?;
         (!addresses.is_empty()).then_some(addresses.as_slice())
     }
 
-    /// The addresses of all groups that services use.
+    /// Local addresses of all groups that services use.
     pub(super) fn local_addresses(&self, services: &[Service]) -> Vec<IpAddr> {
         let mut all: Vec<IpAddr> = services
             .iter()
@@ -168,7 +166,7 @@ fn globals(item: &Item, outside: &mut Outside, lost: &mut Vec<String>) {
     }
 }
 
-/// Converts a line of `SSL`.
+/// Describes a line of `SSL`, which is not converted.
 fn certificate(item: &Item) -> String {
     item.lost_of(
         "SSL",

@@ -1,21 +1,21 @@
-//! Selects the lines that remain in keepalived's file: all except those of virtual servers.
+//! Selects the lines that keepalived continues to use: all except those of virtual servers.
 
 use super::outside::is_taken;
 use super::source::Source;
 use crate::convert::item::{Item, shown};
 use crate::convert::words::without_comment;
 
-/// The decision whether a line remains in keepalived's file.
+/// Whether a line remains in keepalived's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fate {
     taken: bool,
-    /// Whether some of its words remain in keepalived's file.
+    /// Whether some words of the line remain.
     kept: bool,
-    /// Whether the statement is within a block that remains.
+    /// Whether the line is within a block that remains.
     within: bool,
 }
 
-/// The file for keepalived.
+/// Returns the remaining file for keepalived.
 pub(super) fn write(source: &Source, items: &[Item], lost: &mut Vec<String>) -> String {
     let kept = |item: &Item| !item.name().is_empty() && !is_taken(item, 0);
     if !items.iter().any(kept) {
@@ -46,7 +46,7 @@ pub(super) fn write(source: &Source, items: &[Item], lost: &mut Vec<String>) -> 
     text
 }
 
-/// Marks the lines of a statement.
+/// Sets the fates of a statement's lines.
 fn mark(item: &Item, depth: usize, fates: &mut [Fate]) {
     let (first, last) = item.lines;
     if is_taken(item, depth) {
@@ -88,8 +88,8 @@ fn needs_definitions(source: &Source, fates: &[Fate]) -> bool {
             .any(|(line, _)| used(&line.text))
 }
 
-/// Copies lines. An include stays unless some of its lines are omitted: then the remaining lines
-/// replace the include. A comment outside of blocks is copied with the line below it.
+/// Copies the remaining lines. An `include` is copied if all of its lines remain; otherwise its
+/// remaining lines replace it. A comment outside of blocks is copied if the line below it is.
 fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &mut String) {
     let mut at = range.start;
     let mut comments = String::new();
@@ -113,7 +113,7 @@ fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &m
             text.push('\n');
         } else if bare.is_empty() && !fate.within && !line.continues {
             let empty = line.text.trim().is_empty();
-            // Removed blocks leave one empty line.
+            // Each removed block leaves at most one empty line.
             if empty && !text.is_empty() && !text.ends_with("\n\n") {
                 text.push('\n');
             }
@@ -130,7 +130,7 @@ fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &m
     }
 }
 
-/// Writes a statement again.
+/// Formats a statement without copying its lines.
 fn anew(item: &Item, depth: usize, text: &mut String) {
     if is_taken(item, depth) {
         return;

@@ -1,5 +1,5 @@
-//! The lines of keepalived's file and of its included files, as keepalived reads them: lines for
-//! some hosts, definitions (`$NAME=`), sequences and lists (`~SEQ`, `~LST`).
+//! Reads keepalived's file with its includes like keepalived: lines for some hosts (`@ID`),
+//! definitions (`$NAME=`), sequences and lists (`~SEQ`, `~LST`).
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -11,12 +11,11 @@ use crate::convert::{INCLUDES_MAX, LENGTH_MAX, Options, without_mark};
 
 /// Maximum depth of nested blocks, and of nested includes.
 pub(super) const DEPTH_MAX: usize = 32;
-/// The longest line that macros make, in bytes.
+/// Maximum length of a line with expanded macros, in bytes.
 const LINE_MAX: usize = 65_536;
 /// Maximum depth of macros that contain other macros.
 const MACROS_DEPTH_MAX: usize = 64;
-/// Cost of a generated line in addition to its length, so that the number of empty lines is
-/// limited, too.
+/// Cost of a generated line in addition to its length, which also limits the number of empty lines.
 const LINE_COST: u64 = 16;
 
 /// A line of a file.
@@ -24,20 +23,20 @@ const LINE_COST: u64 = 16;
 pub(super) struct Physical {
     pub(super) text: String,
     pub(super) at: SourcePlace,
-    /// Depth of includes of the line.
+    /// Number of includes around the line.
     pub(super) depth: usize,
     /// Whether the line is an `include`. The included lines follow it.
     pub(super) include: bool,
-    /// The name of the macro that the line defines.
+    /// Name of the macro that the line defines.
     pub(super) defines: Option<String>,
-    /// Whether the line is for some hosts only.
+    /// Whether the line is only for some hosts (`@ID`).
     pub(super) conditional: bool,
     /// Whether a definition continues on the next line.
     pub(super) continues: bool,
 }
 
 impl Physical {
-    /// An include statement of an included file, rewritten for the directory of the main file.
+    /// Rewrites the `include` of an included file for the directory of the main file.
     pub(super) fn included_from_elsewhere(&self) -> String {
         let line = words::without_comment(&self.text).trim();
         let word = line.split_whitespace().next().unwrap_or_default();
@@ -58,15 +57,14 @@ pub(super) enum Token {
     Word(Word),
     Open,
     Close,
-    /// The end of a line.
     End,
 }
 
-/// A file with its includes, as physical lines and as tokens.
+/// A file with its includes, as lines and as tokens.
 #[derive(Debug, Default)]
 pub(super) struct Source {
     pub(super) lines: Vec<Physical>,
-    /// The tokens, each with its line number in `lines`.
+    /// Tokens, each with the index of its line in `lines`.
     pub(super) tokens: Vec<(Token, usize)>,
     pub(super) lost: Vec<String>,
 }
@@ -80,15 +78,15 @@ enum Work {
 pub(super) struct Reader<'a> {
     options: &'a Options<'a>,
     source: Source,
-    /// The files that are being read, each included by the previous one.
+    /// Files that are being read; each includes the next one.
     open: Vec<String>,
     included: usize,
     macros: HashMap<String, String>,
-    /// Macros that are defined by lines for some hosts, and their positions.
+    /// Macros that are defined only for some hosts, with their positions.
     conditional: HashMap<String, SourcePlace>,
-    /// Number of bytes of files and of expanded macros so far.
+    /// Number of bytes read and expanded so far.
     written: u64,
-    /// Number of open blocks, and the name of the outermost block.
+    /// Number of open blocks, and name of the outermost one.
     depth: usize,
     top: String,
     reported: HashSet<&'static str>,
@@ -220,7 +218,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads a line: a definition can have further lines after the first `\n`.
+    /// Reads a line. A definition continues on further lines after its first `\n`.
     fn line(&mut self, line: String, index: usize, at: &SourcePlace) -> Result<(), String> {
         let mut work = vec![Work::Line(line, 0)];
         while let Some(next) = work.pop() {
@@ -241,7 +239,7 @@ impl<'a> Reader<'a> {
             }
             if let Some((name, value)) = defined(text) {
                 let value = value.trim_start_matches([' ', '\t']);
-                // Most definitions of several lines have no value after the name.
+                // Definitions of several lines usually begin on the line after the name.
                 let value = value.strip_prefix('\n').unwrap_or(value);
                 self.conditional.remove(name);
                 self.macros.insert(name.to_owned(), value.to_owned());
@@ -280,7 +278,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Whether a line that begins with `@` applies to the host of this configuration.
+    /// Whether a line with `@` applies to the configured host.
     fn is_for_this_host(
         &mut self,
         id: &str,
@@ -324,8 +322,8 @@ impl<'a> Reader<'a> {
         Ok(false)
     }
 
-    /// Repeats the line of `~SEQ(VAR, FIRST, STEP, LAST) LINE` or `~LST(VAR, VALUE, ...) LINE` for
-    /// each value.
+    /// Repeats the line after `~SEQ(VAR, FIRST, STEP, LAST)` or `~LST(VAR, VALUE, ...)` for each
+    /// value.
     fn repeat(
         &mut self,
         text: &str,
@@ -395,7 +393,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Replaces the macros in a text once; `None` if there are none.
+    /// Replaces each macro in a text once; `None` without macros.
     fn replace(&mut self, text: &str, at: &SourcePlace) -> Result<Option<String>, String> {
         let mut made = String::new();
         let mut rest = text;
@@ -513,7 +511,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The pattern of an `include` and its variants.
+/// Pattern of an `include` statement or one of its variants.
 fn included(line: &str) -> Option<String> {
     let (word, rest) = line.split_once(char::is_whitespace)?;
     let known = [
@@ -529,7 +527,7 @@ fn included(line: &str) -> Option<String> {
         .then(|| pattern.unwrap_or_default().to_owned())
 }
 
-/// The line without the backslash at its end; `None` if it has none.
+/// The line without its final backslash; `None` without one.
 fn continued(line: &str) -> Option<&str> {
     line.trim_end().strip_suffix('\\')
 }
@@ -546,8 +544,8 @@ fn is_name(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The name of the macro with which a text begins, and the text after it: `${NAME}`, or `$NAME`
-/// before whitespace, a comma, a closing parenthesis or the end.
+/// The macro name at the start of a text, and the rest: `${NAME}`, or `$NAME` before whitespace, a
+/// comma, a closing parenthesis or the end.
 fn name(text: &str) -> Option<(&str, &str)> {
     let text = text.strip_prefix('$')?;
     if let Some(inner) = text.strip_prefix('{') {
@@ -564,7 +562,7 @@ fn name(text: &str) -> Option<(&str, &str)> {
     (ends && is_name(name)).then_some((name, rest))
 }
 
-/// The name of the macro that a sequence sets, and the first value, the step and the last value.
+/// Macro name, first value, step and last value of a sequence.
 fn sequence(text: &str) -> Option<(String, i64, i64, i64)> {
     let mut words = text.split(',').map(str::trim);
     let name = words.next().filter(|name| is_name(name))?.to_owned();
@@ -597,7 +595,7 @@ fn integer(text: &str) -> Option<i64> {
     number.ok()?.checked_mul(sign)
 }
 
-/// The names of a list with each of their values.
+/// For each repetition of a list, the macro names with their values.
 fn list(text: &str) -> Option<Vec<Vec<(String, String)>>> {
     let mut groups = groups(text)?.into_iter();
     let names = groups.next()?;
@@ -612,7 +610,7 @@ fn list(text: &str) -> Option<Vec<Vec<(String, String)>>> {
         .collect()
 }
 
-/// Splits a list of words and groups of words: `a, {b, c}` becomes `[a]` and `[b, c]`.
+/// Splits a list of words and groups: `a, {b, c}` becomes `[a]` and `[b, c]`.
 fn groups(text: &str) -> Option<Vec<Vec<String>>> {
     let mut all = Vec::new();
     let mut rest = text.trim();

@@ -10,7 +10,7 @@ use crate::convert::item::{Item, is_on};
 use crate::convert::service::{Keys, Server, Service, Sorry};
 use crate::convert::service::{bare, endpoint, is_mask, port, quote, scheduler};
 
-/// Statements of which keepalived reads only one value.
+/// Statements of which keepalived uses only one value.
 const ONE_VALUE: [&str; 14] = [
     "lb_algo",
     "lvs_sched",
@@ -28,10 +28,10 @@ const ONE_VALUE: [&str; 14] = [
     "delay_before_retry",
 ];
 
-/// The longest persistence of keepalived, in seconds.
+/// Maximum persistence of keepalived in seconds.
 const PERSISTENCE_MAX: u64 = 31 * 86_400;
 
-/// The message about words that keepalived ignores.
+/// Message about words that keepalived ignores.
 fn passed_over(item: &Item) -> Option<String> {
     (ONE_VALUE.contains(&item.name()) && item.len() > 2).then(|| {
         let why = format!("keepalived ignores `{}`", item.rest(2));
@@ -112,7 +112,7 @@ pub(super) fn convert(
         for key in ["protocol", "vip"] {
             one.keys.remove(key);
         }
-        // With a mark, keepalived does not change the port, whatever the port of the server is.
+        // With a mark, keepalived ignores the servers' ports.
         for server in &mut one.servers {
             server.take_port();
         }
@@ -122,7 +122,7 @@ pub(super) fn convert(
     Ok(services)
 }
 
-/// The addresses and marks of a virtual server.
+/// Addresses and marks of a virtual server.
 fn target(item: &Item, groups: &HashMap<&str, &Item>, room: &mut usize) -> Result<Group, String> {
     match item.word(1) {
         "group" => {
@@ -158,7 +158,7 @@ fn target(item: &Item, groups: &HashMap<&str, &Item>, room: &mut usize) -> Resul
     }
 }
 
-/// The scheduler to which a flag applies.
+/// Scheduler to which a flag applies.
 fn scheduler_of(flag: &str) -> &'static str {
     match flag.starts_with("mh-") {
         true => "mh",
@@ -166,17 +166,16 @@ fn scheduler_of(flag: &str) -> &'static str {
     }
 }
 
-/// A forwarding method with its tunnel.
 struct Method {
     forward: &'static str,
-    /// The tunnel; `None` if the tunnel of the enclosing block applies.
+    /// The tunnel; `None` for that of the enclosing block.
     tunnel: Option<String>,
 }
 
-/// Reads a tunnel, whose words begin at `at`.
+/// Converts a tunnel, whose words begin at index `at`.
 ///
 /// # Errors
-/// keepalived refuses one of the words; the text is the reason.
+/// keepalived refuses a word; the text is the reason.
 fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
     let (mut kind, mut port, mut checksum) = ("ipip", None, None);
     while at < item.len() {
@@ -216,8 +215,8 @@ fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
 }
 
 impl Method {
-    /// Parses `NAT`, `TUN type gue port 6080 csum`; `from` is the index of the method among the
-    /// words. The reasons why words are not converted are added to `lost`.
+    /// Parses `NAT` or `TUN type gue port 6080 csum`, from word `from` on. Adds messages about
+    /// unconverted words to `lost`.
     fn parse(item: &Item, from: usize, lost: &mut Vec<String>) -> Option<Self> {
         let forward = match item.word(from) {
             "NAT" => "nat",
@@ -248,7 +247,7 @@ impl Method {
         })
     }
 
-    /// Sets the keys, except those that the enclosing block sets to the same values.
+    /// Sets the keys of the method that differ from the enclosing block's.
     fn set(self, keys: &mut Keys, around: Option<&Keys>) {
         keys.insert("forward", quote(self.forward));
         let Some(tunnel) = self.tunnel else {
@@ -264,20 +263,20 @@ impl Method {
     }
 }
 
-/// Settings of a virtual server that depend on its other settings.
+/// Settings of a virtual server that depend on other settings.
 #[derive(Clone, Debug, Default)]
 struct Parts {
     family: Option<bool>,
-    /// Seconds of persistence; 0 for none.
+    /// Persistence in seconds; 0 for none.
     timeout: Option<u64>,
-    /// The netmask of persistence, and its position.
+    /// Netmask of persistence, and its statement.
     granularity: Option<(String, Item)>,
     engine: Option<String>,
     one_packet: Option<Item>,
 }
 
 impl Parts {
-    /// The address family of a mark without a family; true for IPv6.
+    /// Guesses the address family of a mark service; true for IPv6.
     fn guessed(&self, service: &Service) -> bool {
         let tunnelled = |keys: &Keys| {
             let own = keys.get("forward").or(service.keys.get("forward"));
@@ -298,8 +297,8 @@ impl Parts {
         !all.is_empty() && all.iter().all(|(six, _)| *six)
     }
 
-    /// Writes the settings for a service of this family, and omits servers of the other family,
-    /// which require tunnels.
+    /// Completes a service of this address family. Omits servers of the other family unless they
+    /// use tunnels.
     fn finish(&self, service: &mut Service, six: bool) {
         if let Some(item) = &self.one_packet {
             let udp = service
@@ -539,7 +538,7 @@ fn full_nat(item: &Item, outside: &Outside, service: &mut Service) {
     }
 }
 
-/// Sets `on_check_failure`, which applies to all servers of a service.
+/// Sets `on_check_failure` of a service from the settings of its servers.
 fn on_check_failure(service: &mut Service, inhibit: bool) {
     let all_inhibit = inhibit
         || (!service.servers.is_empty() && service.servers.iter().all(|s| s.inhibit.is_some()));
@@ -558,7 +557,7 @@ fn on_check_failure(service: &mut Service, inhibit: bool) {
     );
 }
 
-/// The number at the beginning of a word; 0 if the word does not begin with digits.
+/// The number at the start of a word; 0 without digits.
 fn leading(word: &str) -> Option<i32> {
     let word = word.trim_start();
     let end = word
@@ -687,8 +686,8 @@ fn real_server(
     Ok(server)
 }
 
-/// Sets the check of a server. keepalived requires that all checks of a server succeed. lvsd has
-/// one check for each server; the most thorough check is converted.
+/// Sets the check of a server. keepalived requires all checks of a server to succeed; lvsd has one
+/// check for each, so that the deepest is converted.
 fn add_check(server: &mut Server, check: Check, item: &Item) {
     let other = if server.check.is_empty() || checks::depth(&check) > checks::depth(&server.check) {
         std::mem::replace(&mut server.check, check)

@@ -1,5 +1,4 @@
-//! Builds DNS queries, and selects from answers the records that answer the query (with
-//! simple-dns).
+//! Builds DNS queries, and selects the records that answer them (with simple-dns).
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -9,15 +8,13 @@ use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE
 
 use super::name_of;
 
-/// Maximum length in bytes of an answer in a datagram: every network transmits such a datagram
-/// without fragmentation.
+/// Maximum length of an answer over UDP in bytes, which all networks transmit unfragmented.
 pub(super) const DATAGRAM_MAX: u16 = 1232;
-/// Maximum number of examined records of an answer.
+/// Maximum number of records of an answer that are read.
 const RECORDS_MAX: usize = 4096;
-/// Maximum length of the chain of aliases from the requested name to the name with the records.
+/// Maximum number of CNAME records between the queried name and its records.
 const CHAIN_MAX: usize = 16;
 
-/// The type of the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecordKind {
     A,
@@ -35,7 +32,6 @@ impl RecordKind {
     }
 }
 
-/// A record of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Data {
     Address(IpAddr),
@@ -43,35 +39,33 @@ pub(super) enum Data {
         priority: u16,
         weight: u16,
         port: u16,
-        /// The target in lower case, without a final dot. An empty target is the root name: the
+        /// Target in lower case without a final dot. An empty target (the root) means that the
         /// service is not available.
         target: String,
     },
 }
 
-/// The content of an answer.
+/// Relevant content of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// The records.
     pub(super) records: Vec<Data>,
-    /// The shortest TTL, in seconds, of the records and of the aliases that lead to them.
+    /// Minimum TTL in seconds of the records and of the CNAME records before them.
     pub(super) ttl: u32,
 }
 
-/// The result of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Came {
-    /// An answer; without records, if the name has none.
+    /// A valid answer; without records if the name has none.
     Answer(Answer),
-    /// The answer is truncated: repeat the request over TCP.
+    /// A truncated answer: repeat the query over TCP.
     Cut,
-    /// An answer to another query, or from another sender.
+    /// A message that does not answer the query.
     Strange,
-    /// The name server has no answer, or refuses the query.
+    /// The name server refuses the query, or has failed.
     Refused(&'static str),
 }
 
-/// A question with the recursion flag.
+/// Builds a query with recursion desired.
 pub(super) fn question(id: u16, name: &str, kind: RecordKind) -> Result<Vec<u8>, String> {
     let wrong = |error: simple_dns::SimpleDnsError| error.to_string();
     let mut packet = Packet::new_query(id);
@@ -89,7 +83,7 @@ pub(super) fn question(id: u16, name: &str, kind: RecordKind) -> Result<Vec<u8>,
     packet.build_bytes_vec().map_err(wrong)
 }
 
-/// Reads an answer to the query with `id`, `name` and `kind`.
+/// Parses an answer to the query with this `id`, `name` and `kind`.
 pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came {
     // A truncated answer may end anywhere: its header has the TC flag.
     let cut = bytes.get(2).is_some_and(|flags| flags & 0x02 != 0);
@@ -111,7 +105,7 @@ pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came 
     };
     match packet.questions.as_slice() {
         [question] if asked(question) => {}
-        // Some name servers omit the question when they refuse it.
+        // Some name servers omit the question in a refusal.
         [] if packet.rcode() != RCODE::NoError => {}
         _ => return Came::Strange,
     }
@@ -129,7 +123,7 @@ pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came 
     }
 }
 
-/// The records of `name`, or of its canonical name.
+/// Selects the records of `name`, or of its canonical name.
 fn answer(packet: &Packet<'_>, name: &str, kind: RecordKind) -> Answer {
     let mut answer = Answer {
         records: Vec::new(),
@@ -177,8 +171,8 @@ fn answer(packet: &Packet<'_>, name: &str, kind: RecordKind) -> Answer {
     answer
 }
 
-/// A name in lower case without a final dot; `None` if it has characters that no host name has. The
-/// root name is empty.
+/// A name in lower case without a final dot; `None` if it contains characters that host names must
+/// not contain. The root name is empty.
 fn plain(name: &Name<'_>) -> Option<String> {
     let text = name.to_string();
     match text.as_str() {
@@ -195,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    /// An answer to the question with the id 7.
+    /// An answer to the query with id 7.
     fn reply(records: &[(&str, u32, RData<'static>)]) -> Vec<u8> {
         let asked = question(7, "www.example.org", RecordKind::A).unwrap();
         let mut packet = Packet::parse(&asked).unwrap().into_reply();
@@ -252,7 +246,11 @@ mod tests {
             Came::Strange
         );
         let asked = question(7, "www.example.org", RecordKind::A).unwrap();
-        assert_eq!(www(&asked), Came::Strange, "a question");
+        assert_eq!(
+            www(&asked),
+            Came::Strange,
+            "a query is accepted as an answer"
+        );
         let mut cut = good.clone();
         cut[2] |= 2;
         assert_eq!(www(&cut), Came::Cut);
@@ -271,13 +269,13 @@ mod tests {
             ("a.example.org", 5, to("www.example.org")),
         ]);
         let Came::Answer(answer) = www(&bytes) else {
-            panic!("no answer")
+            panic!("not an answer")
         };
         assert!(answer.records.is_empty());
     }
 
     proptest! {
-        /// Any bytes are accepted or refused; an accepted message has no more records than bytes.
+        /// An accepted message has at most as many records as bytes.
         #[test]
         fn dns_parser_does_not_panic_on_any_bytes(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), at in any::<bool>()) {
             if at && bytes.len() > 2 {
@@ -286,7 +284,7 @@ mod tests {
             let _ = www(&bytes);
         }
 
-        /// A valid answer with changed bytes is refused, without a panic.
+        /// The bytes of a valid answer are changed.
         #[test]
         fn damaged_dns_answers_are_refused(changes in proptest::collection::vec((2usize..200, any::<u8>()), 0..8), end in 0usize..200) {
             let srv = RData::SRV(SRV { priority: 1, weight: 2, port: 3, target: Name::new("a.example.org").unwrap() });

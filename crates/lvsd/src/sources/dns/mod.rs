@@ -1,5 +1,5 @@
-//! Servers by DNS: lvsd resolves each name again after its TTL, and uses an answer until the next
-//! one.
+//! Servers from DNS. lvsd resolves each name again after its TTL; until a new answer arrives, the
+//! last one applies.
 
 mod message;
 mod resolver;
@@ -15,7 +15,7 @@ use crate::sources::Lookups;
 /// Maximum number of names that are looked up.
 pub(crate) const NAMES_MAX: usize = 1024;
 
-/// A name for a query, in lower case and without a dot at its end; `None` if it is invalid.
+/// Converts a text to a name for queries: lower case, without a final dot; `None` if it is invalid.
 pub(crate) fn name_of(text: &str) -> Option<String> {
     let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
     let label = |label: &str| {
@@ -25,7 +25,7 @@ pub(crate) fn name_of(text: &str) -> Option<String> {
     (name.len() <= 253 && name.split('.').all(label)).then_some(name)
 }
 
-/// Whether a name has SRV records, according to its first label.
+/// Whether a name is one of SRV records, according to its first label.
 pub(crate) fn is_srv(name: &str) -> bool {
     name.starts_with('_')
 }
@@ -52,7 +52,7 @@ pub(super) fn follow(name: String, lookups: Lookups, shared: Arc<Shared>) -> Joi
     })
 }
 
-/// Reads any bytes as an answer, for fuzzing.
+/// Parses any bytes as an answer, for fuzzing.
 #[doc(hidden)]
 pub fn fuzz(bytes: &[u8]) {
     let id = bytes

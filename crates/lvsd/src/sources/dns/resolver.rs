@@ -1,5 +1,5 @@
-//! Requests to name servers: over UDP first, each from a port that the kernel chooses, and over TCP
-//! if the answer is too long. The servers are tried one after the other, twice.
+//! Queries name servers over UDP, each from another port, and over TCP if an answer is truncated.
+//! Each server is tried twice.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -12,24 +12,23 @@ use super::message::{self, Answer, Came, DATAGRAM_MAX, Data, RecordKind};
 use crate::sources::Lookups;
 use crate::sources::Record;
 
-/// The file with the host's own name servers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Maximum number of name servers of that file, as in the C library.
+/// Maximum number of name servers in that file, as in the C library.
 const NAME_SERVERS_MAX: usize = 3;
 /// Number of attempts for each name server.
 const ROUNDS: usize = 2;
-/// Maximum number of unrelated datagrams that are ignored.
+/// Maximum number of unrelated datagrams that are ignored while an answer is awaited.
 const STRANGE_MAX: usize = 64;
-/// Maximum number of hosts in the SRV records of a name.
+/// Maximum number of hosts in a name's SRV records.
 const TARGETS_MAX: usize = 256;
-/// Greatest number of servers of a name.
+/// Maximum number of servers of a name.
 pub(crate) const RECORDS_MAX: usize = 1024;
 
-/// Resolves a name: returns its servers in a stable order, and their TTL in seconds.
+/// Resolves a name to a sorted list of servers, and a TTL in seconds.
 ///
 /// # Errors
-/// No name server answers; the text is the reason. A name without any record is an error,
-/// too: a zone that was emptied by mistake must not empty a service.
+/// No name server answers, or the name has no records; the text is the reason. Without the latter,
+/// a zone that was emptied by mistake would empty a service.
 pub(super) async fn look_up(name: &str, lookups: &Lookups) -> Result<(Vec<Record>, u32), String> {
     let servers = match lookups.name_servers.is_empty() {
         false => lookups.name_servers.clone(),
@@ -63,7 +62,7 @@ struct Asker {
 }
 
 impl Asker {
-    /// Resolves an SRV name to its servers: those with the lowest priority.
+    /// Resolves an SRV name to the servers with the lowest priority number.
     async fn services(&self, name: &str) -> Result<(Vec<Record>, u32), String> {
         let answer = self.ask(name, RecordKind::Srv).await?;
         let mut ttl = answer.ttl;
@@ -91,7 +90,7 @@ impl Asker {
         }
         let mut records = Vec::new();
         for (_, weight, port, target) in services {
-            // All host names must be resolved: a partial answer would remove existing servers.
+            // All hosts must be resolved, because a partial answer would remove servers.
             let (hosts, holds) = self
                 .hosts(&target, Some(port), Some(weight.max(1)))
                 .await
@@ -102,7 +101,6 @@ impl Asker {
         Ok((records, ttl))
     }
 
-    /// Resolves the addresses of a host.
     async fn hosts(
         &self,
         name: &str,
@@ -113,7 +111,7 @@ impl Asker {
         let mut ttl = u32::MAX;
         for kind in [RecordKind::A, RecordKind::Aaaa] {
             let answer = self.ask(name, kind).await?;
-            // The TTL of an answer without addresses of this family is ignored.
+            // An answer without addresses of this family does not limit the TTL.
             if !answer.records.is_empty() {
                 ttl = ttl.min(answer.ttl);
             }
@@ -166,7 +164,7 @@ impl Asker {
     }
 }
 
-/// A random identification.
+/// Returns a random query id.
 fn fresh_id() -> Result<u16, String> {
     let bytes = lvs_sys::random().map_err(|error| format!("no random numbers: {error}"))?;
     Ok(u16::from_ne_bytes(bytes))
@@ -181,7 +179,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Ca
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0)).await.map_err(words)?;
-    // A connected socket does not receive datagrams of other senders.
+    // A connected socket receives only datagrams from this name server.
     socket.connect(server).await.map_err(words)?;
     socket.send(&question).await.map_err(words)?;
     let mut bytes = vec![0; usize::from(DATAGRAM_MAX)];
@@ -257,7 +255,7 @@ mod tests {
         }
     }
 
-    /// The answer of a name server: SRV leads to `a` and `b`, which have an address each.
+    /// Answers a query: the SRV records name `a` and `b`, each with one address.
     fn answer(question: &[u8], cut: bool) -> Vec<u8> {
         let asked = Packet::parse(question).unwrap();
         let first = asked.questions[0].clone();
@@ -294,8 +292,7 @@ mod tests {
         reply.build_bytes_vec().unwrap()
     }
 
-    /// Opens a UDP and a TCP socket on the same port. If a port is free only for UDP, another port
-    /// is tried.
+    /// Opens a UDP and a TCP socket on the same port.
     async fn one_port() -> (UdpSocket, TcpListener) {
         for _ in 0..100 {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -307,7 +304,7 @@ mod tests {
         panic!("no port is free for UDP and TCP");
     }
 
-    /// Starts a name server that truncates each answer over UDP.
+    /// Starts a name server. With `cut`, it truncates each answer over UDP.
     async fn name_server(cut: bool) -> SocketAddr {
         let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();
@@ -357,7 +354,10 @@ mod tests {
             let found = look_up("a", &lookups(&[at])).await;
             assert_eq!(found.is_ok(), answered, "{strange}: {found:?}");
             if let Err(why) = found {
-                assert!(why.contains("do not match the question"), "{why}");
+                assert!(
+                    why.contains("do not match the question"),
+                    "no `do not match the question` in {why}"
+                );
                 assert_eq!(asked.load(Ordering::Relaxed), ROUNDS);
             }
         }
@@ -373,7 +373,11 @@ mod tests {
         for cut in [false, true] {
             let server = name_server(cut).await;
             let found = look_up("_http._tcp.example.org", &lookups(&[server])).await;
-            assert_eq!(found, Ok((wanted.to_vec(), 60)), "cut: {cut}");
+            assert_eq!(
+                found,
+                Ok((wanted.to_vec(), 60)),
+                "truncated over UDP: {cut}"
+            );
         }
     }
 
@@ -395,7 +399,7 @@ mod tests {
         assert!(none.is_err());
     }
 
-    /// Starts a name server that sends `records` over TCP, with the id of the query.
+    /// Starts a name server that sends `records` over TCP.
     async fn says(records: Vec<RData<'static>>) -> SocketAddr {
         let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();
@@ -462,7 +466,7 @@ mod tests {
         ] {
             let server = says(records).await;
             let why = look_up(name, &lookups(&[server])).await.expect_err(words);
-            assert!(why.contains(words), "{why}");
+            assert!(why.contains(words), "no {words:?} in {why}");
         }
         let server = says(hosts(1024).collect()).await;
         let all = look_up("a.example.org", &lookups(&[server])).await;

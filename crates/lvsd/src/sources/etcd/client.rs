@@ -1,5 +1,5 @@
-//! A client of an etcd member over HTTP: requests, one after the other, share a persistent
-//! connection, and watches use another.
+//! An HTTP client of an etcd member. Requests share a persistent connection, one after the other; a
+//! watch has its own connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use super::message::{
 use crate::health::probe::Tls;
 use crate::sources::http::{self, Endpoint, Lines, Reopened, collect, failed, plain};
 
-/// The gRPC code of a missing object, such as a lease.
+/// gRPC code for a missing object, such as a lease.
 const NOT_FOUND: u32 = 5;
-/// gRPC's code for a user without the permission.
+/// gRPC code for a missing permission.
 const PERMISSION_DENIED: u32 = 7;
-/// gRPC's code for an unknown user.
+/// gRPC code for an invalid token.
 const UNAUTHENTICATED: u32 = 16;
 
 /// A password, which is never printed.
@@ -37,26 +37,26 @@ impl fmt::Debug for Password {
     }
 }
 
-/// Access to the members.
+/// Members of etcd, and credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Addresses of the members.
     pub endpoints: Vec<Endpoint>,
-    /// The CA that lvsd accepts, and the certificate that lvsd presents.
+    /// CA of the members, and lvsd's own certificate.
     pub(crate) tls: Option<Tls>,
-    /// The name and password of this client.
+    /// User name and password.
     pub login: Option<(String, Password)>,
-    /// Longest time of a request.
+    /// Time limit of a request.
     pub timeout: Duration,
 }
 
-/// The reason why a request has no answer.
+/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     /// No answer, or an invalid one.
     #[error(transparent)]
     Http(#[from] http::Error),
-    /// The request is refused: gRPC's number, and the reason.
+    /// etcd refused the request: gRPC code and reason.
     #[error("refuses the request: {1}")]
     Refused(u32, String),
 }
@@ -71,7 +71,7 @@ impl Error {
         Self::Refused(wrong.code, plain(&wrong.message))
     }
 
-    /// Whether the user has no permission, so that a repetition is useless.
+    /// Whether the user lacks the permission, so that a repetition is useless.
     pub(super) const fn is_forbidden(&self) -> bool {
         matches!(self, Self::Refused(PERMISSION_DENIED, _))
     }
@@ -81,7 +81,7 @@ impl Error {
         matches!(self, Self::Refused(NOT_FOUND, _))
     }
 
-    /// Whether etcd does not accept the client's token any more.
+    /// Whether the member no longer accepts the client's token.
     fn is_unknown(&self) -> bool {
         match self {
             Self::Refused(code, why) => {
@@ -110,7 +110,7 @@ impl Client {
         }
     }
 
-    /// Sends a request, and reads its answer.
+    /// Sends a request, and parses its answer.
     async fn call<T: DeserializeOwned>(
         &mut self,
         path: &str,
@@ -143,13 +143,13 @@ impl Client {
             Err(Error::failed(why))
         });
         if answer.is_err() {
-            // Data that still arrives on this connection is not an answer to the next request.
+            // Data of this answer must not be mistaken for the next one.
             self.connection.close();
         }
         message::read(&answer?).map_err(Error::failed)
     }
 
-    /// Authenticates at the member, unless the client has a token.
+    /// Requests a token from the member, unless the client has one.
     async fn log_in(&mut self) -> Result<(), Error> {
         let Some((name, password)) = self.access.login.clone() else {
             return Ok(());
@@ -190,7 +190,7 @@ impl Client {
         let text = collect(answer.into_body()).await?;
         Err(match message::wrong(&text) {
             Some(wrong) if !wrong.message.is_empty() => Error::refused(wrong),
-            // The message of the gateway.
+            // An error message of the gateway.
             _ => {
                 let words = plain(String::from_utf8_lossy(&text).trim());
                 Error::failed(format!("answers {status}: {words}"))
@@ -198,13 +198,13 @@ impl Client {
         })
     }
 
-    /// Reads keys in their order, from `range.key` on, as many as one answer contains. If the
-    /// values are long, the client requests fewer keys.
+    /// Lists keys from `range.key` on, as many as fit into an answer: if values are long, requests
+    /// fewer keys.
     pub(super) async fn range(&mut self, mut range: Range) -> Result<Ranged, Error> {
         loop {
             match self.call::<Ranged>("/v3/kv/range", &range).await {
                 Err(Error::Http(http::Error::TooLong)) if range.limit.0 > 1 => range.limit.0 /= 2,
-                // An answer without a revision does not mean that there are no keys.
+                // Without a revision, an empty answer does not mean that there are no keys.
                 Ok(ranged) if ranged.header.revision.0 < 1 => {
                     let why = "answers without a revision".to_owned();
                     return Err(Error::failed(why));
@@ -214,7 +214,7 @@ impl Client {
         }
     }
 
-    /// Writes a key, which etcd removes together with its lease.
+    /// Writes a key that etcd deletes when the lease ends.
     pub(crate) async fn put(&mut self, key: &str, value: &str, lease: i64) -> Result<(), Error> {
         let put = Put {
             key: Bytes(key.into()),
@@ -235,7 +235,7 @@ impl Client {
         }
     }
 
-    /// Renews a lease; false if it no longer exists.
+    /// Renews a lease; returns false if it no longer exists.
     pub(crate) async fn keep(&mut self, id: i64) -> Result<bool, Error> {
         let id = Number(id);
         let kept: Streamed<Granted> = self.call("/v3/lease/keepalive", &Lease { id }).await?;
@@ -253,7 +253,7 @@ impl Client {
         revoked.map(|Done {}| ())
     }
 
-    /// Watches the keys that begin with `prefix`, from a revision on, over a separate connection.
+    /// Watches the keys with the prefix `prefix`, from revision `from` on, over its own connection.
     pub(super) async fn watch(&self, prefix: &str, from: i64) -> Result<Watching, Error> {
         let mut own = Self::new(Arc::clone(&self.access), self.endpoint.clone());
         own.token.clone_from(&self.token);
@@ -277,11 +277,10 @@ impl Client {
     }
 }
 
-/// A watch.
 pub(super) struct Watching(Lines);
 
 impl Watching {
-    /// Waits for the next event of the watch. A caller that drops the future loses no event.
+    /// Waits for the next message of the watch. Dropping the future loses no message.
     pub(super) async fn next(&mut self) -> Result<Watched, Error> {
         let line = self.0.next().await?;
         let line = line.ok_or_else(|| Error::failed("has ended the watch".to_owned()))?;
@@ -309,7 +308,8 @@ mod tests {
     }
 
     fn client_with_limit(member: SocketAddr, login: bool, timeout: Duration) -> Client {
-        let endpoint = Endpoint::parse(&format!("http://{member}"), 2379).expect("a member");
+        let endpoint =
+            Endpoint::parse(&format!("http://{member}"), 2379).expect("the URL is valid");
         let login = login.then(|| ("lvs".to_owned(), Password("s3cret".to_owned())));
         let access = Access {
             endpoints: vec![endpoint.clone()],
@@ -327,7 +327,7 @@ mod tests {
         )
     }
 
-    /// Reads a request: its path, its headers in lower case and its body, one after the other.
+    /// Reads a request: path, lower-case headers and body.
     async fn request(stream: &mut TcpStream) -> Option<String> {
         let (head, body) = request_of(stream).await?;
         Some(format!("{}\n{body}", head.to_lowercase()))
@@ -365,7 +365,10 @@ mod tests {
             async move {
                 while let Some(request) = request(&mut stream).await {
                     let reply = if request.contains("/v3/auth/authenticate") {
-                        assert!(request.contains("\"password\":\"s3cret\""), "{request}");
+                        assert!(
+                            request.contains("\"password\":\"s3cret\""),
+                            "no `\"password\":\"s3cret\"` in {request}"
+                        );
                         let n = given.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                         answer("200 OK", &format!("{{\"token\":\"t{n}\"}}"))
                     } else if request.contains("authorization: t1") {
@@ -420,7 +423,7 @@ mod tests {
         assert!(third.canceled && third.compact_revision == Number(9));
         assert!(
             watching.next().await.is_err(),
-            "the last bytes are not a line"
+            "an incomplete line is accepted"
         );
     }
 
@@ -467,7 +470,7 @@ mod tests {
                 "{reply}: {came:?}"
             );
         }
-        // A line without an end.
+        // An endless line.
         let endless = endless_reply(b"HTTP/1.1 200 OK\r\n\r\n", &[b'x'; 65536]).await;
         let mut watching = client(endless, false).watch("/", 1).await.unwrap();
         assert_eq!(

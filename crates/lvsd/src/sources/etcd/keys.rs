@@ -1,4 +1,4 @@
-//! Parses the keys under the prefix, without I/O.
+//! Parses the keys below the prefix (pure functions).
 //!
 //! ```text
 //! services/NAME     a service, in the syntax of a file of conf.d
@@ -15,23 +15,23 @@ use serde::{Deserialize, Serialize};
 use super::message::{Event, KeyValue};
 use crate::sources::Record;
 
-/// Maximum number of keys under the prefix.
+/// Maximum number of keys below the prefix.
 pub(super) const KEYS_MAX: usize = 20_000;
 /// Maximum number of services.
 const SERVICES_MAX: usize = 1024;
-/// Maximum number of bytes of a service.
+/// Maximum size of a service in bytes.
 const SERVICE_MAX: usize = 64 << 10;
-/// Maximum number of bytes of all services.
+/// Maximum size of all services in bytes.
 const SERVICES_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of servers of all pools.
 const SERVERS_MAX: usize = 16_384;
 /// Maximum number of directors.
 const DIRECTORS_MAX: usize = 64;
-/// Maximum number of bytes of the record of a server or a director.
+/// Maximum size of a server's or director's record in bytes.
 const RECORD_MAX: usize = 4 << 10;
-/// Maximum number of bytes of a name.
+/// Maximum length of a name in bytes.
 const NAME_MAX: usize = 128;
-/// Maximum number of characters of the reason why a key is refused.
+/// Maximum length of the reason for refusing a key, in characters.
 const WHY_MAX: usize = 200;
 /// Maximum number of refused keys that are reported.
 const REFUSED_MAX: usize = 64;
@@ -40,19 +40,19 @@ const REFUSED_MAX: usize = 64;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Etcd {
-    /// The prefix of the keys.
+    /// Prefix of the keys.
     pub prefix: String,
-    /// The identity of the etcd cluster.
+    /// Cluster id of etcd.
     pub cluster: i64,
-    /// The revision of the last change of services and servers.
+    /// Revision of the last change of services and servers.
     pub revision: i64,
-    /// Services, by the names of their keys.
+    /// Services by the last part of their keys.
     pub services: BTreeMap<String, Text>,
-    /// Servers that have registered themselves, by pool and identity.
+    /// Registered servers by pool and id.
     pub pools: BTreeMap<String, BTreeMap<String, Record>>,
 }
 
-/// A service, in the form in which it is stored in etcd.
+/// A service as stored in etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Text {
@@ -64,7 +64,7 @@ pub struct Text {
 }
 
 impl Etcd {
-    /// A digest of the content: equal content has an equal digest, at any revision.
+    /// Digest of the content, regardless of the revision; equal contents have equal digests.
     pub fn digest(&self) -> u32 {
         let services = self.services.iter().map(|(name, text)| (name, &text.text));
         let encoded = serde_json::to_vec(&(services.collect::<Vec<_>>(), &self.pools));
@@ -77,18 +77,18 @@ impl Etcd {
     }
 }
 
-/// The record with which a server registers itself.
+/// The value of a server's key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Registration {
-    /// `10.0.0.11:80`, or without port.
+    /// Address with or without port: `10.0.0.11:80`.
     pub(crate) address: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) weight: Option<u16>,
 }
 
 impl Registration {
-    /// The address, port and weight of the registered server.
+    /// Parses address, port and weight.
     ///
     /// # Errors
     /// The address is invalid.
@@ -109,45 +109,45 @@ impl Registration {
     }
 }
 
-/// A director's entry.
+/// The value of a director's key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Director {
     pub(crate) version: String,
-    /// The revision of the last change that the director uses.
+    /// Revision of the last change that the director uses.
     pub(crate) revision: i64,
     pub(crate) digest: u32,
-    /// Number of services and servers, including those of the director's file.
+    /// Number of its services and servers, including those of its file.
     pub(crate) services: usize,
     pub(crate) servers: usize,
     pub(crate) ready: bool,
     pub(crate) maintenance: bool,
-    /// Whether the director does not use some values of sources.
+    /// Whether the director ignores invalid values of sources.
     pub(crate) left_out: bool,
 }
 
-/// All keys under the prefix.
+/// All keys below the prefix.
 #[derive(Clone, Debug, Default)]
 pub(in crate::sources) struct Model {
     pub(in crate::sources) etcd: Etcd,
     pub(in crate::sources) directors: BTreeMap<String, Director>,
-    /// Invalid keys, with the reasons.
+    /// Invalid keys with reasons.
     pub(in crate::sources) refused: BTreeMap<String, String>,
-    /// The last revision of each key, by a hash of the key's name, because names may be long.
+    /// Last revision of each key, by the hash of its name.
     pub(in crate::sources) keys: HashMap<u64, i64>,
 }
 
-/// The subject of a change.
+/// Effect of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Concerns {
-    /// Whether the change concerns services or servers.
+    /// Whether services or servers have changed.
     pub(super) config: bool,
-    /// Whether the change concerns directors.
+    /// Whether directors have changed.
     pub(super) directors: bool,
 }
 
 impl Model {
-    /// An empty model of the keys that begin with `prefix`.
+    /// Creates an empty model for the keys with the prefix `prefix`.
     pub(super) fn new(prefix: &str) -> Self {
         Self {
             etcd: Etcd {
@@ -158,7 +158,7 @@ impl Model {
         }
     }
 
-    /// The state after a listing; `before` is the state before it.
+    /// Returns the state after a listing; `before` is the previous state.
     ///
     /// # Errors
     /// A limit is exceeded.
@@ -170,7 +170,7 @@ impl Model {
     ) -> Result<Self, String> {
         let mut model = Self::new(&before.prefix);
         model.etcd.cluster = cluster;
-        // The last valid value stays in use while the current one is invalid.
+        // Keys with an invalid value keep their last valid one.
         let prefix = before.prefix.clone();
         for kv in all {
             let name = String::from_utf8_lossy(&kv.key.0).into_owned();
@@ -205,7 +205,7 @@ impl Model {
                         .keys()
                         .any(|id| now.is_none_or(|now| !now.contains_key(id)))
                 });
-            // The revision of a deletion is unknown, but is at most the current one.
+            // The revision of a deletion is unknown; the present one is its upper bound.
             let known = if gone { revision } else { before.revision };
             model.etcd.revision = model.etcd.revision.max(known);
         }
@@ -248,7 +248,7 @@ impl Model {
         Ok(concerns)
     }
 
-    /// The key without the prefix; `None` if the key does not begin with the prefix.
+    /// The key without the prefix; `None` for other keys.
     fn rest(&self, kv: &KeyValue) -> Option<String> {
         let key = std::str::from_utf8(&kv.key.0).ok()?;
         let rest = key.strip_prefix(&self.etcd.prefix)?;
@@ -265,8 +265,7 @@ impl Model {
         (known && parts.next().is_none()).then(|| rest.to_owned())
     }
 
-    /// Stores a value. If the value is invalid, the previous one stays, and the inner `Err` is the
-    /// reason.
+    /// Stores a value. If it is invalid, the previous one stays, and the inner `Err` is the reason.
     ///
     /// # Errors
     /// A limit is exceeded.
@@ -360,8 +359,8 @@ impl Model {
         concerns
     }
 
-    /// The new state, in which a pool that has lost all of its servers keeps those of `before`.
-    /// Also returns the names of those pools.
+    /// The new state. A pool without servers keeps those in `before`; also returns the names of
+    /// these pools.
     pub(in crate::sources) fn hold(&self, before: &Etcd) -> (Etcd, Vec<String>) {
         let mut etcd = self.etcd.clone();
         let mut emptied = Vec::new();
@@ -380,7 +379,6 @@ impl Model {
     }
 }
 
-/// The hash of a key.
 pub(super) fn hash(kv: &KeyValue) -> u64 {
     let mut hasher = DefaultHasher::new();
     kv.key.0.hash(&mut hasher);
@@ -440,7 +438,7 @@ mod tests {
         assert_eq!(model.etcd.pools["web"]["b"].port, None);
         assert_eq!(model.directors["d1"].revision, 3);
         assert_eq!((model.keys.len(), model.refused.len()), (7, 0));
-        // The record of a director does not change the services.
+        // Records of directors do not change the revision of services.
         model.put(&kv("/lvs/directors/d1", "{}", 9)).unwrap();
         assert_eq!(model.etcd.revision, 5);
         let digest = model.etcd.digest();
@@ -556,7 +554,10 @@ mod tests {
         assert_eq!(model.etcd.revision, 20);
         before.services.clear();
         let model = Model::listed(&before, 7, 20, listed.clone()).unwrap();
-        assert_eq!(model.etcd.revision, 10, "no change is reported");
+        assert_eq!(
+            model.etcd.revision, 10,
+            "a listing without changes changes the revision"
+        );
         // Revisions of another cluster begin again.
         let model = Model::listed(&before, 8, 20, listed).unwrap();
         assert_eq!(model.etcd.revision, 4);

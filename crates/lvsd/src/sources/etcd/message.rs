@@ -1,4 +1,4 @@
-//! Requests to etcd's JSON gateway and its answers: bytes are in base64, numbers of 64 bits are
+//! Requests to etcd's JSON gateway, and its answers. Bytes are base64, and 64-bit numbers are
 //! strings.
 
 use std::fmt;
@@ -43,7 +43,7 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
-/// A number that the JSON contains as a string or as a number.
+/// A number, which JSON contains as a string or as a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Number(pub(super) i64);
 
@@ -64,7 +64,7 @@ impl<'de> Deserialize<'de> for Number {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Number, E> {
-                // Identities of clusters and members use all 64 bits.
+                // Cluster and member ids use all 64 bits.
                 let signed = text.parse::<i64>().ok();
                 let number = signed.or_else(|| text.parse::<u64>().ok().map(u64::cast_signed));
                 number
@@ -84,7 +84,7 @@ impl<'de> Deserialize<'de> for Number {
     }
 }
 
-/// The head of every answer.
+/// Header of every answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Header {
@@ -98,7 +98,7 @@ pub(super) struct KeyValue {
     pub(super) key: Bytes,
     pub(super) value: Bytes,
     pub(super) mod_revision: Number,
-    /// The lease with which the key is removed; 0 for none.
+    /// The lease with which etcd deletes the key; 0 for none.
     pub(super) lease: Number,
 }
 
@@ -123,8 +123,8 @@ pub(super) struct Range {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) revision: Option<Number>,
     pub(super) keys_only: bool,
-    /// Requests only keys that were changed at this revision or later; the count in the answer
-    /// includes all keys.
+    /// Selects keys that changed at this revision or later. The count in the answer still includes
+    /// all keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) min_mod_revision: Option<Number>,
 }
@@ -145,7 +145,7 @@ pub(super) struct Put {
     pub(super) lease: Number,
 }
 
-/// An answer without used fields.
+/// An answer whose fields are not used.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Done {}
@@ -156,7 +156,7 @@ pub(super) struct Grant {
     pub(super) ttl: Number,
 }
 
-/// A lease by its number: the body of a request to renew or revoke it.
+/// A request to renew or revoke a lease.
 #[derive(Debug, Serialize)]
 pub(super) struct Lease {
     #[serde(rename = "ID")]
@@ -173,7 +173,7 @@ pub(super) struct Granted {
     pub(super) error: String,
 }
 
-/// The object in which the gateway wraps each message of a stream.
+/// A message of a stream, as the gateway wraps it.
 #[derive(Debug, Deserialize)]
 pub(super) struct Streamed<T> {
     pub(super) result: Option<T>,
@@ -190,7 +190,7 @@ pub(super) struct Create {
     pub(super) key: Bytes,
     pub(super) range_end: Bytes,
     pub(super) start_revision: Number,
-    /// Whether etcd may split a long answer into several messages.
+    /// Permits etcd to split a long answer into several messages.
     pub(super) fragment: bool,
 }
 
@@ -212,7 +212,7 @@ pub(super) struct Event {
     pub(super) kv: KeyValue,
 }
 
-/// The reason for a refusal by etcd. In streams, the reason is in a nested object, with other names.
+/// An error of etcd. In streams, it is nested, and its fields have other names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Wrong {
@@ -230,9 +230,9 @@ pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
 }
 
-/// Parses the reason for a refusal.
+/// Parses an error of etcd.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
-    // `error` and `message` contain the same text; answers have both.
+    // In answers, `error` and `message` contain the same text.
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Both {
@@ -252,7 +252,8 @@ pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     })
 }
 
-/// The end of the range of keys that begin with `prefix`: the prefix with its last byte increased.
+/// The end of the range of keys with the prefix `prefix`: the prefix with its last byte
+/// incremented.
 pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -290,7 +291,7 @@ mod tests {
         .unwrap();
         let watched = watched.result.unwrap();
         assert!(watched.canceled && watched.compact_revision == Number(8));
-        // An expired lease has no remaining time, and the field is then absent.
+        // The field is absent if the lease has expired.
         let kept: Streamed<Granted> =
             read(br#"{"result":{"header":{"revision":"9"},"ID":"7587"}}"#).unwrap();
         assert_eq!(kept.result.unwrap().ttl, Number(0));

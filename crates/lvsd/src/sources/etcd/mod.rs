@@ -1,6 +1,6 @@
-//! Services and servers in etcd, by its JSON gateway. lvsd lists all keys under a prefix once, and
-//! then watches them at the same member. After any failure it lists them at the next member; the
-//! earlier keys apply until then.
+//! Services and servers in etcd, over its JSON gateway. lvsd lists all keys below a prefix once,
+//! and then watches them at the same member. After a failure, it lists them at the next member;
+//! until then, the previous keys apply.
 //!
 //! ```text
 //! list ──▶ Model ◀── watch
@@ -9,9 +9,9 @@
 //!          Shared
 //! ```
 //!
-//! Every few seconds, lvsd reads from the member with the consent of a majority. The read fails if
-//! the member is cut off from the other members, and shows changes that the watch did not deliver.
-//! lvsd also writes a record of this director, which etcd removes when its lease ends.
+//! Every few seconds, lvsd probes the member with a linearizable read, which fails if the member is
+//! disconnected from the majority, and shows changes that the watch has missed. lvsd also writes a
+//! record of this director, which etcd deletes when the director's lease ends.
 
 mod client;
 mod keys;
@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 pub(crate) use client::{Access, Client, Password};
 
-/// The port of etcd.
+/// Default port of etcd.
 pub(crate) const PORT: u16 = 2379;
 pub(crate) use keys::{Director, Registration};
 pub use keys::{Etcd, Text};
@@ -39,64 +39,63 @@ use self::keys::{KEYS_MAX, hash};
 use self::message::{Bytes, Number, Range, Ranged, end_of};
 use super::{Shared, retry, timer};
 
-/// Number of keys in a request.
+/// Maximum number of keys of one request.
 const PAGE: i64 = 500;
-/// Pause between two checks that the member still has a majority.
+/// Interval of probes.
 const PROBE: Duration = Duration::from_secs(5);
-/// Number of consecutive comparisons with a different number of keys after which the difference is
-/// an error.
+/// Number of consecutive probes with another number of keys after which all keys are listed again.
 const DIFFER_MAX: u32 = 3;
-/// Changes that arrive within this time are sent to the daemon together.
+/// Changes within this time are passed to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
-/// A session of at least this length counts as a success.
+/// A session that lasts this long resets the pause between attempts.
 const WELL: Duration = Duration::from_secs(10);
-/// Time between two attempts of a request that etcd does not permit.
+/// Interval of attempts after etcd has refused a request for lack of permission.
 const FORBIDDEN: Duration = Duration::from_secs(60);
 
-/// `[cluster]`.
+/// Settings in `[cluster]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// The members of etcd, and the credentials for them.
+    /// Members of etcd, and credentials.
     pub access: Access,
-    /// The prefix of all keys.
+    /// Prefix of all keys.
     pub prefix: String,
-    /// The name of this director.
+    /// Name of this director.
     pub director: String,
-    /// The time without a renewal after which a director counts as absent.
+    /// Time without a renewal after which a director counts as absent.
     pub lease: Duration,
 }
 
 impl Cluster {
-    /// The default prefix of keys.
+    /// Default prefix of keys.
     pub const PREFIX: &'static str = "/lvs/";
-    /// The default of [`Cluster::lease`].
+    /// Default of [`Cluster::lease`].
     pub const LEASE: Duration = Duration::from_secs(10);
-    /// The default time limit of a request.
+    /// Default time limit of a request.
     pub const TIMEOUT: Duration = Duration::from_secs(3);
     /// Permitted durations of a lease.
     pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
     /// Maximum length of a prefix or a name in bytes.
     pub(crate) const NAME_MAX: usize = 128;
 
-    /// Whether the name can be a part of an etcd key between slashes.
+    /// Whether the text can be one part of an etcd key.
     pub fn is_name(name: &str) -> bool {
         let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
         (1..=Self::NAME_MAX).contains(&name.len()) && name.chars().all(right)
     }
 }
 
-/// The state of etcd in addition to services and servers.
+/// State of etcd apart from services and servers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     /// Messages about invalid keys and empty pools.
     pub(super) left_out: Vec<String>,
-    /// The directors whose lease is valid.
+    /// Directors with a valid lease.
     pub(super) directors: BTreeMap<String, Director>,
     /// The reason why this director's record is missing from etcd.
     pub(super) unannounced: Option<String>,
 }
 
-/// Watches etcd until the task is aborted.
+/// Follows etcd until the task is aborted.
 pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let access = Arc::new(settings.access.clone());
@@ -146,23 +145,23 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
-/// The changes that a probe has found, but that the watch has not reported. etcd before 3.4.31 and
-/// 3.5.13 may omit changes or the notice of a compacted history from a watch, and then continue
-/// with later changes.
+/// Changes that a probe has found and the watch has not reported. etcd before 3.4.31 and 3.5.13 may
+/// omit changes, or the notice of a compacted history, from a watch that continues with later
+/// changes.
 #[derive(Debug)]
 struct Owed {
-    /// The revision up to which the watch has delivered all changes except deletions.
+    /// Revision up to which the watch has reported all changes except deletions.
     announced: i64,
-    /// The revision of the last change that the previous probe found.
+    /// Revision of the last change that the previous probe found.
     latest: i64,
-    /// The hashes of keys for which the probe found a later revision than the watch has delivered.
+    /// Keys (hashes) with a later revision in a probe than in the watch.
     behind: HashMap<u64, i64>,
-    /// Number of consecutive probes that found another number of keys.
+    /// Number of consecutive probes with another number of keys.
     differ: u32,
 }
 
 impl Owed {
-    /// A state without overdue changes: all changes up to `revision` are delivered.
+    /// All changes up to `revision` have been reported.
     fn of(revision: i64) -> Self {
         Self {
             announced: revision,
@@ -172,8 +171,8 @@ impl Owed {
         }
     }
 
-    /// Records the result of a probe; `known` contains the delivered revisions of keys. Returns the
-    /// reason if all keys must be listed again.
+    /// Handles the result of a probe; `known` contains the revisions of keys in the model. Returns
+    /// a reason if all keys must be listed again.
     fn look(&mut self, page: Ranged, known: &HashMap<u64, i64>) -> Option<&'static str> {
         let lacks = |key: u64, revision: i64| known.get(&key).is_none_or(|known| *known < revision);
         let found = page.kvs.iter().map(|kv| (hash(kv), kv.mod_revision.0));
@@ -188,7 +187,7 @@ impl Owed {
             self.announced = page.header.revision.0;
         }
         self.behind = behind;
-        // A deletion may not have been delivered yet.
+        // The watch may not have reported a deletion yet.
         let differs = usize::try_from(page.count.0) != Ok(known.len());
         self.differ = if differs { self.differ + 1 } else { 0 };
         (self.differ >= DIFFER_MAX).then_some(
@@ -197,27 +196,27 @@ impl Owed {
     }
 }
 
-/// The session with one member.
+/// A session with one member.
 struct Session<'a> {
     settings: &'a Cluster,
     shared: &'a Shared,
     client: Client,
     model: Model,
-    /// The revision up to which all changes have been received.
+    /// Revision up to which all changes have been received.
     seen: i64,
-    /// The time of the last answer that a majority has confirmed.
+    /// Time of the last answer that a majority has confirmed.
     last_answer: Instant,
     lease: Option<i64>,
-    /// The last record that was written with the lease.
+    /// The record of this director that was written last.
     written: Option<Director>,
-    /// Time at which the lease is renewed, or requested.
+    /// When to renew the lease, or to request one.
     keep_at: Instant,
-    /// The last time at which another process wrote the record of this director.
+    /// Last time at which another process wrote this director's record.
     twin: Option<Instant>,
 }
 
 impl Session<'_> {
-    /// Runs until an error.
+    /// Runs until an error occurs.
     async fn run(&mut self) -> Result<Infallible, Error> {
         loop {
             self.list().await?;
@@ -229,7 +228,7 @@ impl Session<'_> {
         }
     }
 
-    /// Reads all keys at one revision.
+    /// Lists all keys at one revision.
     async fn list(&mut self) -> Result<(), Error> {
         let prefix = self.settings.prefix.as_bytes();
         let mut range = Range {
@@ -280,12 +279,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Passes the current keys to the daemon.
+    /// Passes the present keys to the daemon.
     fn hand_over(&self) {
         self.shared.take_etcd(&self.model);
     }
 
-    /// Applies events of the watch until the keys have to be listed again.
+    /// Applies events of the watch until all keys must be listed again.
     async fn follow(&mut self, watching: &mut Watching) -> Result<(), Error> {
         let mut probe_at = Instant::now() + PROBE;
         let mut hand_over_at = None;
@@ -308,7 +307,8 @@ impl Session<'_> {
                         return Err(Error::failed(why));
                     }
                     for event in &watched.events {
-                        // The revision of the answer may belong to events in later answers.
+                        // Events of later messages may have the revision in the header of this
+                        // message.
                         self.seen = self.seen.max(event.kv.mod_revision.0);
                         if self.of_twin(event) {
                             report_at.get_or_insert(Instant::now() + GATHER);
@@ -350,7 +350,7 @@ impl Session<'_> {
         }
     }
 
-    /// Logs that the watch is incomplete, so that all keys are read again.
+    /// Logs why all keys are listed again.
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
@@ -360,7 +360,7 @@ impl Session<'_> {
         );
     }
 
-    /// Requests the keys that were changed after that revision, which needs a majority of members.
+    /// Lists keys that changed after revision `after`, with a linearizable read.
     async fn probe(&mut self, after: i64) -> Result<Ranged, Error> {
         let prefix = self.settings.prefix.as_bytes();
         let range = Range {
@@ -377,7 +377,6 @@ impl Session<'_> {
         Ok(page)
     }
 
-    /// Renews the lease, or requests a new one.
     async fn keep(&mut self) -> Result<(), Error> {
         self.keep_at = Instant::now() + self.settings.lease / 3;
         if let Some(id) = self.lease {
@@ -388,7 +387,7 @@ impl Session<'_> {
             let Some(seen) = self.twin else {
                 return Ok(());
             };
-            // While another process uses the same name, both write the record at this interval.
+            // While another process has the same name, both write the record at this interval.
             if seen.elapsed() > self.settings.lease {
                 self.twin = None;
             }
@@ -406,7 +405,7 @@ impl Session<'_> {
         self.announce().await
     }
 
-    /// Drops the lease, which etcd has revoked and whose keys it has deleted.
+    /// Discards the lease, which etcd has revoked.
     fn lose_lease(&mut self) {
         tracing::warn!(
             event = "lease_lost",
@@ -417,9 +416,8 @@ impl Session<'_> {
         self.keep_at = Instant::now() + GATHER;
     }
 
-    /// Whether this director must write its record again: because an event deleted the record, or
-    /// because another process has begun to write it. That process then detects the duplicate name,
-    /// too.
+    /// Whether this director must write its record again, because it was deleted or another process
+    /// has begun to write it. Writing it informs that process of the duplicate name.
     fn of_twin(&mut self, event: &message::Event) -> bool {
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let own = format!("{prefix}directors/{name}");
@@ -445,7 +443,7 @@ impl Session<'_> {
         gone || noticed
     }
 
-    /// Records that etcd does not permit this director to write its state.
+    /// Records that etcd does not permit this director to write its record.
     fn unannounced(&mut self, error: &Error) {
         self.keep_at = Instant::now() + FORBIDDEN;
         self.lease = None;
@@ -456,7 +454,7 @@ impl Session<'_> {
         )));
     }
 
-    /// Writes the record of this director to etcd if it has changed.
+    /// Writes the record of this director if it has changed.
     async fn announce(&mut self) -> Result<(), Error> {
         let (Some(lease), Some(announced)) = (self.lease, self.shared.announced()) else {
             return Ok(());
@@ -501,7 +499,7 @@ mod tests {
         }
     }
 
-    /// The answer to a probe: keys that were changed after `owed.announced`.
+    /// Result of a probe with the keys that changed after `owed.announced`.
     fn page(owed: &Owed, revision: i64, all: &[(&str, i64)]) -> Ranged {
         let after = all.iter().filter(|(_, at)| *at > owed.announced);
         Ranged {
@@ -533,20 +531,20 @@ mod tests {
         };
         let before = [("a", 3), ("b", 10)];
         assert_eq!(look(11, &before, &before), (None, 11, 10));
-        // The change is on its way, then delivered.
+        // The watch has not reported the change yet; then it has.
         let after = [("a", 12), ("b", 10)];
         assert_eq!(look(13, &after, &before), (None, 11, 12));
         assert_eq!(look(13, &after, &after), (None, 13, 12));
-        // The key changes before each probe, and the watch delivers each change.
+        // The key changes before each probe, and the watch reports each change.
         assert_eq!(look(15, &[("a", 14), ("b", 10)], &after).0, None);
         let announced = [("a", 14), ("b", 10)];
         assert_eq!(look(17, &[("a", 16), ("b", 10)], &announced).0, None);
-        // The key was deleted in the meantime, so its change is not overdue.
+        // The key was deleted meanwhile, so that its change is not overdue.
         assert_eq!(
             look(18, &[("b", 10), ("c", 18)], &[("b", 10), ("d", 2)]).0,
             None
         );
-        // A later change was delivered, and this one was not.
+        // The watch reported a later change, but not this one.
         let announced = [("b", 19), ("d", 2)];
         let why = look(19, &[("b", 19), ("c", 18)], &announced).0;
         assert_eq!(

@@ -1,5 +1,4 @@
-//! The address of the API server and the credentials of lvsd, from a kubeconfig file or from the
-//! files of a pod.
+//! Address of the API server and credentials, from a kubeconfig file or from the files of a pod.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,13 +10,13 @@ use serde::de::IgnoredAny;
 use crate::sources::base64;
 use crate::text::read_file;
 
-/// The files that a pod has for its ServiceAccount.
+/// Directory of a pod's ServiceAccount files.
 pub(crate) const POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The client's token. `Debug` does not print it.
+/// Token of this client, which is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Token {
-    /// A token in a separate file, which is read for each request.
+    /// A file with a token, which is read for each request.
     File(PathBuf),
     /// A token in a kubeconfig file, which is read at a reload.
     Text(String),
@@ -32,8 +31,8 @@ impl fmt::Debug for Token {
     }
 }
 
-/// An API server and its credentials, which `Debug` does not print. The credential files have been
-/// read.
+/// An API server and credentials, which are never printed. Certificates have been read from their
+/// files.
 pub(crate) struct Access {
     pub(crate) server: String,
     pub(crate) ca: Option<Vec<u8>>,
@@ -48,14 +47,14 @@ impl fmt::Debug for Access {
     }
 }
 
-/// The reason why there is no access, and the fix.
+/// The reason why the API server cannot be used, and the fix.
 pub(crate) type Wrong = (String, String);
 
 fn wrong<T>(what: impl Into<String>, help: impl Into<String>) -> Result<T, Wrong> {
     Err((what.into(), help.into()))
 }
 
-/// The parts of a kubeconfig file that lvsd reads.
+/// The parts of a kubeconfig file that lvsd uses.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 struct File {
@@ -121,12 +120,12 @@ struct User {
     impersonated: Option<IgnoredAny>,
 }
 
-/// The text, unless it is empty.
+/// Treats an empty text as missing.
 fn some(text: Option<&String>) -> Option<&String> {
     text.filter(|text| !text.is_empty())
 }
 
-/// The bytes of a file, or of the base64 text in the kubeconfig, which has precedence.
+/// Content of a file, or of base64 data in the kubeconfig, which takes precedence.
 fn bytes(
     directory: &Path,
     (key, file, data): (&str, Option<&String>, Option<&String>),
@@ -144,7 +143,7 @@ fn bytes(
     let Some(file) = some(file) else {
         return Ok(None);
     };
-    // Paths are relative to the directory of the kubeconfig.
+    // Paths in a kubeconfig file are relative to its directory.
     let path = directory.join(file).display().to_string();
     match read_file(&path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -156,8 +155,7 @@ fn bytes(
 }
 
 impl Access {
-    /// Reads the access of `context`, or of the current context, from the kubeconfig file at
-    /// `path`.
+    /// Reads a context of a kubeconfig file; by default the current one.
     pub(crate) fn by_kubeconfig(path: &str, context: Option<&str>) -> Result<Self, Wrong> {
         let text = match read_file(path) {
             Ok(text) => text,
@@ -170,7 +168,7 @@ impl Access {
         };
         let file: File = match serde_saphyr::from_slice(&text) {
             Ok(file) => file,
-            // The error may quote a secret: show only its position.
+            // The error may quote a secret, so only its position is shown.
             Err(error) => {
                 let place = error.location().map(|at| format!(" at line {}", at.line()));
                 return wrong(
@@ -183,7 +181,8 @@ impl Access {
         file.access(directory, context)
     }
 
-    /// Uses the access of a pod, if `host`, a variable of its environment, is set.
+    /// Reads the ServiceAccount files in `directory`. `host` and `port` are environment variables
+    /// of the pod; without `host`, the result is `None`.
     pub(crate) fn in_pod(
         host: Option<String>,
         port: Option<String>,
@@ -483,14 +482,17 @@ users:
             std::fs::write(&path, text).unwrap();
             let (what, _) = access(&directory, None).unwrap_err();
             assert!(what.contains("is not a kubeconfig"), "{text}: {what}");
-            assert!(!what.contains("s3cret"), "{what}");
+            assert!(!what.contains("s3cret"), "unexpected `s3cret` in {what}");
         }
         std::fs::write(&path, "kind: Config\n").unwrap();
         let (what, _) = access(&directory, None).unwrap_err();
-        assert!(what.contains("current context"), "{what}");
+        assert!(
+            what.contains("current context"),
+            "no `current context` in {what}"
+        );
         std::fs::remove_file(&path).unwrap();
         let (what, _) = access(&directory, None).unwrap_err();
-        assert!(what.contains("cannot read"), "{what}");
+        assert!(what.contains("cannot read"), "no `cannot read` in {what}");
     }
 
     #[test]

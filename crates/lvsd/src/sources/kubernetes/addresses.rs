@@ -1,8 +1,8 @@
-//! The assignment of addresses from pools to Services, without I/O.
+//! Assigns addresses from pools to Services (pure functions).
 //!
-//! `status.loadBalancer.ingress` is the only record. A Service keeps the address in it until the
-//! Service is deleted or requests another address or pool. A Service without an address gets an
-//! address that it may share, or else the first free address of a pool.
+//! `status.loadBalancer.ingress` is the only record. A Service keeps its address there until it is
+//! deleted, or requests another address or pool. A Service without an address gets one that it may
+//! share, or the first free address of a pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,12 +14,12 @@ use super::Settings;
 use super::model::{ANNOTATIONS_MAX, Model, PORTS_MAX, PREFIX};
 use super::objects::Service;
 
-/// The annotation whose value is a key: Services with the same key may share an address.
+/// Annotation with a key. Services of a namespace with equal keys may share an address.
 const SHARE: &str = "lvsd/share";
 /// Maximum number of Services that share an address.
 const SHARERS_MAX: usize = 64;
 
-/// Addresses of one family, from the first to the last.
+/// A range of addresses of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     family: Family,
@@ -27,7 +27,7 @@ pub struct Range {
     last: u128,
 }
 
-/// An address as a number.
+/// Converts an address to a number.
 fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),
@@ -55,7 +55,7 @@ impl Range {
             Family::V6 => Some(IpAddr::V6(number.into())),
         };
         let mut next = self.first;
-        // One step for each used address.
+        // Each iteration skips a used address.
         while next <= self.last {
             let ip = address(next)?;
             if !taken.owners.contains_key(&ip) {
@@ -123,10 +123,10 @@ impl Pool {
     }
 }
 
-/// Services that may share one address: the namespace and the value of the sharing annotation.
+/// Services that may share an address: namespace, and value of the annotation.
 type Group<'a> = (&'a str, &'a str);
 
-/// The group of a Service, if it has the sharing annotation.
+/// The group of a Service with the annotation.
 fn group<'a>(service: &'a Service, settings: &Settings) -> Option<Group<'a>> {
     let meta = &service.metadata;
     let key = meta.annotations.get(SHARE).filter(|key| !key.is_empty());
@@ -134,22 +134,22 @@ fn group<'a>(service: &'a Service, settings: &Settings) -> Option<Group<'a>> {
     Some((meta.namespace.as_str(), key.as_str()))
 }
 
-/// The ports of a Service, with their protocols.
+/// Protocols and ports of a Service.
 fn ports(service: &Service) -> impl Iterator<Item = (&str, u16)> {
     let ports = service.spec.ports.iter();
     ports.map(|port| (port.protocol.as_deref().unwrap_or("TCP"), port.port))
 }
 
-/// The addresses in use, and the Services that use them.
+/// Addresses in use, with the Services that use them.
 #[derive(Default)]
 struct Taken<'a> {
     owners: BTreeMap<IpAddr, BTreeMap<&'a str, &'a Service>>,
-    /// The addresses that Services of a group have.
+    /// Addresses of the Services of each group.
     shared: BTreeMap<Group<'a>, BTreeSet<IpAddr>>,
 }
 
 impl<'a> Taken<'a> {
-    /// The Service that already uses the address and does not share it with this Service.
+    /// A Service that uses the address and does not share it with this one.
     fn other(
         &self,
         ip: IpAddr,
@@ -178,21 +178,21 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// The addresses of all Services of the configured class.
+/// Addresses of all Services of the configured class.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Assigned {
-    /// The addresses that a Service has in its status and may use.
+    /// Addresses in the status that a Service may use.
     pub(super) given: BTreeMap<String, Vec<IpAddr>>,
-    /// The addresses that the status of a Service should have instead.
+    /// Addresses that a Service should have in its status instead of the present ones.
     pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
-    /// The reasons why Services do not have the addresses that they request.
+    /// The reasons why Services do not get the requested addresses.
     pub(super) refused: BTreeMap<String, String>,
-    /// The Services whose state stays unchanged, because their status contains an address outside
-    /// of the pools, or because they have too many ports.
+    /// Services that stay unchanged, because their status contains an address outside of the pools,
+    /// or they have too many ports.
     pub(super) held: BTreeSet<String>,
 }
 
-/// The families of a Service.
+/// Address families that a Service requests.
 pub(super) fn families(service: &Service) -> Vec<Family> {
     let families = service.spec.ip_families.iter();
     let families: Vec<Family> = families
@@ -208,7 +208,7 @@ pub(super) fn families(service: &Service) -> Vec<Family> {
     }
 }
 
-/// Assigns addresses to Services. Older Services come first.
+/// Assigns addresses. Older Services have precedence.
 pub(super) fn assign(model: &Model, settings: &Settings) -> Assigned {
     let mut by_age: Vec<(&String, &Service)> = model.services.iter().collect();
     by_age.sort_by_key(|(key, service)| (&service.metadata.creation_timestamp, *key));
@@ -279,7 +279,7 @@ impl Assigned {
         let request = Request::of(service, settings).map_err(&mut refuse).ok();
         let mut target = Vec::new();
         for &family in &families {
-            // If its request is unreadable, the Service keeps its addresses.
+            // A Service with an unreadable request keeps its addresses.
             let Some(request) = &request else { break };
             let have = given.iter().copied().find(|ip| Family::of(ip) == family);
             let asked = request
@@ -315,7 +315,7 @@ impl Assigned {
             refused =
                 Some("no [[kubernetes.pool]] has addresses of the Service's family".to_owned());
         }
-        // A status with an address of no pool belongs to another controller.
+        // A status with an address outside of the pools belongs to another controller.
         let changed = target != in_status || !has_present_ports(service);
         if !foreign && !target.is_empty() && changed {
             self.wanted.insert(key.to_owned(), target);
@@ -329,7 +329,7 @@ impl Assigned {
     }
 }
 
-/// The addresses that a Service requests.
+/// The addresses and pool that a Service requests.
 #[derive(Default)]
 struct Request<'a> {
     addresses: BTreeSet<IpAddr>,
@@ -337,10 +337,10 @@ struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Reads the addresses and the pool that a Service requests.
+    /// Reads the request of a Service.
     ///
     /// # Errors
-    /// The Service requests an address that no director can assign.
+    /// No director can assign the requested address.
     fn of(service: &Service, settings: &'a Settings) -> Result<Self, String> {
         let annotation = |name: &str| {
             let name = format!("{PREFIX}{name}");
@@ -378,7 +378,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// The pools from which the Service may get an address.
+    /// Pools from which the Service may get an address.
     fn pools(&self, settings: &'a Settings) -> impl Iterator<Item = &'a Pool> {
         settings.pools.iter().filter(|pool| match self.pool {
             Some(own) => own.name == pool.name,
@@ -386,8 +386,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Returns an address that other Services of the same group have, and that this Service may
-    /// share.
+    /// An address of other Services in the group that this Service can share.
     fn shared(
         &self,
         family: Family,
@@ -422,7 +421,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Whether the status has the present ports, or no ports.
+/// Whether the status contains the present ports, or none.
 fn has_present_ports(service: &Service) -> bool {
     let ingress = service.status.load_balancer.ingress.iter();
     let mut reported = ingress.filter(|one| !one.ports.is_empty());
@@ -435,7 +434,6 @@ fn has_present_ports(service: &Service) -> bool {
 }
 
 impl Settings {
-    /// Whether a pool has addresses of the family.
     fn has(&self, family: Family) -> bool {
         let mut ranges = self.pools.iter().flat_map(|pool| &pool.ranges);
         ranges.any(|range| range.family == family)
@@ -452,7 +450,7 @@ mod tests {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
-    /// A Service of the configured class, with addresses in its status and further fields.
+    /// A Service of the configured class with addresses in its status, and further JSON fields.
     fn service(name: &str, created: u32, status: &[&str], more: &str) -> String {
         let ingress: Vec<String> = status
             .iter()
@@ -747,7 +745,7 @@ mod tests {
         ]);
         assert!(assigned.given.is_empty() && assigned.held.contains("shop/many"));
         assert!(assigned.refused["shop/many"].contains("more than 256 ports"));
-        // The address stays in use.
+        // The address remains in use.
         let wanted = [("shop/web".to_owned(), ips(&["192.0.2.11"]))];
         assert_eq!(assigned.wanted, wanted.into());
     }

@@ -1,5 +1,5 @@
-//! A client of an API server over HTTP: requests, one after the other, share a persistent
-//! connection. Each watch has a separate connection.
+//! An HTTP client of an API server. Requests share a persistent connection, one after the other;
+//! each watch has its own connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use super::objects::Status;
 use super::{Settings, Token};
 use crate::sources::http::{self, Lines, Reopened, collect, failed, plain};
 
-/// Number of changes that are sent concurrently.
+/// Number of concurrent changes.
 pub(super) const WRITERS: usize = 8;
-/// Maximum number of bytes of a token.
+/// Maximum size of a token in bytes.
 const TOKEN_MAX: u64 = 64 << 10;
 
-/// The reason why a request has no answer.
+/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
     /// No answer, or an invalid one.
     #[error(transparent)]
     Http(#[from] http::Error),
-    /// The request was refused: the HTTP status code, and the reason.
+    /// The API server refused the request: HTTP status code and reason.
     #[error("{}", refusal(*.0, .1))]
     Refused(u16, String),
 }
@@ -40,7 +40,7 @@ impl Error {
         Self::Http(http::Error::Failed(why))
     }
 
-    /// Whether the requested version is too old, so that all objects must be read again.
+    /// Whether the requested version has expired, so that all objects must be listed again.
     pub(super) const fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(410, _))
     }
@@ -50,24 +50,24 @@ impl Error {
         matches!(self, Self::Refused(404, _))
     }
 
-    /// Whether another writer has changed the object in the meantime.
+    /// Whether another client has changed the object meanwhile.
     pub(super) const fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(409, _))
     }
 
-    /// Whether the API server or its etcd is overloaded or has failed: the same request may succeed
-    /// later.
+    /// Whether the API server or its etcd is overloaded or failed, so that the same request may
+    /// succeed later.
     pub(super) const fn is_passing(&self) -> bool {
         matches!(self, Self::Refused(429 | 500..=599, _))
     }
 
-    /// Whether the API server has answered the request with an error status.
+    /// Whether the API server answered with an error status.
     pub(super) const fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(..))
     }
 }
 
-/// The reason for a refusal, and the fix.
+/// Text with the reason and the fix.
 fn refusal(code: u16, why: &str) -> String {
     match code {
         401 => format!(
@@ -80,7 +80,6 @@ fn refusal(code: u16, why: &str) -> String {
     }
 }
 
-/// The error for an answer with an HTTP error status.
 fn refused(code: u16, body: &[u8]) -> Error {
     let status: Status = serde_json::from_slice(body).unwrap_or_default();
     let why = match status.message.is_empty() {
@@ -90,7 +89,7 @@ fn refused(code: u16, body: &[u8]) -> Error {
     Error::Refused(code, plain(&why))
 }
 
-/// The header with the token.
+/// `Authorization` header with the token.
 fn bearer(token: &Token) -> Result<HeaderValue, Error> {
     let path = match token {
         Token::File(path) => path,
@@ -114,7 +113,7 @@ fn bearer(token: &Token) -> Result<HeaderValue, Error> {
     header(&text, &wrong)
 }
 
-/// The header with the token `text`.
+/// `Authorization` header with the token `text`.
 fn header(text: &str, wrong: &dyn Fn(&dyn fmt::Display) -> Error) -> Result<HeaderValue, Error> {
     if text.trim().is_empty() {
         return Err(wrong(&"it is empty"));
@@ -126,7 +125,6 @@ fn header(text: &str, wrong: &dyn Fn(&dyn fmt::Display) -> Error) -> Result<Head
     Ok(value)
 }
 
-/// A request that changes an object.
 pub(super) struct Change {
     method: Method,
     path: String,
@@ -139,14 +137,14 @@ impl Change {
         Self { method, path, body }
     }
 
-    /// A request that merges `body` into an object.
+    /// A merge patch of an object.
     pub(super) fn patch(path: String, body: Value) -> Self {
         let method = Method::PATCH;
         Self { method, path, body }
     }
 }
 
-/// Connections for changes that do not depend on each other.
+/// Connections for concurrent changes.
 pub(super) struct Writers {
     clients: Vec<Client>,
 }
@@ -159,7 +157,8 @@ impl Writers {
         }
     }
 
-    /// Sends up to [`WRITERS`] changes concurrently. The answers are in the order of the changes.
+    /// Sends changes, up to [`WRITERS`] of them concurrently. The answers are in the order of the
+    /// changes.
     pub(super) async fn send(&mut self, changes: Vec<Change>) -> Vec<Result<Value, Error>> {
         let mut sent = JoinSet::new();
         let count = changes.len().min(self.clients.len());
@@ -215,7 +214,7 @@ impl Client {
         self.call(Method::PUT, path, Some(body)).await
     }
 
-    /// Sends a request, and reads its answer.
+    /// Sends a request, and parses its answer.
     async fn call<T: DeserializeOwned>(
         &mut self,
         method: Method,
@@ -229,14 +228,14 @@ impl Client {
         let answer = answer.await;
         let answer = answer.unwrap_or_else(|_| Err(self.late()));
         if answer.is_err() {
-            // Data that still arrives on this connection is not an answer to the next request.
+            // Data of this answer must not be mistaken for the next one.
             self.connection.close();
         }
         serde_json::from_slice(&answer?)
             .map_err(|error| Error::failed(format!("sent an invalid answer: {error}")))
     }
 
-    /// Sends a request; returns the body of a successful answer.
+    /// Sends a request, and returns the body of a successful answer.
     async fn send(
         &mut self,
         method: Method,
@@ -256,7 +255,7 @@ impl Client {
             .header(USER_AGENT, concat!("lvsd/", env!("CARGO_PKG_VERSION")))
             .header(ACCEPT, "application/json")
             .header(CONTENT_TYPE, kind);
-        // Tokens are replaced while a director runs: the file always has the current one.
+        // The token may be replaced while lvsd runs, so that it is read for each request.
         if let Some(token) = &settings.token {
             head = head.header(AUTHORIZATION, bearer(token)?);
         }
@@ -278,13 +277,12 @@ impl Client {
         Err(refused(status.as_u16(), &body))
     }
 
-    /// Sends a request that changes an object.
     pub(super) async fn change(&mut self, change: Change) -> Result<Value, Error> {
         self.call(change.method, &change.path, Some(&change.body))
             .await
     }
 
-    /// Starts a watch over a separate connection, and returns its lines.
+    /// Starts a watch over its own connection.
     pub(super) async fn watch(&self, path: &str) -> Result<Lines, Error> {
         let mut own = Self::new(Arc::clone(&self.settings));
         let body = timeout(self.limit(), own.send(Method::GET, path, None)).await;
@@ -293,7 +291,7 @@ impl Client {
     }
 }
 
-/// Encodes a text as a value in the query of a URL.
+/// Percent-encodes a value for the query of a URL.
 pub(super) fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,6 +1,6 @@
-//! Translates objects to services (pure: no I/O): each port of a Service at each of its addresses
-//! becomes the text of one `[[service]]`, the same text as a service in etcd. The daemon checks
-//! each text separately.
+//! Translates Kubernetes objects to services (pure functions). Each port of a Service at each of
+//! its addresses becomes the TOML of a `[[service]]`, as in etcd. The daemon checks each of these
+//! texts separately.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -21,7 +21,7 @@ const SERVERS_MAX: usize = 1024;
 const ALL_SERVERS_MAX: usize = 65_536;
 /// Maximum number of networks in `spec.loadBalancerSourceRanges`.
 const RANGES_MAX: usize = 1024;
-/// The known annotations, without their prefix.
+/// Supported annotations, without their prefix.
 const ANNOTATIONS: [&str; 10] = [
     "address",
     "check",
@@ -34,7 +34,7 @@ const ANNOTATIONS: [&str; 10] = [
     "weights",
     "zones",
 ];
-/// The limits that an annotation can set, which are keys of `limits` in the file.
+/// Limits that the annotation `limits` can set: keys of `limits` in the file.
 const LIMITS: [&str; 5] = [
     "connections",
     "rate",
@@ -42,44 +42,43 @@ const LIMITS: [&str; 5] = [
     "source_bits_v4",
     "source_bits_v6",
 ];
-/// The largest weight of a node or a zone in an annotation.
+/// Maximum weight of a node or zone in an annotation.
 const WEIGHT_MAX: u32 = 1000;
-/// Maximum number of bytes of the path of a check.
+/// Maximum length of a check's path in bytes.
 const PATH_MAX: usize = 1024;
-/// Kubernetes' own default for `sessionAffinity: ClientIP`, in seconds.
+/// Kubernetes' default timeout of `sessionAffinity: ClientIP` in seconds.
 const AFFINITY: u32 = 10_800;
 
-/// The services of all Services.
+/// The translated Services.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Desired {
-    /// The text of each service, by `NAMESPACE/NAME/PROTOCOL/PORT` and, for IPv6, `/ipv6`.
+    /// TOML of each service, by `NAMESPACE/NAME/PROTOCOL/PORT` and, for IPv6, `/ipv6`.
     pub(super) texts: BTreeMap<String, String>,
-    /// The Services that are not translated, with the reasons.
+    /// Services that cannot be translated, with reasons.
     pub(super) refused: BTreeMap<String, String>,
 }
 
-/// The servers that receive the connections.
+/// The servers of a Service: nodes or endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Servers {
     Nodes,
     Endpoints,
 }
 
-/// The annotations of a Service, checked.
+/// Checked annotations of a Service.
 struct Options<'a> {
     scheduler: Option<&'a str>,
     forward: Option<&'a str>,
     check: Option<&'a str>,
     servers: Servers,
     limits: Vec<(&'a str, u32)>,
-    /// The weights of nodes; other nodes have weight 1.
+    /// Weights of nodes; the default is 1.
     weights: BTreeMap<&'a str, u32>,
-    /// The weights of zones; other zones have weight 0. If the map is empty, all zones have weight
-    /// 1.
+    /// Weights of zones; the default is 0, or 1 if the map is empty.
     zones: BTreeMap<&'a str, u32>,
 }
 
-/// The value of an annotation: `NAME=NUMBER`, several of them separated by commas.
+/// Parses an annotation: `NAME=NUMBER,...`, with numbers up to `most`.
 fn numbers<'a>(annotation: &str, value: &'a str, most: u32) -> Result<Vec<(&'a str, u32)>, String> {
     let mut all: Vec<(&str, u32)> = Vec::new();
     for word in value.split(',').map(str::trim) {
@@ -107,7 +106,7 @@ fn numbers<'a>(annotation: &str, value: &'a str, most: u32) -> Result<Vec<(&'a s
     Ok(all)
 }
 
-/// The path, if an annotation requests a check by HTTP.
+/// Path of the HTTP check that an annotation requests.
 fn http_path(check: &str) -> Option<&str> {
     let path = check.strip_prefix("http:")?;
     let right = |b: u8| b.is_ascii_graphic() && b != b'"' && b != b'\\';
@@ -116,7 +115,7 @@ fn http_path(check: &str) -> Option<&str> {
 }
 
 impl<'a> Options<'a> {
-    /// Reads and checks the annotations of a Service.
+    /// Checks the annotations of a Service.
     ///
     /// # Errors
     /// An annotation is invalid.
@@ -190,8 +189,8 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// Returns the weights of servers, multiplied by the weights of their nodes and zones. If no
-    /// server of the zones accepts new connections, zones have no effect.
+    /// Multiplies weights by those of nodes and zones. If no server in a zone with weight accepts
+    /// new connections, zones have no effect.
     fn weigh(
         &self,
         model: &Model,
@@ -224,14 +223,14 @@ impl<'a> Options<'a> {
 #[derive(Clone, Copy, Default)]
 struct Server<'a> {
     weight: u16,
-    /// The node that is the server, or on which the server runs.
+    /// Node of the server.
     node: Option<&'a str>,
 }
 
-/// The services of all Services that have an address.
+/// Translates all Services with addresses.
 ///
 /// # Errors
-/// There are too many.
+/// There are too many services or servers.
 pub(super) fn desired(
     model: &Model,
     assigned: &Assigned,
@@ -269,7 +268,7 @@ pub(super) fn desired(
     Ok(desired)
 }
 
-/// The texts of a Service's services, and their number of servers.
+/// TOML of all services of a Service, and their number of servers.
 ///
 /// # Errors
 /// The Service cannot be translated; the text is the reason.
@@ -319,7 +318,8 @@ fn texts(
     Ok((all, count))
 }
 
-/// The text of one service. All its values have been parsed as a name, a number or an address.
+/// TOML of one service. All values were parsed as a name, number or address, so that they need no
+/// quoting.
 fn text(
     name: &str,
     service: &Service,
@@ -381,7 +381,7 @@ fn text(
     Ok(text)
 }
 
-/// The check of a service's servers; `None` for the check in `[defaults]`.
+/// TOML of the check; `None` for the check in `[defaults]`.
 fn check(
     service: &Service,
     options: &Options<'_>,
@@ -410,7 +410,7 @@ fn check(
             None => "{ type = \"tcp\" }".to_owned(),
         })),
         _ if protocol == "tcp" => Ok(None),
-        // It is unknown how the server answers datagrams.
+        // No generic check exists for UDP servers.
         _ => Ok(Some(healthz().unwrap_or_else(|| "\"none\"".to_owned()))),
     }
 }
@@ -419,9 +419,9 @@ fn is_local(service: &Service) -> bool {
     service.spec.external_traffic_policy.as_deref() == Some("Local")
 }
 
-/// The nodes that receive connections.
+/// Nodes that can receive connections.
 struct Nodes<'a> {
-    /// Each node with its name, and whether it accepts new connections.
+    /// Name, node, and whether it accepts new connections.
     all: Vec<(&'a str, &'a Node, bool)>,
 }
 
@@ -431,7 +431,7 @@ impl<'a> Nodes<'a> {
             let mut conditions = node.status.conditions.iter();
             conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
         };
-        // If no node at all is ready, the API server is probably at fault, and not every node.
+        // If no node is ready, the API server is probably at fault, and all nodes are used.
         let believed = model.nodes.values().any(is_ready);
         let all = model.nodes.iter();
         let all = all.filter(|(_, node)| !node.metadata.labels.contains_key(EXCLUDED));
@@ -447,10 +447,10 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// The node ports of a Service, with their weights.
+    /// Node ports of a Service with weights.
     ///
     /// # Errors
-    /// The port of the Service has no `nodePort`.
+    /// The port has no `nodePort`.
     fn servers(
         &self,
         model: &'a Model,
@@ -489,11 +489,11 @@ impl<'a> Nodes<'a> {
     }
 }
 
-/// The number of ready endpoints of a Service on each node; 0 if its endpoints only finish their
+/// Number of a Service's ready endpoints on each node; 0 if its endpoints only finish their
 /// connections.
 fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str, u16> {
     let mut nodes: BTreeMap<&str, u16> = BTreeMap::new();
-    // An endpoint may be in two slices while it moves from one to the other.
+    // An endpoint that moves between slices may be in both.
     let mut seen = BTreeSet::new();
     let slices = model.slices(key);
     for slice in slices.filter(|slice| slice.ipv6 == (family == Family::V6)) {
@@ -515,7 +515,7 @@ fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str,
     nodes
 }
 
-/// The endpoints of a port, with their weights.
+/// Endpoints of a port with weights.
 fn endpoints<'a>(
     model: &'a Model,
     key: &str,
@@ -542,7 +542,7 @@ fn endpoints<'a>(
                 Use::Drain => 0,
                 Use::Ready => 1,
             };
-            // All addresses of an endpoint are the same pod.
+            // All addresses of an endpoint belong to the same pod.
             let Some(ip) = endpoint.addresses.first().and_then(|ip| ip.parse().ok()) else {
                 continue;
             };
@@ -593,7 +593,7 @@ mod tests {
         texts.concat()
     }
 
-    /// A Service whose pods receive packets through a tunnel.
+    /// A Service with a tunnel to its pods.
     fn tunnelled() -> String {
         annotated("servers", r#"endpoints","lvsd/forward":"tun"#)
     }
@@ -608,7 +608,7 @@ mod tests {
         let refused = read(slices.clone()).unwrap_err().to_string();
         assert!(
             refused.contains("tunnelling cannot change the port 80 to 8080"),
-            "{refused}"
+            "no `tunnelling cannot change the port 80 to 8080` in {refused}"
         );
         read(slices.replace("8080", "80")).unwrap_or_else(|report| panic!("{report}"));
     }
@@ -624,7 +624,11 @@ mod tests {
 
     /// The servers of the only service.
     fn servers(desired: &Desired) -> Vec<(String, u16)> {
-        let text = desired.texts.values().next().expect("a service");
+        let text = desired
+            .texts
+            .values()
+            .next()
+            .expect("the Service is translated");
         let lines = text
             .lines()
             .filter_map(|line| line.trim().strip_prefix("{ address = \""));
@@ -768,7 +772,7 @@ mod tests {
         let service = annotated("zones", "west=2");
         let wanted = [("10.0.0.1", 0), ("10.0.0.2", 2), ("10.0.0.3", 2)];
         assert_eq!(weights(&of(&service, &[], &zones(""))), named(wanted));
-        // All nodes of the zone drain: the nodes of other zones are used.
+        // If all nodes of the zone drain, nodes of other zones are used.
         let wanted = [("10.0.0.1", 1), ("10.0.0.2", 0), ("10.0.0.3", 0)];
         assert_eq!(
             weights(&of(&service, &[], &zones("cordoned"))),

@@ -1,7 +1,7 @@
-//! The Lease that permits one director at a time to write addresses (pure: no I/O).
+//! The Lease that permits one director at a time to write addresses (pure functions).
 //!
-//! Clocks of directors may differ. So a director takes over the Lease if it has not seen the Lease
-//! change for the Lease's duration, measured by its own clock.
+//! Because clocks of directors may differ, a director takes over the Lease only after it has not
+//! seen a change for the Lease's duration by its own clock.
 
 use std::time::Duration;
 
@@ -10,43 +10,41 @@ use tokio::time::Instant;
 
 use super::objects::{Lease, LeaseSpec};
 
-/// Time without a renewal after which another director may take over the Lease.
+/// Time without a renewal after which another director may take over.
 pub(super) const LASTS: Duration = Duration::from_secs(15);
-/// Interval of the checks of the Lease.
+/// Interval at which the Lease is checked.
 pub(super) const PERIOD: Duration = Duration::from_secs(4);
-/// Time for which a renewal permits this director to write. It ends before another director may
-/// take over the Lease.
+/// Time after a renewal for which this director may write, shorter than [`LASTS`].
 const WRITES: Duration = Duration::from_secs(10);
-/// The maximum accepted duration of a Lease, in seconds.
+/// Maximum accepted duration of a Lease in seconds.
 const LONGEST: u32 = 300;
 
-/// The state of the Lease, as this director last read it.
+/// This director's view of the Lease.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
-    /// The last version of the Lease that this director has read, and when it first read that
-    /// version.
+    /// Latest version that this director has read, and when it read that version first.
     seen: Option<(String, Instant)>,
-    /// The last version that this director wrote.
+    /// Latest version that this director wrote.
     written: Option<String>,
     /// Time until which this director may write.
     until: Option<Instant>,
-    /// The director that has the Lease.
+    /// Director that holds the Lease.
     pub(super) holder: Option<String>,
     /// Whether another director has the same name as this one.
     pub(super) twin: bool,
 }
 
-/// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Another director owns the Lease.
+    /// Another director holds the Lease.
     Wait,
-    /// Write the Lease with its current resource version, or create it.
+    /// Create the Lease, or write it over the version that was read.
     Write(Value),
 }
 
 impl Claim {
-    /// Decides about the Lease; `None`: it does not exist. `unix` is the time since 1970.
+    /// Decides about the Lease, which is `None` if it does not exist. `unix` is the time since
+    /// 1970.
     pub(super) fn step(
         &mut self,
         lease: Option<&Lease>,
@@ -83,20 +81,20 @@ impl Claim {
         Step::Write(body(namespace, name, me, (&spec, own), &version, unix))
     }
 
-    /// Records that this director has written the Lease, by a request that it sent at `sent`.
+    /// Records that a request sent at `sent` has written the Lease.
     pub(super) fn won(&mut self, version: &str, me: &str, sent: Instant) {
         self.written = Some(version.to_owned());
         self.holder = Some(me.to_owned());
         self.until = Some(sent + WRITES);
     }
 
-    /// Records that another director was faster.
+    /// Records that another director wrote the Lease first.
     pub(super) fn lost(&mut self) {
         self.until = None;
         self.written = None;
     }
 
-    /// Whether this director may write.
+    /// Whether this director may write addresses.
     pub(super) fn may_write(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
     }
@@ -141,7 +139,7 @@ fn body(
 fn date_time(unix: Duration) -> String {
     let seconds = unix.as_secs();
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years begin in March, so that the leap day is the last day of a year.
+    // The computation uses years that begin in March, so that the leap day is the last day.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -154,12 +152,12 @@ fn date_time(unix: Duration) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
 }
 
-/// Kubernetes' `MicroTime`.
+/// Formats a time since 1970 as Kubernetes' `MicroTime`.
 fn micro_time(unix: Duration) -> String {
     format!("{}.{:06}Z", date_time(unix), unix.subsec_micros())
 }
 
-/// Kubernetes' `Time`.
+/// Formats a time since 1970 as Kubernetes' `Time`.
 pub(super) fn time(unix: Duration) -> String {
     format!("{}Z", date_time(unix))
 }
@@ -224,7 +222,7 @@ mod tests {
         let body = step(&mut claim, Some(&lease("d2", "2")), at(29)).unwrap();
         assert_eq!(body["metadata"]["resourceVersion"], "2");
         assert_eq!(body["spec"]["leaseTransitions"], 1);
-        // Another director was first.
+        // Another director has written the Lease first.
         claim.lost();
         assert_eq!(step(&mut claim, Some(&lease("d3", "3")), at(30)), None);
         assert!(!claim.may_write(at(30)));

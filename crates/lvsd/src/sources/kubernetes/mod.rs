@@ -1,5 +1,5 @@
-//! Services of type `LoadBalancer` in Kubernetes: Services, EndpointSlices and Nodes are listed
-//! once and then watched. After any failure, they are listed again; until then, the previous
+//! Services of type `LoadBalancer` in Kubernetes. lvsd lists Services, EndpointSlices and Nodes
+//! once, and then watches them. After a failure, it lists them again; until then, the previous
 //! objects apply.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //!            └──▶ desired (pure) ────▶ the text of a [[service]] for each port ──▶ Shared
 //! ```
 //!
-//! All directors read the addresses from the status of Services, so that all agree.
+//! All directors read addresses only from the status of Services, so that they agree.
 
 mod access;
 mod addresses;
@@ -47,7 +47,7 @@ use super::http::{self, Endpoint, Lines, plain};
 use super::{Shared, retry, timer};
 use crate::health::probe::Tls;
 
-/// Maximum number of objects in one page of a list.
+/// Maximum number of objects on one page of a list.
 const PAGE: usize = 500;
 /// Maximum number of objects of a list.
 const LISTED_MAX: usize = 100_000;
@@ -55,29 +55,29 @@ const LISTED_MAX: usize = 100_000;
 const PAGES_MAX: usize = 2000;
 /// Time limit for reading a complete list.
 const LIST_TIME: Duration = Duration::from_secs(300);
-/// Duration of a watch in seconds. Then the API server ends the watch, and lvsd starts it again.
+/// Duration of a watch in seconds, after which the API server ends it, and lvsd starts a new one.
 const WATCH: u64 = 300;
-/// Time after which a watch that the API server should have ended counts as dead.
+/// Age at which a watch is considered dead, because the API server should have ended it.
 const WATCH_MAX: Duration = Duration::from_secs(WATCH + 30);
-/// Changes that arrive within this time are sent to the daemon together.
+/// Changes within this time are passed to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
-/// Shortest interval between two watches of a kind.
+/// Minimum interval between two watches of the same kind.
 const WATCH_MIN: Duration = Duration::from_secs(1);
-/// A session of at least this length counts as a success.
+/// A session that lasts this long resets the pause between attempts.
 const WELL: Duration = Duration::from_secs(10);
-/// Maximum number of statuses and Events that are written before the watches are read again.
+/// Maximum number of statuses and Events to write before watches are read again.
 const WRITES: usize = 32;
-/// Maximum number of characters of the message of an Event; Kubernetes permits 1,024.
+/// Maximum length of an Event's message in characters; Kubernetes permits 1,024.
 const MESSAGE_MAX: usize = 900;
 
-/// `[kubernetes]`.
+/// Settings in `[kubernetes]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The API server.
+    /// Address of the API server.
     pub server: Endpoint,
-    /// The CA that lvsd accepts, and the certificate that lvsd presents.
+    /// CA of the API server, and lvsd's own certificate.
     pub(crate) tls: Option<Tls>,
-    /// The token of this client.
+    /// Token that lvsd sends to the API server.
     pub token: Option<Token>,
     /// The namespace of the Services; `None` for all.
     pub namespace: Option<String>,
@@ -98,12 +98,12 @@ pub struct Settings {
 impl Settings {
     /// The default class of Services.
     pub const CLASS: &'static str = "lvsd";
-    /// The default of the Lease's namespace and name.
+    /// Default namespace and name of the Lease.
     pub const LEASE: &'static str = "lvsd/lvsd";
-    /// The default of the time limit for a request.
+    /// Default time limit of a request.
     pub const TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// The name of the cluster in `lvsd status` and in the state directory.
+    /// Name of the cluster in `lvsd status` and in the state directory.
     pub fn name(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("{} {namespace}", self.server),
@@ -123,17 +123,17 @@ impl Settings {
     }
 }
 
-/// The services of Kubernetes.
+/// The services from Kubernetes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kubernetes {
-    /// The cluster.
+    /// Name of the cluster.
     pub name: String,
-    /// The text of each service, by Service and port.
+    /// TOML of each service, by Service and port.
     pub services: BTreeMap<String, Text>,
 }
 
-/// The state of Kubernetes besides the services.
+/// State of Kubernetes apart from the services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct View {
     /// Messages about refused objects.
@@ -144,7 +144,7 @@ pub(super) struct View {
     pub(super) leader: Option<String>,
 }
 
-/// The Services of the keys in `refused`, each with the first reason.
+/// Groups reasons by Service: the first reason of each.
 pub(super) fn by_service(refused: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut services = BTreeMap::new();
     for (key, why) in refused {
@@ -178,36 +178,35 @@ pub(super) fn follow(settings: Settings, shared: Arc<Shared>) -> JoinHandle<()> 
     })
 }
 
-/// The time since 1970.
 fn unix() -> Duration {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap_or_default()
 }
 
-/// A watch of one kind of objects.
+/// A watch of one kind of object.
 struct Watch {
     kind: Kind,
     lines: Lines,
-    /// The resource version up to which the model contains all changes.
+    /// Version up to which the model contains all changes.
     version: String,
     began: Instant,
-    /// Time at which the watch counts as failed.
+    /// When the watch is considered dead.
     dead: Instant,
 }
 
-/// The meaning of a line of a watch.
+/// Type of a line of a watch.
 enum Brought {
     /// An object was added, changed or deleted.
     Change,
-    /// A bookmark: it contains only a version.
+    /// A bookmark, which only contains a version.
     Bookmark,
-    /// The API server ended the watch, as it does periodically. This is not an error.
+    /// The API server ended the watch, which is not an error.
     End,
-    /// The watch's history has expired: all objects must be listed again.
+    /// The requested version has expired: all objects must be listed again.
     Expired(String),
 }
 
-/// The session with one API server.
+/// A session with one API server.
 struct Session<'a> {
     settings: Arc<Settings>,
     shared: &'a Shared,
@@ -215,13 +214,13 @@ struct Session<'a> {
     writers: Writers,
     model: Model,
     claim: Claim,
-    /// The addresses of all Services.
+    /// Addresses of all Services, as of the last change.
     assigned: Assigned,
-    /// The reasons why Services are refused, as in the texts of the written Events.
+    /// Reasons why Services are refused, as of the last Events.
     reported: BTreeMap<String, String>,
-    /// The reason why this director cannot acquire the Lease.
+    /// The reason why this director cannot take the Lease.
     no_lease: Option<String>,
-    /// The reason why this director cannot write an object other than the Lease.
+    /// The reason why this director cannot write another object.
     unwritten: Option<String>,
 }
 
@@ -261,13 +260,14 @@ impl<'a> Session<'a> {
             }
             early = if began.elapsed() < WELL { early + 1 } else { 0 };
             if early > 0 {
-                // If the API server drops its history at once, lvsd pauses before it lists again.
+                // If the API server discards its history quickly, lvsd pauses before it lists
+                // again.
                 sleep(retry(early, WATCH_MIN)).await;
             }
         }
     }
 
-    /// Reads all objects of a kind at one version, and returns this version.
+    /// Lists all objects of a kind at one version, and returns that version.
     async fn list(&mut self, kind: Kind) -> Result<String, Error> {
         let path = kind.path(self.settings.namespace.as_deref());
         let mut listed = Model::default();
@@ -285,7 +285,7 @@ impl<'a> Session<'a> {
                 .map(|more| format!("&continue={}", quoted(more)));
             let page = format!("{path}?limit={limit}{}", after.unwrap_or_default());
             let page: List = match self.client.get(&page).await {
-                // Request fewer objects at a time if they are large.
+                // If objects are large, lvsd requests fewer at a time.
                 Err(Error::Http(http::Error::TooLong)) if limit > 1 => {
                     limit /= 2;
                     continue;
@@ -315,7 +315,7 @@ impl<'a> Session<'a> {
         Err(Error::failed(why))
     }
 
-    /// Watches a kind, from a version on.
+    /// Starts a watch of a kind at `version`.
     async fn watch(&self, kind: Kind, version: String) -> Result<Watch, Error> {
         let path = kind.path(self.settings.namespace.as_deref());
         let path = format!(
@@ -331,7 +331,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Follows changes, until all objects must be listed again.
+    /// Applies changes until all objects must be listed again.
     async fn follow(
         &mut self,
         mut services: Watch,
@@ -355,7 +355,7 @@ impl<'a> Session<'a> {
                 () = timer(write_at) => {
                     write_at = None;
                     if self.write().await? {
-                        // More has to be written, or has just changed.
+                        // More is due, or was just written.
                         write_at = Some(Instant::now());
                         hand_over_at.get_or_insert(Instant::now() + GATHER);
                     }
@@ -392,7 +392,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Logs the reason why all objects are read again.
+    /// Logs why all objects are listed again.
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
@@ -401,7 +401,7 @@ impl<'a> Session<'a> {
         );
     }
 
-    /// Processes a line of a watch; `line` is `None` at the end of the watch.
+    /// Handles a line of a watch; `None` is its end.
     fn take(&mut self, watch: &mut Watch, line: Option<Vec<u8>>) -> Result<Brought, Error> {
         let Some(line) = line else {
             return Ok(Brought::End);
@@ -430,13 +430,13 @@ impl<'a> Session<'a> {
         Ok(Brought::Change)
     }
 
-    /// Passes the present objects to the main loop.
+    /// Passes the present objects to the daemon.
     fn hand_over(&mut self) -> Result<(), Error> {
         self.assigned = assign(&self.model, &self.settings);
         let desired = desired(&self.model, &self.assigned, &self.settings);
         let desired = desired.map_err(Error::failed)?;
         let refused = self.assigned.refused.iter().chain(&desired.refused);
-        // The messages quote text that any user of the cluster may have written.
+        // Any user of the cluster may have written the quoted texts.
         let refused = refused.map(|(key, why)| (key.clone(), plain(why)));
         let refused = refused.collect();
         let kubernetes = Kubernetes {
@@ -481,7 +481,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reads the Lease, and renews or acquires it.
+    /// Reads the Lease, and renews or takes it.
     async fn keep(&mut self) -> Result<(), Error> {
         let settings = Arc::clone(&self.settings);
         let (namespace, name) = (&settings.lease.0, &settings.lease.1);
@@ -529,8 +529,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Handles a failure to read or write the Lease. If the request was refused, this director
-    /// serves without writing; any other error ends the session.
+    /// Handles a failed request for the Lease. If the API server refused it, this director serves
+    /// without writing addresses. Other errors end the session.
     fn not_kept(&mut self, error: Error) -> Result<(), Error> {
         if !error.is_refused() {
             return Err(error);
@@ -545,14 +545,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Records, and logs once, a write that failed.
+    /// Stores why a write failed, and logs it once.
     fn cannot(&mut self, why: String) {
         log_new(self.unwritten.as_ref(), &why);
         self.unwritten = Some(why);
     }
 
-    /// Writes statuses and Events that are due, if this director has the Lease. Returns true if
-    /// more are due.
+    /// Writes due statuses and Events if this director holds the Lease. Returns whether more are
+    /// due.
     async fn write(&mut self) -> Result<bool, Error> {
         let mut left = WRITES;
         while !self.assigned.wanted.is_empty() {
@@ -570,8 +570,8 @@ impl<'a> Session<'a> {
         self.complain(left).await
     }
 
-    /// Writes the statuses of a few Services concurrently, and then Events about new addresses.
-    /// Returns false if a write failed that may succeed later.
+    /// Writes the statuses of a few Services concurrently, then Events about new addresses. Returns
+    /// false if a repetition of a failed write may succeed.
     async fn write_some(&mut self) -> Result<bool, Error> {
         let mut due = Vec::new();
         while due.len() < WRITERS
@@ -608,14 +608,14 @@ impl<'a> Session<'a> {
                     );
                     events.extend(self.event(&key, "Normal", "AddressAssigned", &message));
                 }
-                // The watch reports the present state of the Service.
+                // The watch will report the present state.
                 Err(error) if error.is_conflict() || error.is_missing() => {}
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
                         "the status of Service {key} is not written: the API server {error}"
                     ));
                     if error.is_passing() {
-                        // The next read of the Lease is followed by another attempt.
+                        // The write is repeated after the next check of the Lease.
                         self.assigned.wanted.insert(key, addresses);
                         passing = true;
                     }
@@ -628,8 +628,8 @@ impl<'a> Session<'a> {
         fault.map_or(Ok(!passing), Err)
     }
 
-    /// Writes an Event for each Service that is refused for another reason than before. Returns
-    /// true if more are due.
+    /// Writes an Event for each Service that is refused for a new reason. Returns whether more are
+    /// due.
     async fn complain(&mut self, mut left: usize) -> Result<bool, Error> {
         let mut refused = self.shared.refused_by_daemon();
         refused.retain(|key, _| self.model.services.contains_key(key));
@@ -663,7 +663,6 @@ impl<'a> Session<'a> {
         Ok(false)
     }
 
-    /// Makes an Event about a Service.
     fn event(
         &self,
         key: &str,
@@ -691,7 +690,7 @@ impl<'a> Session<'a> {
         Some((Change::post(path, body), key.to_owned()))
     }
 
-    /// Writes Events. The result for an Event is false if another attempt may succeed.
+    /// Writes Events. A result is false if a repetition may succeed.
     async fn write_events(&mut self, events: Vec<(Change, String)>) -> Result<Vec<bool>, Error> {
         let (changes, keys): (Vec<_>, Vec<_>) = events.into_iter().unzip();
         let answers = self.writers.send(changes).await;
@@ -712,7 +711,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The status of a Service with these addresses.
+/// Status of a Service with these addresses.
 fn status(service: &Service, addresses: &[IpAddr]) -> Value {
     let ports = service.spec.ports.iter().map(|port| {
         let protocol = port.protocol.as_deref().unwrap_or("TCP");
@@ -729,22 +728,21 @@ fn status(service: &Service, addresses: &[IpAddr]) -> Value {
     })
 }
 
-/// Logs the reason for a failed write, unless it was logged before.
+/// Logs a failed write, unless it is already `known`.
 fn log_new(known: Option<&String>, why: &str) {
     if known.map(String::as_str) != Some(why) {
         tracing::warn!(event = "unwritten", "{why}");
     }
 }
 
-/// The API path of the object with a key.
+/// API path of an object, with the subresource `part`.
 fn path_of(key: &str, plural: &str, part: &str) -> String {
     let (namespace, name) = key.split_once('/').unwrap_or_default();
     format!("/api/v1/namespaces/{namespace}/{plural}/{name}{part}")
 }
 
 impl Watch {
-    /// Waits for the next line; `None` at the end of the watch. A caller that drops the future
-    /// loses no data.
+    /// Waits for the next line; `None` at the end of the watch. Dropping the future loses no data.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         let limit = self.dead.saturating_duration_since(Instant::now());
         match timeout(limit, self.lines.next()).await {

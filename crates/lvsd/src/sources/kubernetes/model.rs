@@ -1,4 +1,4 @@
-//! The objects of an API server that directors need (pure: no I/O).
+//! The objects of an API server that directors need (pure functions).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,27 +17,26 @@ const ENDPOINTS_MAX: usize = 200_000;
 const NODES_MAX: usize = 5000;
 /// Maximum length of a name in bytes, as in Kubernetes.
 const NAME_MAX: usize = 253;
-/// Maximum number of bytes of a Service's annotations that are stored.
+/// Maximum size of a Service's stored annotations in bytes.
 pub(super) const ANNOTATIONS_MAX: usize = 16 << 10;
-/// Maximum number of ports of a Service; a Service with more ports is refused.
+/// Maximum number of ports of a Service. A Service with more is refused.
 pub(super) const PORTS_MAX: usize = 256;
-/// Maximum number of addresses that are read from the status of a Service.
+/// Maximum number of addresses read from a Service's status.
 const INGRESS_MAX: usize = 64;
-/// Maximum number of characters of the reason why an object cannot be read.
+/// Maximum length of the reason for refusing an object, in characters.
 const WHY_MAX: usize = 200;
-/// Maximum number of reported objects that cannot be read.
+/// Maximum number of refused objects that are reported.
 const REFUSED_MAX: usize = 64;
 
-/// The prefix of all annotations that directors read.
+/// Prefix of lvsd's annotations.
 pub(super) const PREFIX: &str = "lvsd/";
-/// The label that names the Service of an EndpointSlice.
+/// Label with an EndpointSlice's Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The label of a Node that names its zone.
+/// Label with a Node's zone.
 pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
-/// The label of a Node that external load balancers skip.
+/// Label of a Node that external load balancers must not use.
 pub(super) const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
-/// A kind of Kubernetes objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Service,
@@ -48,7 +47,7 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
 
-    /// The API path of the objects of this kind, in one namespace or in all.
+    /// API path of all objects of this kind, in one namespace or in all.
     pub(super) fn path(self, namespace: Option<&str>) -> String {
         let (api, plural) = match self {
             Self::Service => ("/api/v1", "services"),
@@ -74,20 +73,20 @@ impl Kind {
 /// An EndpointSlice of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Slice {
-    /// The Service, `NAMESPACE/NAME`.
+    /// The Service as `NAMESPACE/NAME`.
     service: String,
     pub(super) ipv6: bool,
     pub(super) endpoints: Vec<Endpoint>,
     pub(super) ports: Vec<EndpointPort>,
 }
 
-/// EndpointSlices, by `NAMESPACE/NAME`.
+/// EndpointSlices by `NAMESPACE/NAME`.
 #[derive(Debug, Default)]
 struct Slices {
     all: BTreeMap<String, Slice>,
-    /// The EndpointSlices of each Service.
+    /// Keys of each Service's EndpointSlices.
     of: BTreeMap<String, BTreeSet<String>>,
-    /// The number of endpoints in all EndpointSlices.
+    /// Number of endpoints in all EndpointSlices.
     endpoints: usize,
 }
 
@@ -114,19 +113,19 @@ impl Slices {
     }
 }
 
-/// All objects, by `NAMESPACE/NAME`.
+/// All objects by `NAMESPACE/NAME`.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// Services of type `LoadBalancer`, of any class, because the addresses of other classes are in
-    /// use, too.
+    /// Services of type `LoadBalancer`. Those of other classes are included, because their
+    /// addresses are in use.
     pub(super) services: BTreeMap<String, Service>,
     slices: Slices,
     pub(super) nodes: BTreeMap<String, Node>,
-    /// Objects that cannot be read, with the reason. Their previous state applies.
+    /// Objects that cannot be parsed, with the reasons. Their previous state applies.
     pub(super) refused: BTreeMap<String, String>,
 }
 
-/// The key of an object: `NAMESPACE/NAME`, or the name if it has no namespace.
+/// Key of an object: `NAMESPACE/NAME`, or `NAME` if the object has no namespace.
 fn key(named: &Named) -> String {
     match named.namespace.is_empty() {
         true => named.name.clone(),
@@ -134,15 +133,15 @@ fn key(named: &Named) -> String {
     }
 }
 
-/// Whether the text is a valid name in Kubernetes.
+/// Whether Kubernetes permits the text as a name.
 pub(crate) fn is_name(name: &str) -> bool {
     let right = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(right)
 }
 
 impl Model {
-    /// Stores a new or changed object, given as JSON. An object that cannot be parsed is refused;
-    /// the others are unaffected.
+    /// Stores an object in JSON. If it cannot be parsed, it is refused, and its previous state
+    /// stays.
     ///
     /// # Errors
     /// There are too many objects.
@@ -156,8 +155,8 @@ impl Model {
         self.bounded()
     }
 
-    /// Stores an object of a list. An object that cannot be parsed is refused, and keeps the value
-    /// that it has in `before`.
+    /// Stores an object of a list. If it cannot be parsed, it is refused, and its state in `before`
+    /// is used.
     ///
     /// # Errors
     /// There are too many objects.
@@ -188,7 +187,7 @@ impl Model {
         self.bounded()
     }
 
-    /// Replaces all objects of a kind by the objects of a complete list.
+    /// Replaces all objects of a kind by those of a complete list.
     pub(super) fn replace(&mut self, kind: Kind, listed: Self) {
         let of_kind = full_name(kind, "");
         self.refused.retain(|name, _| !name.starts_with(&of_kind));
@@ -224,7 +223,7 @@ impl Model {
                 if service.annotation_bytes > ANNOTATIONS_MAX {
                     meta.annotations.clear();
                 }
-                // One port above the limit shows that there are too many.
+                // One port above the limit is kept, to show that there are too many.
                 service.spec.ports.truncate(PORTS_MAX + 1);
                 service.status.load_balancer.ingress.truncate(INGRESS_MAX);
                 if self
@@ -241,7 +240,7 @@ impl Model {
                 let family = match slice.address_type.as_str() {
                     "IPv4" => Some(false),
                     "IPv6" => Some(true),
-                    // Names, which directors do not resolve.
+                    // Directors do not resolve host names.
                     _ => None,
                 };
                 if let (Some(service), Some(ipv6)) = (service, family) {
@@ -262,7 +261,7 @@ impl Model {
                 meta.annotations.clear();
                 meta.labels
                     .retain(|name, _| name == EXCLUDED || name == ZONE);
-                // Everything else changes every few seconds.
+                // Only the remaining fields are compared, because others change every few seconds.
                 meta.resource_version.clear();
                 node.status
                     .conditions
@@ -273,7 +272,6 @@ impl Model {
         Ok(())
     }
 
-    /// Removes an object from the model.
     pub(super) fn delete(&mut self, kind: Kind, object: &str) {
         let key = key(&Named::of(object));
         self.refused.remove(&full_name(kind, &key));
@@ -306,7 +304,7 @@ impl Model {
         }
     }
 
-    /// Checks the numbers of objects against their limits.
+    /// Checks the limits on the numbers of objects.
     ///
     /// # Errors
     /// There are too many objects of a kind.
@@ -328,28 +326,27 @@ impl Model {
         Ok(())
     }
 
-    /// The addresses in the status of a Service.
+    /// Addresses in the status of a Service.
     pub(super) fn ingress(service: &Service) -> impl Iterator<Item = IpAddr> {
         let ingress = service.status.load_balancer.ingress.iter();
         ingress.filter_map(|one| one.ip.as_deref()?.parse().ok())
     }
 }
 
-/// Whether `known` is a later version of the same Service. A watch may report an older version than
-/// the answer to a write of this director.
+/// Whether `known` is a later version of the same Service. A watch may still report an older
+/// version than the answer to this director's own write.
 fn is_newer(known: &Service, reported: &Service) -> bool {
     let version = |service: &Service| service.metadata.resource_version.parse::<u64>().ok();
     known.metadata.uid == reported.metadata.uid
         && matches!((version(known), version(reported)), (Some(known), Some(reported)) if known > reported)
 }
 
-/// The kind and the key of an object for messages: `Service shop/web`.
+/// Formats kind and key for messages: `Service shop/web`.
 fn full_name(kind: Kind, key: &str) -> String {
     format!("{} {key}", kind.name())
 }
 
-/// Parses an object. The error text has no line and column, because they change with every version
-/// of the object.
+/// Parses an object. The error text omits line and column, which would change with every version.
 fn read<'a, T: Deserialize<'a>>(object: &'a str) -> Result<T, String> {
     serde_json::from_str(object).map_err(|error| {
         let why = error.to_string();
@@ -402,7 +399,7 @@ mod tests {
         put(&mut model, "web", &broken);
         assert_eq!(model.services["shop/web"].spec.ports[0].port, 80);
         assert!(model.refused["Service shop/web"].contains("80000"));
-        // The same in a list in which another object is missing.
+        // The same with a list that lacks another object.
         put(&mut model, "mail", &lb);
         list(&mut model, Kind::Service, &[service("web", &broken)]).unwrap();
         assert_eq!(model.services.keys().collect::<Vec<_>>(), ["shop/web"]);
@@ -503,7 +500,7 @@ mod tests {
         );
         assert_eq!(model.slices.endpoints, 6);
         model.delete(Kind::EndpointSlice, &slice("a", "mail", 0));
-        // An object that has become unreadable stays; the other object is not in the list.
+        // An object that became unreadable stays; one that is missing from the list does not.
         let wrong = slice("b", "web", 1).replace("[{}]", "1");
         list(&mut model, Kind::EndpointSlice, &[wrong]).unwrap();
         assert_eq!(of(&model, "shop/web"), [2]);

@@ -1,13 +1,13 @@
-//! The fields of Kubernetes objects that lvsd uses. The parser skips all others.
+//! The fields of Kubernetes objects that lvsd uses.
 //!
-//! An API server may omit any field, and may write `null` for it.
+//! An API server may omit any field, or write `null`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// Reads a value; `null` is the default of its type.
+/// Deserializes a value; `null` becomes the default.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -16,7 +16,6 @@ where
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// The `metadata` of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Meta {
@@ -32,7 +31,6 @@ pub(super) struct Meta {
     pub(super) labels: BTreeMap<String, String>,
 }
 
-/// A Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Service {
@@ -40,7 +38,7 @@ pub(super) struct Service {
     pub(super) spec: ServiceSpec,
     #[serde(deserialize_with = "or_default")]
     pub(super) status: ServiceStatus,
-    /// Bytes of the annotations that directors read; above the limit, the annotations are left out.
+    /// Size of lvsd's annotations in bytes. Above the limit, they are not stored.
     #[serde(skip)]
     pub(super) annotation_bytes: usize,
 }
@@ -116,7 +114,6 @@ pub(super) struct PortStatus {
     pub(super) protocol: String,
 }
 
-/// An EndpointSlice.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct EndpointSlice {
@@ -138,8 +135,8 @@ pub(super) struct Endpoint {
     pub(super) node_name: Option<String>,
 }
 
-/// The conditions of an endpoint. As Kubernetes defines, a missing `ready` counts as true, and a
-/// missing `serving` has the value of `ready`.
+/// Conditions of an endpoint. As Kubernetes defines, a missing `ready` means true, and a missing
+/// `serving` means the value of `ready`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Conditions {
@@ -148,12 +145,12 @@ pub(super) struct Conditions {
     pub(super) terminating: Option<bool>,
 }
 
-/// The connections that an endpoint receives.
+/// How an endpoint can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Use {
-    /// The endpoint receives no connections, because it terminates and no longer answers.
+    /// It receives no packets, because it terminates and no longer serves.
     Gone,
-    /// The endpoint accepts no new connections.
+    /// It accepts no new connections.
     Drain,
     /// The endpoint accepts new connections.
     Ready,
@@ -178,7 +175,6 @@ pub(super) struct EndpointPort {
     pub(super) port: Option<u16>,
 }
 
-/// A Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Node {
@@ -221,7 +217,6 @@ pub(super) struct NodeAddress {
     pub(super) address: String,
 }
 
-/// A Lease of `coordination.k8s.io`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Lease {
@@ -240,7 +235,7 @@ pub(super) struct LeaseSpec {
     pub(super) lease_transitions: Option<u32>,
 }
 
-/// The name of an object that may not be parsed completely.
+/// Name and namespace of an object, for objects whose other fields may be invalid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) name: String,
@@ -284,8 +279,7 @@ impl Named {
     }
 }
 
-/// A page of a list. Its items are parsed one by one, so that an invalid item does not affect the
-/// others.
+/// A page of a list. Each item is parsed separately, so that an invalid one does not affect others.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct List {
@@ -310,7 +304,7 @@ pub(super) struct WatchEvent {
     pub(super) object: Box<RawValue>,
 }
 
-/// The error of an API server.
+/// An error of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Status {

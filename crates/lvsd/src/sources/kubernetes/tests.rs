@@ -1,4 +1,4 @@
-//! Objects for the tests of all modules, and sessions with a fake API server.
+//! Objects for all tests of this module, and sessions with a fake API server.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
@@ -30,7 +30,6 @@ pub(super) fn settings(range: &str) -> Settings {
     }
 }
 
-/// A model of these objects.
 pub(super) fn model(services: &[String], slices: &[String], nodes: &[String]) -> Model {
     let mut model = Model::default();
     for (kind, objects) in Kind::ALL.into_iter().zip([services, slices, nodes]) {
@@ -42,7 +41,7 @@ pub(super) fn model(services: &[String], slices: &[String], nodes: &[String]) ->
     model
 }
 
-/// A Node in the state `state`.
+/// A Node with this condition.
 pub(super) fn node(name: &str, address: &str, state: &str) -> String {
     let mut node = json!({
         "metadata": { "name": name, "labels": {} }, "spec": {},
@@ -63,7 +62,7 @@ pub(super) fn node(name: &str, address: &str, state: &str) -> String {
     node.to_string()
 }
 
-/// A slice of the Service `shop/web` with endpoints: address, node, state.
+/// An EndpointSlice of the Service `shop/web`; endpoints are given by address, node and state.
 pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
     let endpoint = |(address, node, state): &(&str, &str, &str)| {
         let conditions = match *state {
@@ -86,13 +85,13 @@ pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
     .to_string()
 }
 
-/// The line after which the fake API server ends a watch, as a real one does periodically.
+/// Line after which the fake API server ends a watch.
 const END: &str = "END";
 
-/// Time limit of a test for an expected event.
+/// Time limit for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An API server that has these objects, and answers a few kinds of request.
+/// A fake API server with these objects, which answers a few kinds of requests.
 #[derive(Default)]
 struct Fake {
     state: Mutex<State>,
@@ -101,21 +100,21 @@ struct Fake {
 
 #[derive(Default)]
 struct State {
-    /// Objects by kind, and then by key.
+    /// Objects by kind and key.
     objects: BTreeMap<&'static str, BTreeMap<String, Value>>,
-    /// Lines of watches, by kind, which the server writes once.
+    /// Lines that watches of each kind have yet to send.
     lines: BTreeMap<&'static str, Vec<String>>,
     lease: Option<Value>,
     events: Vec<Value>,
     version: u64,
     lists: usize,
-    /// The heads of requests for watches.
+    /// First lines and headers of watch requests.
     watched: Vec<String>,
-    /// The token that is accepted.
+    /// The accepted token.
     token: Option<String>,
-    /// Number of requests with a token that is not accepted.
+    /// Number of requests with another token.
     unauthorized: usize,
-    /// Number of writes of a status that will fail.
+    /// Number of status writes that will fail.
     busy: usize,
 }
 
@@ -159,7 +158,7 @@ impl Fake {
         self.changed.notify_waiters();
     }
 
-    /// The answer to a request: status and body.
+    /// Answers a request with status and body.
     fn answer(&self, head: &str, body: &str) -> (u16, Value) {
         let mut state = self.lock();
         let mut words = head.split(' ');
@@ -257,8 +256,7 @@ impl Fake {
         }
     }
 
-    /// Writes lines until it has written an error, or until the line [`END`], which ends the watch
-    /// without an error.
+    /// Sends lines of a watch until an error line, or until [`END`].
     async fn watch(&self, stream: &mut TcpStream, kind: &str) {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
         loop {
@@ -288,7 +286,7 @@ impl Fake {
     }
 }
 
-/// A director that follows the API server.
+/// A director that follows the fake API server.
 struct Followed {
     shared: Arc<Shared>,
     task: JoinHandle<()>,
@@ -310,11 +308,11 @@ impl Followed {
         Self { shared, task }
     }
 
-    /// Waits until the state satisfies `right`.
+    /// Waits until `right` is true for the state.
     async fn wait(&self, what: &str, right: impl Fn(&super::super::State) -> bool) {
         let waited = timeout(PATIENCE, async {
             while !right(&self.shared.lock()) {
-                // Views change without a notification.
+                // Views can change without a notification.
                 let _ = timeout(Duration::from_millis(20), self.shared.news.notified()).await;
             }
         });
@@ -463,7 +461,7 @@ async fn session_invalid_annotation_causes_one_event() {
             .collect::<Vec<_>>()
     };
     director.wait("the event", |_| !reported().is_empty()).await;
-    // The daemon has refused another object.
+    // The daemon has refused another Service.
     let refused = [("shop/web".to_owned(), "its text is wrong".to_owned())];
     fake.put("services", &service("web", &Value::Null));
     director
@@ -485,7 +483,7 @@ async fn session_compacted_history_is_listed_again() {
     let director = Followed::start(address, |_| {});
     director.wait_services(&["shop/web/tcp/80"]).await;
     let lists = fake.lock().lists;
-    // A change that no watch reports, and the end of the history.
+    // A change that no watch reports, because the requested version has expired.
     fake.put("services", &service("mail", &Value::Null));
     let expired = json!({
         "type": "ERROR",
@@ -518,7 +516,7 @@ async fn client_reopens_closed_connection_for_reads_only() {
     for _ in 0..3 {
         client.get::<Value>("/x").await.unwrap();
     }
-    // The server may have executed a write before the connection ended.
+    // The server may have executed the write, so it is not repeated.
     let written = client.post("/x", &json!({})).await;
     assert!(
         matches!(written, Err(Error::Http(http::Error::Failed(_)))),
@@ -554,7 +552,8 @@ async fn client_write_that_was_not_sent_is_repeated_over_new_connection() {
     let mut client = Client::new(Arc::new(settings));
     for _ in 0..2 {
         client.post("/x", &json!({})).await.unwrap();
-        // This blocks the runtime. The client notices the closed connection at the next request.
+        // This blocks the runtime, so that the client notices the closed connection only at the
+        // next request.
         is_closed.recv().unwrap();
         tokio::task::yield_now().await;
     }
@@ -655,7 +654,7 @@ async fn session_invalid_answers_are_errors() {
 
 #[tokio::test]
 async fn session_endless_list_is_an_error() {
-    // The list never ends.
+    // A list without an end.
     let address = serving(|mut stream| async move {
         let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
         let length = body.len();
