@@ -865,7 +865,7 @@ fn run(
                 "cannot open the control socket: {error}; commands such as `lvsd status` cannot reach this lvsd: permit lvsd to write to the directory of the socket, or use --socket @NAME, and restart lvsd"
             );
         }
-        let served = api::start(&api, &events, &address);
+        api::start(&api, &events);
         let options = Options {
             attach: arguments.attach,
             loaded,
@@ -890,9 +890,7 @@ fn run(
             confinement,
             ..Options::new(arguments.config().to_owned())
         };
-        let result = daemon::run(options, config, Machine::new(&address), network, signals).await;
-        served.end();
-        result
+        daemon::run(options, config, Machine::new(&address), network, signals).await
     });
     // A call to a dataplane that hangs must not prevent the exit of the daemon.
     runtime.shutdown_background();

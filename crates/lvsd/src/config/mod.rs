@@ -133,17 +133,8 @@ pub struct Api {
     pub allowed_hosts: Vec<String>,
     /// Tokens of clients over TCP.
     pub tokens: Vec<Named>,
-    /// The directory of a tree that imitates `/proc`.
-    pub procfs: Option<PathBuf>,
-    /// Maximum number of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].
-    pub procfs_connections: Option<usize>,
     /// Whether the API serves the dashboard.
     pub dashboard: bool,
-}
-
-impl Api {
-    /// The default number of listed connections.
-    pub const PROCFS_CONNECTIONS: usize = 100_000;
 }
 
 /// The reaction to manual changes of services of the file.

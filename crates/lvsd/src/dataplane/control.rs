@@ -117,11 +117,6 @@ pub trait DataplaneControl: Send {
         String::new()
     }
 
-    /// The size of the connection table, as the kernel would print it.
-    fn table_size(&self) -> u32 {
-        4096
-    }
-
     /// Makes all of these changes in their order, or none.
     ///
     /// # Errors
@@ -239,10 +234,6 @@ impl DataplaneControl for Connection {
     fn version(&self) -> String {
         let name = &self.0.hello().dataplane;
         name.rsplit(' ').next().unwrap_or_default().to_owned()
-    }
-
-    fn table_size(&self) -> u32 {
-        self.0.hello().table_size
     }
 
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {

@@ -226,8 +226,6 @@ pub struct DataplaneView {
     pub services: Vec<ServiceInfo>,
     /// The reasons why packets were dropped or passed to the host's network stack.
     pub reasons: Vec<ReasonCount>,
-    /// The size of the dataplane's connection table, as the kernel would print it.
-    pub table_size: u32,
     /// The dataplane's version; empty before its first answer.
     pub version: String,
 }
@@ -824,7 +822,6 @@ impl Link {
         }
         let seen = DataplaneView {
             info,
-            table_size: control.table_size(),
             version: control.version(),
             ..DataplaneView::default()
         };
