@@ -30,7 +30,7 @@ const PATIENCE_SECONDS: i64 = 5;
 /// Time for which a listing of services and servers is stored for the next requests of the same
 /// thread.
 const LISTING: Duration = Duration::from_secs(1);
-/// Greatest number of simultaneous dumps in a namespace.
+/// Maximum number of simultaneous dumps in a namespace.
 const DUMPS_MAX: usize = 16;
 
 /// A network namespace of the program, with a netlink socket that sends answers.

@@ -22,7 +22,7 @@ const ROUNDS: usize = 2;
 const STRANGE_MAX: usize = 64;
 /// Maximum number of hosts in the SRV records of a name.
 const TARGETS_MAX: usize = 256;
-/// Greatest number of servers of a name.
+/// Maximum number of servers of a name.
 pub(crate) const RECORDS_MAX: usize = 1024;
 
 /// Resolves a name: returns its servers in a stable order, and their TTL in seconds.
