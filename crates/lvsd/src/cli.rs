@@ -19,6 +19,7 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 use lvs_api::daemon::{LoadStatus, Status};
+use lvs_api::words::counted;
 use lvs_api::{Address, LockError, steer, sweep, tidy};
 use lvs_core::api::Confinement;
 use lvs_process::{confine, log};
@@ -47,7 +48,6 @@ use crate::requests;
 use crate::schema;
 use crate::sources::{self, Gathered};
 use crate::watchdog::{self, Pulses};
-use lvs_api::words::counted;
 
 /// Exit code if the configuration file is invalid or missing.
 const EXIT_CONFIG: u8 = 3;

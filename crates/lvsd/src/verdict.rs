@@ -2,9 +2,9 @@
 //! no I/O).
 
 use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
+use lvs_api::words::counted;
 
 use crate::health::Code;
-use lvs_api::words::counted;
 
 /// Maximum number of services in the line.
 const NAMED_MAX: usize = 3;

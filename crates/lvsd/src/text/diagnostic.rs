@@ -8,10 +8,10 @@ use std::io::IsTerminal;
 use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+use lvs_api::words::counted;
 use lvs_process::log;
 
 use super::Files;
-use lvs_api::words::counted;
 
 /// Maximum number of printed findings; the number of the others is printed.
 const SHOWN_MAX: usize = 20;
