@@ -848,7 +848,7 @@ mod tests {
     }
 
     #[test]
-    fn status_exit_code_reports_problems() {
+    fn status_text_shows_each_problem() {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
         };
