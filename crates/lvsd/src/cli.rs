@@ -19,6 +19,7 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 use lvs_api::daemon::{LoadStatus, Status};
+use lvs_api::words::counted;
 use lvs_api::{Address, LockError, steer, sweep, tidy};
 use lvs_core::api::Confinement;
 use lvs_process::{confine, log};
@@ -47,7 +48,6 @@ use crate::requests;
 use crate::schema;
 use crate::sources::{self, Gathered};
 use crate::watchdog::{self, Pulses};
-use lvs_api::words::counted;
 
 /// Exit code if the configuration file is invalid or missing.
 const EXIT_CONFIG: u8 = 3;
@@ -864,7 +864,7 @@ fn run(
                 "cannot open the control socket: {error}; commands such as `lvsd status` cannot reach this lvsd: permit lvsd to write to the directory of the socket, or use --socket @NAME, and restart lvsd"
             );
         }
-        let served = api::start(&api, &events, &address);
+        api::start(&api, &events);
         let options = Options {
             attach: arguments.attach,
             loaded,
@@ -889,9 +889,7 @@ fn run(
             confinement,
             ..Options::new(arguments.config().to_owned())
         };
-        let result = daemon::run(options, config, Machine::new(&address), network, signals).await;
-        served.end();
-        result
+        daemon::run(options, config, Machine::new(&address), network, signals).await
     });
     // A hung dataplane must not prevent the daemon's exit.
     runtime.shutdown_background();

@@ -49,13 +49,13 @@ pub struct Named {
     pub role: Role,
 }
 
-/// Reads all tokens, which must differ. If the file of a token is unusable, the token of that name
-/// in `before` is used. The second value contains the errors.
+/// Reads all tokens, which must differ. A token whose file is unusable is the one of that name in
+/// `before`, unless another name has this token now; the second value has the errors.
 pub(crate) fn read_all(
     all: Vec<Named>,
     before: &[(Named, Token)],
 ) -> (Vec<(Named, Token)>, Vec<String>) {
-    let (mut tokens, mut errors) = (Vec::<(Named, Token)>::new(), Vec::new());
+    let (mut tokens, mut unusable) = (Vec::<(Named, Token)>::new(), Vec::new());
     for named in all {
         let token = Token::read(&named.file);
         let same = tokens.iter().find(|(_, other)| token.as_ref() == Ok(other));
@@ -67,16 +67,19 @@ pub(crate) fn read_all(
         });
         match same.map_or(token, Err) {
             Ok(token) => tokens.push((named, token)),
-            Err(why) => {
-                let old = before.iter().find(|(old, _)| old.name == named.name);
-                let state = match old {
-                    Some(_) => "its previous content stays valid",
-                    None => "nobody can use it",
-                };
-                errors.push(format!("token `{}`: {why}; until then {state}", named.name));
-                tokens.extend(old.map(|(_, token)| (named, token.clone())));
-            }
+            Err(why) => unusable.push((named, why)),
         }
+    }
+    let mut errors = Vec::new();
+    for (named, why) in unusable {
+        let old = before.iter().find(|(old, _)| old.name == named.name);
+        let old = old.filter(|(_, old)| tokens.iter().all(|(_, token)| token != old));
+        let state = match old {
+            Some(_) => "its previous content stays valid",
+            None => "nobody can use it",
+        };
+        errors.push(format!("token `{}`: {why}; until then {state}", named.name));
+        tokens.extend(old.map(|(_, token)| (named, token.clone())));
     }
     (tokens, errors)
 }
@@ -184,6 +187,46 @@ mod tests {
         assert!(!long.is("x".repeat(257).as_bytes()));
         assert!(!long.is("x".repeat(300).as_bytes()));
         assert_eq!(format!("{token:?}"), "Token");
+    }
+
+    #[test]
+    fn previous_token_that_another_name_has_now_is_dropped() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let named = |name: &str| Named {
+            name: name.to_owned(),
+            file: directory.path().join(name),
+            role: Role::Drain,
+        };
+        let write = |name: &str, token: &str| {
+            std::fs::write(directory.path().join(name), token).expect("written");
+            let private = std::fs::Permissions::from_mode(0o600);
+            std::fs::set_permissions(directory.path().join(name), private).expect("permissions");
+        };
+        let (one, two) = ("0123456789abcdef", "fedcba9876543210");
+        let read = |before: &[(Named, Token)]| read_all(vec![named("ann"), named("bob")], before);
+        let name_of = |all: &[(Named, Token)], token: &str| {
+            owner(all, token.as_bytes()).map(|named| named.name.clone())
+        };
+        write("ann", one);
+        write("bob", two);
+        let (before, errors) = read(&[]);
+        assert_eq!((before.len(), errors), (2, Vec::new()));
+        // The file of bob has the token of ann now, and the file of ann is unusable.
+        write("ann", "");
+        write("bob", one);
+        let (after, errors) = read(&before);
+        assert_eq!(name_of(&after, one).as_deref(), Some("bob"));
+        assert_eq!((after.len(), name_of(&after, two)), (1, None));
+        assert!(errors[0].contains("token `ann`"), "{errors:?}");
+        assert!(errors[0].contains("nobody can use it"), "{errors:?}");
+        // As long as no other name has it, the previous token stays valid.
+        write("bob", two);
+        let (after, errors) = read(&before);
+        assert_eq!(name_of(&after, one).as_deref(), Some("ann"));
+        assert!(
+            errors[0].contains("previous content stays valid"),
+            "{errors:?}"
+        );
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Verdicts about each service and the whole director: a state and a line of text (pure functions).
 
 use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
+use lvs_api::words::counted;
 
 use crate::health::Code;
-use lvs_api::words::counted;
 
 /// Maximum number of services that the line names.
 const NAMED_MAX: usize = 3;

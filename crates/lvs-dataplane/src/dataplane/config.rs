@@ -131,7 +131,7 @@ pub enum UseKernel {
     /// No
     #[default]
     Off,
-    /// As `Auto`, but `lvsadm doctor` reports nothing if the kernel fast path is not available.
+    /// As `Auto`, but `lvsadm doctor` reports no problem if the kernel fast path is not available.
     #[value(skip)]
     Try,
     /// Yes, if the kernel permits it and a quarter of the free memory is enough; otherwise the log

@@ -312,13 +312,11 @@ impl Keeper {
                 (vec![io], None)
             }
         };
-        // XDP is last: some drivers reset the link for it, and this function runs again each second
-        // if it fails.
+        // This function runs again each second if it fails. If XDP is refused, no rule of nf_tables
+        // was added. If the rules are refused, XDP stays attached: some drivers reset the link when
+        // a program is attached.
+        self.attach_xdp(link)?;
         self.interception.add_interface(&link.name)?;
-        if let Err(error) = self.attach_xdp(link) {
-            self.interception.remove_interface(&link.name)?;
-            return Err(error);
-        }
         Ok(opened)
     }
 
@@ -357,6 +355,8 @@ impl Keeper {
     /// Closes interfaces that were removed or have become ports of a bridge or bond, and applies
     /// new names.
     fn let_go_of_links(&mut self) {
+        let (attached, state) = (&mut self.attached_xdp, &self.tables.state);
+        attached.retain(|ifindex, _| state.link(*ifindex).is_some());
         let mut gone = Vec::new();
         let mut renamed = Vec::new();
         for (port, known) in self.tables.interfaces() {

@@ -164,7 +164,9 @@ impl Keeper {
         };
         let (ifindex, name) = (link.index, &link.name);
         // An earlier attempt to open the interface may have failed after this step.
-        self.detach_xdp(ifindex);
+        if self.attached_xdp.contains_key(&ifindex) || fast_path.no_xdp(ifindex).is_some() {
+            return Ok(());
+        }
         if self.setup.xdp.contains(name) {
             let attached = fast_path.attach_xdp(ifindex);
             let failed = |error| OpenError::of(ifindex, name, "attach the XDP program", error);

@@ -30,12 +30,11 @@ fn configure(site: &Site) -> Result<PathBuf> {
     fs::write(&token, TOKEN)?;
     fs::set_permissions(&token, fs::Permissions::from_mode(0o600))?;
     let mut text = format!(
-        "[api]\nlisten = \"127.0.0.1:9560\"\nprocfs = \"{}\"\n\
+        "[api]\nlisten = \"127.0.0.1:9560\"\n\
          [[api.token]]\nname = \"oncall\"\nfile = \"{}\"\nrole = \"admin\"\n\
          [dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\
          [defaults]\nforward = \"nat\"\ncheck = {{ type = \"tcp\", interval = \"200ms\", timeout = \"5s\" }}\n\
          [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\n",
-        dir.join("proc").display(),
         token.display(),
         site.service(80)
     );
@@ -129,8 +128,8 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     Ok(())
 }
 
-/// `node_exporter`, `promtool` and Prometheus read the files and metrics of lvsd. Traffic counters
-/// continue after a restart of lvsd.
+/// `node_exporter` under `lvs-run` has the same values as lvsd, `promtool` reports no errors, and a
+/// Prometheus scrapes; counters of traffic continue after a restart of lvsd.
 #[test]
 #[ignore = "needs Prometheus and its node exporter"]
 fn metrics_are_read_by_third_party_programs() -> Result<()> {
@@ -148,27 +147,26 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         .sh(&format!("promtool check metrics <{} 2>&1", file.display()))?;
     ensure!(lint.trim().is_empty(), "not empty: {lint}");
 
-    // After all traffic has ended, node_exporter's values of the files equal those of lvsd.
-    let proc = dir.join("proc");
-    soon(
-        "lvsd and the written files to have the same counters",
-        || {
-            let text = get(&site, 9560, "metrics").unwrap_or_default();
-            text.contains("lvs_connections_total 60\n")
-                && fs::read_to_string(proc.join("net/ip_vs_stats")).is_ok_and(|stats| {
-                    stats
-                        .lines()
-                        .nth(2)
-                        .is_some_and(|l| l.trim().starts_with("3C "))
-                })
-        },
-    )?;
-    // All other entries of the directory are those of the kernel's /proc.
-    let read = |name: &str| fs::read_to_string(proc.join(name)).with_context(|| name.to_owned());
+    // After all traffic has ended, the files that node_exporter reads have the counters of lvsd.
+    let launcher = programs::find("lvs-run")?;
+    let read = |name: &str| {
+        let path = format!("/proc/{name}");
+        site.director
+            .run(&launcher, &["--", "cat", &path])
+            .with_context(|| path.clone())
+    };
+    soon("lvsd and the files to have the same counters", || {
+        let text = get(&site, 9560, "metrics").unwrap_or_default();
+        text.contains("lvs_connections_total 60\n")
+            && read("net/ip_vs_stats").is_ok_and(|stats| {
+                let line = stats.lines().nth(2);
+                line.is_some_and(|l| l.trim().starts_with("3C "))
+            })
+    })?;
     let lines = |text: String| text.lines().count();
     // A connection that was reset is removed from the table earlier than the others.
     soon(
-        "the written lists to have as many connections as lvsadm lists",
+        "the files to have as many connections as lvsadm lists",
         || {
             let listed = site.lvsadm("-L -n -c").unwrap_or_default();
             let listed = connections(&listed).unwrap_or_default().len();
@@ -198,17 +196,17 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     ensure!(read("sys/net/ipv4/vs/sync_threshold")? == "3\t50\n");
     site.lvsadm("sysctl drop_entry=1")?;
     wait_until(
-        "the written file to contain drop_entry = 1",
+        "the file to contain drop_entry = 1",
         Duration::from_secs(10),
         || read("sys/net/ipv4/vs/drop_entry").is_ok_and(|text| text == "1\n"),
     )?;
     site.lvsadm("sysctl drop_entry=0")?;
     let exporter = site.director.spawn(
-        "prometheus-node-exporter",
+        &launcher,
         &[
-            "--collector.disable-defaults",
+            "--",
+            "prometheus-node-exporter",
             "--collector.ipvs",
-            &format!("--path.procfs={}", proc.display()),
             "--web.listen-address=127.0.0.1:9100",
         ],
     )?;
@@ -295,9 +293,10 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     let before = series(&get(&site, 9560, "metrics")?)?;
     let status = lvsd.stop(Signal::SIGTERM)?;
     ensure!(status.success(), "lvsd failed at its exit: {}", lvsd.log());
+    let text = get(&site, 9100, "metrics")?;
     ensure!(
-        fs::read_dir(proc.join("net"))?.next().is_none() && !proc.join("sys").exists(),
-        "files of the stopped lvsd still exist"
+        text.contains("\nnode_ipvs_connections_total 60\n"),
+        "node_exporter needs no lvsd: {text}"
     );
     load(&site, 30)?;
     let mut lvsd = start(&site)?;
@@ -493,62 +492,6 @@ fn api_agrees_with_commands() -> Result<()> {
     })?;
     soon("the old port to be closed", || {
         get(&site, 9560, "v1/health").is_err()
-    })?;
-    lvsd.stop_ok(Signal::SIGINT)?;
-    Ok(())
-}
-
-/// If there are more connections than `procfs_connections`, lvsd removes the files that list them,
-/// and logs one line. It writes the files again when there are fewer.
-#[test]
-fn procfs_omits_long_list_of_connections() -> Result<()> {
-    let site = site("many")?;
-    let path = configure(&site)?;
-    let text = fs::read_to_string(&path)?;
-    let few = text.replace("procfs = ", "procfs_connections = 10\nprocfs = ");
-    fs::write(&path, few)?;
-    let mut lvsd = start(&site)?;
-    let file = |name: &str| site.testbed.dir().join("proc/net").join(name);
-    let long = Duration::from_secs(20);
-    wait_until("the file ip_vs_conn to exist", long, || {
-        file("ip_vs_conn").exists()
-    })?;
-    load(&site, 30)?;
-    wait_until("the lists of connections to be removed", long, || {
-        let lists = ["ip_vs_conn", "ip_vs_conn_sync"];
-        !lists.iter().any(|name| file(name).exists()) && file("ip_vs").exists()
-    })?;
-    // The file is written twice more; the log contains the line once.
-    for _ in 0..2 {
-        let written = || {
-            fs::metadata(file("ip_vs"))
-                .and_then(|file| file.modified())
-                .ok()
-        };
-        let before = written();
-        wait_until("the files to be written again", long, || {
-            written().is_some_and(|now| Some(now) != before)
-        })?;
-    }
-    let output = || lvsd.log().matches("more than 10 entries").count();
-    wait_until(
-        "lvsd to log that there are too many connections",
-        long,
-        || output() > 0,
-    )?;
-    ensure!(
-        output() == 1,
-        "the omitted list was not logged once: {}",
-        lvsd.log()
-    );
-    fs::write(&path, text)?;
-    lvsd.signal(Signal::SIGHUP)?;
-    // A connection that was reset is removed from the table earlier than the others.
-    wait_until("the list of connections to be written again", long, || {
-        let listed = site.lvsadm("-L -n -c").unwrap_or_default();
-        let listed = connections(&listed).unwrap_or_default().len();
-        let written = fs::read_to_string(file("ip_vs_conn"));
-        listed > 10 && written.is_ok_and(|text| text.lines().count() == 1 + listed)
     })?;
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())

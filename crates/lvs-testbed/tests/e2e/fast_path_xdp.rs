@@ -334,3 +334,27 @@ fn impossible_xdp_options_are_refused() -> Result<()> {
     );
     Ok(())
 }
+
+/// The dataplane tries again each second to use an interface whose XDP program is refused.
+#[test]
+fn refused_xdp_program_changes_no_rules() -> Result<()> {
+    let mut site = site("xdp-late", Forward::Nat)?;
+    let words = "--fast-path on --interface eth0 --interface late0 --xdp late0";
+    site.start_dataplane(&words.split(' ').collect::<Vec<_>>())?;
+    let monitor = site.director.spawn("nft", &["monitor"])?;
+    let mark = |name: &str| {
+        soon("nft monitor to report a table", || {
+            let change = format!("nft add table inet {name}; nft delete table inet {name}");
+            site.director.sh(&change).is_ok() && monitor.log().contains(name)
+        })
+    };
+    mark("before")?;
+    site.director
+        .sh("ip link add late0 type bridge; ip link set late0 up")?;
+    soon("doctor to show the reason", || {
+        diagnosis(&site).is_ok_and(|text| text.contains("no native XDP"))
+    })?;
+    mark("after")?;
+    ensure!(!monitor.log().contains("late0"), "{}", monitor.log());
+    Ok(())
+}

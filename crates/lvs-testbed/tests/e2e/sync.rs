@@ -396,7 +396,10 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
 /// Sends a datagram from the client to the default multicast group.
 fn send(site: &Site, bytes: &[u8]) -> Result<()> {
     let escaped: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
-    let script = format!("printf '{escaped}' | dd bs=65536 status=none > /dev/udp/224.0.0.81/8848");
+    // printf of bash writes at each byte 10. `fullblock` makes dd send all of them at once.
+    let script = format!(
+        "printf '{escaped}' | dd bs=65536 iflag=fullblock status=none > /dev/udp/224.0.0.81/8848"
+    );
     site.client.run("bash", &["-c", &script]).map(drop)
 }
 

@@ -268,7 +268,12 @@ fn hand_over(
     listener: &Listener,
     files: Option<OwnedFd>,
 ) -> Result<(), String> {
-    let lost = |error: io::Error| format!("the supervisor has exited: {error}");
+    // The supervisor is not a child of this process, which therefore cannot read its exit status.
+    let lost = |why: &dyn std::fmt::Display| {
+        format!(
+            "the supervisor has exited before it was ready ({why}): `journalctl -t lvs-run` shows its error, `dmesg` whether the memory was exhausted; correct the cause and start the command again"
+        )
+    };
     let mut fds = vec![listener.as_fd()];
     fds.extend(files.as_ref().map(OwnedFd::as_fd));
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -276,13 +281,14 @@ fn hand_over(
     control.push(SendAncillaryMessage::ScmRights(&fds));
     let probe = PROBE.as_ptr().addr().to_ne_bytes();
     let bytes = [IoSlice::new(&probe)];
-    sendmsg(&supervisor, &bytes, &mut control, SendFlags::empty())
-        .map_err(|error| lost(error.into()))?;
+    sendmsg(&supervisor, &bytes, &mut control, SendFlags::empty()).map_err(|error| lost(&error))?;
     let mut answer = String::new();
-    supervisor.read_to_string(&mut answer).map_err(lost)?;
+    supervisor
+        .read_to_string(&mut answer)
+        .map_err(|error| lost(&error))?;
     match answer.strip_prefix(READY) {
         Some(_) => Ok(()),
-        None if answer.is_empty() => Err("the supervisor has exited".into()),
+        None if answer.is_empty() => Err(lost(&"it sent no answer")),
         None => Err(answer),
     }
 }

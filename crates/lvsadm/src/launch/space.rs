@@ -29,7 +29,7 @@ use super::log;
 const PATIENCE_SECONDS: i64 = 5;
 /// Time for which a thread's listing of services and servers is stored for its next requests.
 const LISTING: Duration = Duration::from_secs(1);
-/// Greatest number of simultaneous dumps in a namespace.
+/// Maximum number of simultaneous dumps in a namespace.
 const DUMPS_MAX: usize = 16;
 
 /// A network namespace of the program, with a netlink socket that sends answers.

@@ -24,7 +24,6 @@ pub mod pages;
 mod peer;
 mod places;
 mod processes;
-pub mod procfs;
 mod routes;
 mod stream;
 #[cfg(test)]
@@ -36,7 +35,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
-use lvs_api::Address;
 use lvs_api::daemon::Event;
 use lvs_process::admission::{Place, Places};
 use lvs_sys::lock;
@@ -63,8 +61,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const EVENTS_MAX: usize = 1000;
 /// Shortest interval between two log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
-/// Time limit for the removal of the files of `procfs` when lvsd exits.
-const ENDING: Duration = Duration::from_secs(3);
 /// Pause between two attempts to listen on an address.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -226,39 +222,18 @@ impl Api {
     }
 }
 
-/// The tasks that [`start`] has started.
-#[derive(Debug)]
-pub struct Served {
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Served {
-    /// Stops the API, and removes its files.
-    pub fn end(mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Applies the settings on a separate thread: listens, writes files, records the history.
-pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
-    let (stop, stopped) = oneshot::channel();
+/// Applies the settings on a separate thread until lvsd exits: listens, records the history.
+pub fn start(api: &Arc<Api>, events: &Events) {
     let events = events.listen();
     let work = {
-        let (api, dataplane) = (Arc::clone(api), dataplane.clone());
+        let api = Arc::clone(api);
         move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .max_blocking_threads(3)
                 .build();
             match runtime {
-                Ok(runtime) => {
-                    runtime.block_on(run(api, events, dataplane, stopped));
-                    runtime.shutdown_background();
-                }
+                Ok(runtime) => runtime.block_on(run(api, events)),
                 Err(error) => {
                     tracing::error!(
                         "metrics and API disabled: cannot start the runtime of the thread lvsd-api: {error}; restart lvsd"
@@ -275,55 +250,32 @@ pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
             "metrics and API disabled: cannot start the thread lvsd-api: {error}; restart lvsd"
         );
     }
-    Served {
-        stop: Some(stop),
-        thread: thread.ok(),
-    }
 }
 
-async fn run(
-    api: Arc<Api>,
-    events: broadcast::Receiver<Arc<Event>>,
-    dataplane: Address,
-    mut stopped: oneshot::Receiver<()>,
-) {
+async fn run(api: Arc<Api>, events: broadcast::Receiver<Arc<Event>>) {
     let mut settings = api.settings.subscribe();
     // The daemon may have sent the settings before this thread ran.
     settings.mark_changed();
     let mut listening: Vec<(SocketAddr, tokio::task::AbortHandle)> = Vec::new();
-    let (end, ended) = watch::channel(false);
-    let files = tokio::spawn(procfs::keep(Arc::clone(&api), dataplane, ended));
     tokio::spawn(remember(Arc::clone(&api), events));
     tokio::spawn(sample(Arc::clone(&api)));
-    loop {
-        tokio::select! {
-            // The sender has been dropped, whatever the result is.
-            _ = &mut stopped => break,
-            changed = settings.changed() => {
-                if changed.is_err() {
-                    break;
-                }
-                let config = settings.borrow_and_update().clone();
-                api.read_tokens();
-                listening.retain(|(address, task)| {
-                    let stays = config.listen.contains(address);
-                    if !stays {
-                        task.abort();
-                    }
-                    stays
-                });
-                for address in config.listen {
-                    if listening.iter().all(|(known, _)| *known != address) {
-                        let task = listen(address, Arc::clone(&api));
-                        listening.push((address, tokio::spawn(task).abort_handle()));
-                    }
-                }
+    while settings.changed().await.is_ok() {
+        let config = settings.borrow_and_update().clone();
+        api.read_tokens();
+        listening.retain(|(address, task)| {
+            let stays = config.listen.contains(address);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for address in config.listen {
+            if listening.iter().all(|(known, _)| *known != address) {
+                let task = listen(address, Arc::clone(&api));
+                listening.push((address, tokio::spawn(task).abort_handle()));
             }
         }
     }
-    end.send_replace(true);
-    // A dataplane that hangs must not prevent the exit of the daemon.
-    let _ = tokio::time::timeout(ENDING, files).await;
 }
 
 /// Listens on an address, and tries again until this succeeds.

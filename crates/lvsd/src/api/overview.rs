@@ -411,7 +411,6 @@ pub(crate) mod tests {
                         help: "no server".to_owned(),
                         fix: "add one".to_owned(),
                     }],
-                    table_size: 4096,
                     ..DataplaneView::default()
                 }),
                 ..Found::default()

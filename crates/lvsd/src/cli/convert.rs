@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
+use lvs_api::words::counted;
 use lvs_process::log;
 use tracing::Level;
 
@@ -11,7 +12,6 @@ use super::{fail, print};
 use crate::convert::{
     Converted, Options, SourceFormat, ask, compare, convert, files, kind, printable,
 };
-use lvs_api::words::counted;
 
 /// Exit code if some statements have no counterpart, and are comments in the result.
 const EXIT_LOSSY: u8 = 4;

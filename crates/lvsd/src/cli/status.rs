@@ -9,7 +9,7 @@ use lvs_api::daemon::{
     AdminState, DirectorSeen, DirectorStatus, MaintenanceSpec, ServerStatus, ServiceStatus,
     SourceStatus, Status,
 };
-use lvs_api::words::{in_brackets, lasted, times};
+use lvs_api::words::{counted, in_brackets, lasted, times};
 use lvs_core::api::{
     Conflict, DownInterface, PeerStanding, ReasonCount, ServiceId, SilentHop, TablesInfo,
     TablesState, Waiting,
@@ -21,7 +21,6 @@ use super::ask::connect;
 use crate::clock::unix_time;
 use crate::config::label;
 use crate::verdict::{self, Level, ServiceState, Verdict};
-use lvs_api::words::counted;
 
 /// Width of the output in columns, unless the terminal is narrower.
 const COLUMNS: usize = 80;
@@ -841,7 +840,7 @@ mod tests {
     }
 
     #[test]
-    fn status_exit_code_reports_problems() {
+    fn status_text_shows_each_problem() {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
         };

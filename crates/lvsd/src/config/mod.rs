@@ -132,17 +132,9 @@ pub struct Api {
     pub allowed_hosts: Vec<String>,
     /// Tokens for changes over TCP.
     pub tokens: Vec<Named>,
-    /// Directory for files like the kernel's IPVS files in `/proc`.
-    pub procfs: Option<PathBuf>,
-    /// Maximum number of connections in these files; `None` for [`Self::PROCFS_CONNECTIONS`].
-    pub procfs_connections: Option<usize>,
+
     /// Whether the API serves the dashboard.
     pub dashboard: bool,
-}
-
-impl Api {
-    /// Default of `procfs_connections`.
-    pub const PROCFS_CONNECTIONS: usize = 100_000;
 }
 
 /// Reaction to manual changes of lvsd's services.

@@ -82,10 +82,6 @@ pub(super) struct RawApi {
     pub(super) allowed_hosts: Option<Spanned<OneOrMore>>,
     /// Tokens that allow changes over TCP. Default: none, so TCP only reads.
     pub(super) token: Vec<Spanned<RawApiToken>>,
-    /// Directory of a tree that imitates `/proc`, with `net/ip_vs`. Default: none.
-    pub(super) procfs: Option<Spanned<String>>,
-    /// Greatest number of connections that `net/ip_vs_conn` lists. Default: 100000.
-    pub(super) procfs_connections: Option<Spanned<Whole>>,
     /// Whether `listen` serves the dashboard. Default: true.
     pub(super) dashboard: Option<bool>,
 }

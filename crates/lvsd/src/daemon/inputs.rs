@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use lvs_api::daemon::AdminState;
 use lvs_api::guidance;
+use lvs_api::words::counted;
 use lvs_core::Forwarding;
 use lvs_core::api::ServiceId;
 use lvs_core::attempts::Attempts;
@@ -24,7 +25,6 @@ use crate::expand::Expanded;
 use crate::health::{Checks, Code, Key, Prober, Reason, Serving};
 use crate::reconcile::Health;
 use crate::sources::Sources;
-use lvs_api::words::counted;
 
 /// The inputs of the daemon's decisions.
 pub(super) struct Inputs<P> {

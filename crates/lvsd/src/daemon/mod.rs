@@ -31,6 +31,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lvs_api::daemon::LoadStatus;
+use lvs_api::words::counted;
 use lvs_core::api::Confinement;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -51,7 +52,6 @@ use crate::requests::Request;
 use crate::sources::Sources;
 use crate::watchdog::Pulse;
 use inputs::{Inputs, Observed};
-use lvs_api::words::counted;
 pub use plan::plan;
 use policy::Policy;
 use reloader::{Done, Reloader};

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
+use lvs_api::words::counted;
 use lvs_core::api::ServiceId;
 use tokio::time::Instant;
 
@@ -13,7 +14,6 @@ use crate::desired::{Overrides, desired};
 use crate::expand::Expanded;
 use crate::health::{Advice, Key};
 use crate::reconcile::Health;
-use lvs_api::words::counted;
 
 /// The changes in the dataplane that a reload of a file would make, as text. New servers have not
 /// been checked and count as up. `names` are the names of the running daemon's services.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use lvs_api::daemon::{LoadStatus, Reloaded};
+use lvs_api::words::counted;
 use lvs_core::api::ServiceId;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -19,7 +20,6 @@ use crate::health::Prober;
 use crate::last_good;
 use crate::requests::{Answer, answer};
 use crate::sources::{Gathered, Wanted};
-use lvs_api::words::counted;
 
 /// The part of the configuration that is read again: the file, the sources, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

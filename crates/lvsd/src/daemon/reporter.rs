@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lvs_api::words::counted;
 use lvs_core::settings::OnServerDown;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -19,7 +20,6 @@ use crate::health::{Change, Code, Key, Prober, Reason};
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::Health;
-use lvs_api::words::counted;
 
 /// The daemon reports that it is ready after this time even if first checks are still running.
 const READY_LIMIT: Duration = Duration::from_secs(3);

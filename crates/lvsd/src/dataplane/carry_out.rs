@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use lvs_api::words::counted;
 use lvs_core::api::{Call, Failure, ServiceId};
 
 use super::Loss;
@@ -12,7 +13,6 @@ use super::control::{ControlError, DataplaneControl, LastAnswer};
 use super::describe::{Names, Tense};
 use super::drift::Base;
 use super::given::Weights;
-use lvs_api::words::counted;
 
 /// Maximum number of changes of one request. Between two requests, lvsd can apply results of health
 /// checks.

@@ -118,11 +118,6 @@ pub trait DataplaneControl: Send {
         String::new()
     }
 
-    /// Size of the connection table, as the kernel would print it.
-    fn table_size(&self) -> u32 {
-        4096
-    }
-
     /// Makes all of these changes in order, or none.
     ///
     /// # Errors
@@ -240,10 +235,6 @@ impl DataplaneControl for Connection {
     fn version(&self) -> String {
         let name = &self.0.hello().dataplane;
         name.rsplit(' ').next().unwrap_or_default().to_owned()
-    }
-
-    fn table_size(&self) -> u32 {
-        self.0.hello().table_size
     }
 
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use lvs_api::words::counted;
 use lvs_core::Forwarding;
 use lvs_core::api::{Call, ServiceId};
 use lvs_core::sync::SyncRole;
@@ -11,7 +12,6 @@ use lvs_core::tunnel::Tunnel;
 use super::DataplaneView;
 use crate::config::{Files, label};
 use crate::reconcile::{Desired, DesiredService};
-use lvs_api::words::counted;
 
 /// Grammatical form of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

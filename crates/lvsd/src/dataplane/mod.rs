@@ -224,8 +224,6 @@ pub struct DataplaneView {
     pub services: Vec<ServiceInfo>,
     /// Numbers of packets that were dropped or passed to the host, by reason.
     pub reasons: Vec<ReasonCount>,
-    /// Size of the connection table, as the kernel would print it.
-    pub table_size: u32,
     /// Version of the dataplane; empty before its first answer.
     pub version: String,
 }
@@ -820,7 +818,6 @@ impl Link {
         }
         let seen = DataplaneView {
             info,
-            table_size: control.table_size(),
             version: control.version(),
             ..DataplaneView::default()
         };

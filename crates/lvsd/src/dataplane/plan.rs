@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 
+use lvs_api::words::counted;
 use lvs_core::api::{Call, ServiceId};
 use serde::Serialize;
 
 use super::describe::{Names, Tense};
 use crate::reconcile::{Actual, Desired, Plan, diff};
-use lvs_api::words::counted;
 
 /// Texts about the changes that a reload would make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

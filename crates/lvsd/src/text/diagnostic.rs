@@ -7,10 +7,10 @@ use std::io::IsTerminal;
 use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+use lvs_api::words::counted;
 use lvs_process::log;
 
 use super::Files;
-use lvs_api::words::counted;
 
 /// Maximum number of printed findings; the rest is only counted.
 const SHOWN_MAX: usize = 20;

@@ -6,8 +6,9 @@ use lvs_api::words::meant;
 
 use super::Diagnostic;
 
-/// Renamed and moved keys: the old key, a key that the same table contains today, and the fix.
-const RENAMED: [(&str, &str, &str); 28] = [
+/// Renamed, moved and removed keys: each with a key that the table contains today, and the new
+/// spelling or the replacement.
+const RENAMED: [(&str, &str, &str); 30] = [
     ("in_kernel", "fast_path", "write `fast_path`"),
     ("outlive", "warm_restart", "write `warm_restart`"),
     (
@@ -42,9 +43,11 @@ const RENAMED: [(&str, &str, &str); 28] = [
     ),
     (
         "token_file",
-        "procfs_connections",
+        "allowed_hosts",
         "write [[api.token]] with `name`, `file` (this path) and role = \"admin\"",
     ),
+    ("procfs", "allowed_hosts", PROCFS),
+    ("procfs_connections", "allowed_hosts", PROCFS),
     ("role", "ipvs", IPVS),
     ("interface", "ipvs", IPVS),
     ("syncid", "ipvs", IPVS),
@@ -63,6 +66,7 @@ const RENAMED: [(&str, &str, &str); 28] = [
 ];
 
 const IPVS: &str = "write it below [sync.ipvs]";
+const PROCFS: &str = "write `lvs-run -- COMMAND` to start the program that reads these files: it reads /proc/net/ip_vs* of the dataplane; and remove this key";
 
 /// Reports a key that the table does not accept.
 pub(crate) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {

@@ -34,14 +34,6 @@ impl Checker<'_> {
             listen,
             allowed_hosts: self.allowed_hosts(raw.allowed_hosts.as_ref()),
             tokens,
-            procfs: self.procfs(raw.procfs.as_ref()),
-            procfs_connections: self
-                .number(
-                    raw.procfs_connections.as_ref(),
-                    "`procfs_connections`",
-                    0..=10_000_000,
-                )
-                .and_then(|most| usize::try_from(most).ok()),
             dashboard: raw.dashboard.unwrap_or(true),
         }
     }
@@ -149,25 +141,6 @@ impl Checker<'_> {
             );
         }
         all
-    }
-
-    fn procfs(&mut self, place: Option<&Spanned<String>>) -> Option<PathBuf> {
-        let path = self.absolute(place, "`procfs`")?;
-        let place = place?;
-        let kernels = ["/proc", "/sys", "/dev"]
-            .iter()
-            .any(|own| path.starts_with(own));
-        if kernels || path.parent().is_none() {
-            self.report(
-                Diagnostic::error(
-                    place.span(),
-                    format!("{} is reserved for the kernel", path.display()),
-                )
-                .help("use a directory for lvsd only: \"/run/lvs/proc\""),
-            );
-            return None;
-        }
-        Some(path)
     }
 
     fn absolute(&mut self, place: Option<&Spanned<String>>, what: &str) -> Option<PathBuf> {

@@ -20,6 +20,9 @@ use crate::text::Diagnostic;
 
 /// The maximum value of `--max-connections`.
 const CONNECTIONS_MAX: i64 = 1 << 28;
+/// The fix for a text that cannot be the name of an interface.
+const INTERFACE_NAME: &str =
+    "an interface's name has 1 to 15 bytes; `ip -br link` lists the interfaces";
 
 impl Checker<'_> {
     pub(super) fn dataplane(&mut self, raw: &RawDataplane) -> Dataplane {
@@ -126,16 +129,13 @@ impl Checker<'_> {
                 continue;
             }
             let name = interface.as_str();
-            // IFNAMSIZ is 16 with the NUL.
             if !is_interface(name) {
                 self.report(
                     Diagnostic::error(
                         interfaces.span(),
                         format!("`{name}` cannot be an interface"),
                     )
-                    .help(
-                        "an interface's name has 1 to 15 bytes; `ip -br link` lists the interfaces",
-                    ),
+                    .help(INTERFACE_NAME),
                 );
             } else if self.facts.is_some_and(|facts| !facts.has_interface(name)) {
                 self.report(
@@ -339,9 +339,8 @@ impl Checker<'_> {
                 && !is_interface(name.get_ref())
             {
                 self.report(
-                    Diagnostic::error(name.span(), "this cannot be an interface").help(
-                        "an interface's name has 1 to 15 bytes; `ip -br link` lists the interfaces",
-                    ),
+                    Diagnostic::error(name.span(), "this cannot be an interface")
+                        .help(INTERFACE_NAME),
                 );
                 continue;
             }

@@ -258,6 +258,8 @@ fn renamed_key_is_refused_with_its_new_name() {
             [announce] | hold = "10m" | `hold_without_lvsd`
             [vrrp] | address = "10.0.0.254" | `host_addresses`
             [api] | token_file = "/token" | [[api.token]]
+            [api] | procfs = "/run/lvs/proc" | `lvs-run -- COMMAND`
+            [api] | procfs_connections = 10 | `lvs-run -- COMMAND`
             [sync] | interface = "eth0" | below [sync.ipvs]
             [sync] | peers = ["192.0.2.2"] | `addresses` below [sync.peers]
             [sync] | key_file = "/key" | below [sync.peers]
