@@ -359,7 +359,7 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
         site.director.sysctl(path, "0")?;
     }
     let mut text = String::new();
-    for (name, port, more) in [("own", 80, ""), ("clients", 8080, ", via = \"service\"")] {
+    for (name, port, more) in [("own", 80, ", via = \"server\""), ("clients", 8080, "")] {
         let port_of_server = if forward == Forward::Nat { 80 } else { port };
         write!(
             text,

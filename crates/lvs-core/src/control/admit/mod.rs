@@ -383,9 +383,8 @@ impl State for Admission<'_> {
         self.control.defense.drops_packet()
     }
 
-    fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr> {
-        let pins = &mut self.control.pins;
-        pins.take(ask.protocol, ask.client, service, now)
+    fn remove_pin(&mut self, ask: &Ask<'_>, service: u32) {
+        self.control.pins.remove(ask.protocol, ask.client, service);
     }
 
     fn refresh(&mut self) {
