@@ -710,10 +710,10 @@ impl<P: Prober> Runner<P> {
         if serving.routed {
             return Some("packets of this host do not reach a dataplane with a TUN device".into());
         }
-        if via.method.translates() || vip.is_ipv6() {
+        if !via.is_filtered() {
             return None;
         }
-        // The filter drops the replies to this host's checks. Those to clients do not pass this host.
+        // Replies to clients do not pass this host, and its filter.
         let strict = serving.interfaces.iter().find(|name| is_strict(name))?;
         Some(format!(
             "rp_filter of this host is strict on {strict}, and drops replies of the VIP"

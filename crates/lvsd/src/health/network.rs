@@ -10,7 +10,7 @@ use lvs_core::api::{Forwarder, ServiceId};
 use lvs_sys::lock;
 
 use super::probe::{Asked, Progress};
-use super::{Advice, Check, Code, Pins, ProbeError, Reason, reverse_path};
+use super::{Advice, Check, Code, Pins, ProbeError, Reason, Via, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
@@ -144,11 +144,8 @@ impl Network {
             progress: Some(progress),
         };
         let began = Instant::now();
-        // With NAT, replies reach this host by way of the dataplane. The filter is one of IPv4.
-        let direct = check
-            .via
-            .filter(|via| !via.method.translates() && via.virt.is_ipv4());
-        let dropped = direct.map(|_| reverse_path::dropped());
+        let filtered = check.via.filter(Via::is_filtered);
+        let dropped = filtered.map(|_| reverse_path::dropped());
         let mut own = OwnAddress::Silent;
         // All steps of a probe share one deadline.
         let limited = tokio::time::timeout(check.timeout, async {

@@ -135,6 +135,14 @@ pub struct Via {
     pub by_default: bool,
 }
 
+impl Via {
+    /// Whether rp_filter of this host may drop the replies: they come from the VIP, and do not pass
+    /// the dataplane.
+    pub(super) fn is_filtered(&self) -> bool {
+        !self.method.translates() && self.virt.is_ipv4()
+    }
+}
+
 /// The server that is probed, and the path to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
