@@ -162,6 +162,13 @@ mod tests {
             let datagram = PacketMeta::new(Hook::Local, tuple, Transport::Udp(&[]), 28);
             send(&mut shard, datagram);
         }
+        // The connections of the check do not count, so that a drained server becomes empty.
+        for key in [ServiceKey::tcp(vip), ServiceKey::udp(vip)] {
+            let service = control.service(&key).unwrap();
+            let counted = &service.servers()[0];
+            assert_eq!((counted.active(), counted.total()), (0, 1), "{key:?}");
+            assert_eq!(service.stats().live.conns, 1, "{key:?}");
+        }
         let mut left = |seconds| {
             control.advance_with(&mut shard, Instant::from_secs(seconds));
             shard.len()

@@ -386,11 +386,6 @@ impl Shard {
         })
     }
 
-    /// Marks each reply of a connection that a health check opened ([`Reply::probe`]).
-    pub(crate) fn mark_probe(&mut self, index: u32) {
-        self.table.get(index).set(flag::PROBE);
-    }
-
     pub(super) fn reply_of(&self, index: u32) -> Reply {
         let slot = self.table.get(index);
         Reply {
@@ -461,7 +456,7 @@ impl Shard {
                 slot.set(flag::INACTIVE);
             }
             if let Some(link) = self.link(index) {
-                link.server.set_active(active);
+                link.server.set_active(active, slot.flags());
             }
         }
         if assures && controlled {
