@@ -372,7 +372,7 @@ fn passive_true_needs_tcp_and_number_needs_nat() {
     }
 }
 
-/// Without `via`, a check goes through the service if the dataplane can lead it to the server.
+/// Without `via`, a check goes through the service if the dataplane can forward it to the server.
 #[test]
 fn check_goes_through_the_service_by_default_if_possible() {
     for (keys, by_default) in [
