@@ -63,14 +63,14 @@ pub(super) fn run(options: Options) -> Result<()> {
     listen();
     let mut text = String::from(
         "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
-         check = { type = \"tcp\", interval = \"1s\", timeout = \"900ms\" }\n",
+         check = { type = \"tcp\", interval = \"1s\", timeout = \"900ms\", via = \"server\" }\n",
     );
     for server in &servers {
         text.push_str(&format!("[[service.server]]\naddress = \"{server}\"\n"));
     }
     text.push_str(
         "[[service]]\naddress = \"192.0.2.2:80\"\nforward = \"nat\"\n\
-         check = { type = \"tcp\", interval = \"2s\", timeout = \"1s\" }\n",
+         check = { type = \"tcp\", interval = \"2s\", timeout = \"1s\", via = \"server\" }\n",
     );
     for n in 0..options.holes {
         let [_, _, high, low] = u32::try_from(n).unwrap_or(0).to_be_bytes();

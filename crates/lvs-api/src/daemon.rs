@@ -593,8 +593,12 @@ pub struct ServerStatus {
 }
 
 /// The record of a server's checks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckStatus {
+    /// The reason why lvsd checks the server's own address instead of the path of clients; absent
+    /// if the check uses the path that the file sets, or the path of clients.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub own_address: String,
     /// Duration of the last check in microseconds.
     pub last_us: u64,
     /// Median duration in the last 5 minutes in microseconds, rounded up by at most a quarter; 0

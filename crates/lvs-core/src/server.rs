@@ -41,7 +41,8 @@ pub struct Server {
     active: AtomicI32,
     total: AtomicI32,
     templates: AtomicI32,
-    /// Number of entries in schedulers' caches (`lblc`, `lblcr`) that refer to the server.
+    /// Number of entries of schedulers' caches, and of connections of health checks, that refer to
+    /// the server.
     held: AtomicI32,
     /// Action on the server's connections when the server is removed.
     on_down: AtomicU8,
@@ -384,15 +385,20 @@ impl Server {
     /// Counts a connection until the returned guard is dropped, for programs that pick servers
     /// without packets.
     pub fn open(self: &Arc<Self>) -> OpenConnection {
-        self.bind(true);
+        self.bind(0);
         OpenConnection {
             server: self.clone(),
         }
     }
 
-    /// Counts a connection (`ip_vs_bind_dest`), and sets the overload flag at the upper threshold.
-    pub(crate) fn bind(&self, active: bool) {
-        if active {
+    /// Counts a connection with these flags (`ip_vs_bind_dest`), and sets the overload flag at the
+    /// upper threshold. The connection of a health check only keeps the record.
+    pub(crate) fn bind(&self, flags: u32) {
+        if flags & flag::PROBE != 0 {
+            self.held.fetch_add(1, Relaxed);
+            return;
+        }
+        if flags & flag::INACTIVE == 0 {
             self.active.fetch_add(1, Relaxed);
         }
         let total = (self.total.fetch_add(1, Relaxed) + 1).max(0).unsigned_abs();
@@ -405,8 +411,12 @@ impl Server {
 
     /// Subtracts a connection from the counts (`ip_vs_unbind_dest`) and clears the overload flag
     /// below the lower threshold.
-    pub(crate) fn unbind(&self, active: bool) {
-        if active {
+    pub(crate) fn unbind(&self, flags: u32) {
+        if flags & flag::PROBE != 0 {
+            self.held.fetch_sub(1, Relaxed);
+            return;
+        }
+        if flags & flag::INACTIVE == 0 {
             self.active.fetch_sub(1, Relaxed);
         }
         let before = self.total.fetch_sub(1, Relaxed).max(0).unsigned_abs();
@@ -416,8 +426,11 @@ impl Server {
         self.changed();
     }
 
-    /// Counts that a connection has entered an active state (`active`), or has left it.
-    pub(crate) fn set_active(&self, active: bool) {
+    /// Counts a connection with these flags that enters or leaves an active state.
+    pub(crate) fn set_active(&self, active: bool, flags: u32) {
+        if flags & flag::PROBE != 0 {
+            return;
+        }
         if active {
             self.active.fetch_add(1, Relaxed);
         } else {
@@ -484,7 +497,7 @@ impl OpenConnection {
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.server.unbind(true);
+        self.server.unbind(0);
     }
 }
 
@@ -544,18 +557,18 @@ mod tests {
             let server = server(upper, lower);
             for n in 1..=on {
                 assert!(!server.is_overloaded(), "u={upper} before {n}");
-                server.bind(false);
+                server.bind(flag::INACTIVE);
             }
             assert!(server.is_overloaded(), "u={upper} at {on}");
             while server.total() > off + 1 {
-                server.unbind(false);
+                server.unbind(flag::INACTIVE);
                 assert!(
                     server.is_overloaded(),
                     "u={upper} l={lower} at {}",
                     server.total()
                 );
             }
-            server.unbind(false);
+            server.unbind(flag::INACTIVE);
             assert!(!server.is_overloaded(), "u={upper} l={lower} at {off}");
         }
     }
@@ -564,7 +577,7 @@ mod tests {
     fn server_edit_evaluates_thresholds_only_if_they_change() {
         let server = server(0, 0);
         for _ in 0..5 {
-            server.bind(false);
+            server.bind(flag::INACTIVE);
         }
         let config = ServerConfig {
             upper: 5,
@@ -575,7 +588,7 @@ mod tests {
             server.is_overloaded(),
             "an upper threshold equal to the present count does not overload the server"
         );
-        server.unbind(false);
+        server.unbind(flag::INACTIVE);
         server.configure(&config);
         assert!(
             server.is_overloaded(),

@@ -14,7 +14,9 @@
 //! that the flood of one network leaves the shares of the others. The memory has a fixed size for
 //! any number of sources.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
+#[cfg(not(test))]
+use std::hash::RandomState as Hasher;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -219,10 +221,14 @@ impl Memory {
     }
 }
 
+/// Tests use one hash: with a random one, two networks of a test may have the same share.
+#[cfg(test)]
+type Hasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+
 /// A worker's limiter of SYNs in a flood.
 #[derive(Debug)]
 pub struct SynLimiter {
-    hasher: RandomState,
+    hasher: Hasher,
     known: Memory,
     seen: Memory,
     kinds: [Kind; KINDS],
@@ -243,7 +249,7 @@ pub struct SynLimiter {
 impl Default for SynLimiter {
     fn default() -> Self {
         Self {
-            hasher: RandomState::new(),
+            hasher: Hasher::default(),
             known: Memory::new(KNOWN_BITS, KNOWN_FOR),
             seen: Memory::new(SEEN_BITS, SEEN_FOR),
             kinds: SHARES.map(Kind::new),

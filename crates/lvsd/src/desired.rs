@@ -11,7 +11,7 @@ use crate::admin::Admin;
 use crate::config::{Config, Server, Service};
 use crate::decide::Decision;
 use crate::expand::Expanded;
-use crate::health::{Advice, Key};
+use crate::health::{Advice, Check, Key};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health, Unnamed};
 
 /// Decisions of operators and of the daemon, which take precedence over file and health.
@@ -121,7 +121,7 @@ fn desired_server(
         _ => advice.apply(config.weight),
     };
     let check = server.check.as_ref();
-    let stays = check.is_some_and(|check| check.via.is_some());
+    let stays = check.is_some_and(Check::needs_vip);
     // With the sorry server, the others get no new connections. If weight 0 does not achieve that,
     // they are removed.
     let replaced = decision.sorry && config.weight != 0;

@@ -69,14 +69,14 @@ pub fn count(service: &ServiceStatus, health: &str) -> usize {
 
 /// Whether a server went down three times in 24 hours, the last time in the last ten minutes.
 pub fn is_flapping(server: &ServerStatus) -> bool {
-    server.checks.is_some_and(|checks| {
+    server.checks.as_ref().is_some_and(|checks| {
         checks.falls_in_day >= FLAPS && checks.since_fall.is_some_and(|ago| ago < FLAPPING)
     })
 }
 
 /// Whether the last three checks of a server took half a second or more each.
 pub fn is_slow(server: &ServerStatus) -> bool {
-    let checks = server.checks;
+    let checks = server.checks.as_ref();
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 

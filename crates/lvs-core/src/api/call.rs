@@ -148,7 +148,7 @@ calls! {
     }
 
     writes {
-        /// The next connection of `client` to the service within 10 s uses this server, regardless
+        /// The next connection of `client` to the service within 60 s uses this server, regardless
         /// of scheduler, weight, filters and limits: for through-VIP checks. Answer:
         /// [`Done`](super::Done).
         "server.pin" ServerPin {
@@ -156,6 +156,13 @@ calls! {
             service: ServiceId,
             /// Address and port of the server.
             server: SocketAddr,
+            /// Address and port of the client.
+            client: SocketAddr,
+        },
+        /// Removes the pin of `client`. Answer: [`Unpinned`](super::Unpinned).
+        "server.unpin" ServerUnpin {
+            /// The service.
+            service: ServiceId,
             /// Address and port of the client.
             client: SocketAddr,
         },

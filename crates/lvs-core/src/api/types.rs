@@ -169,6 +169,14 @@ pub struct LocalAddressInfo {
     pub connections: u64,
 }
 
+/// Answer to [`Call::ServerUnpin`](super::Call::ServerUnpin).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unpinned {
+    /// Whether the connection of the pin has not been opened: no packet of it arrived, or each was
+    /// dropped.
+    pub unopened: bool,
+}
+
 /// Answer to [`Call::ServerReturnPath`](super::Call::ServerReturnPath).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -133,7 +133,7 @@ fn record_of(server: Option<&Server>) -> u32 {
 
 fn bind(server: Option<Arc<Server>>, flags: u32) {
     if let Some(server) = server {
-        server.bind(flags & flag::INACTIVE == 0);
+        server.bind(flags);
     }
 }
 

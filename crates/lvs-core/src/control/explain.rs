@@ -328,10 +328,7 @@ impl State for Preview<'_> {
         self.control.defense.drops_next()
     }
 
-    fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr> {
-        let pins = &self.control.pins;
-        pins.find(ask.protocol, ask.client, service, now)
-    }
+    fn remove_pin(&mut self, _: &Ask<'_>, _: u32) {}
 
     fn refresh(&mut self) {}
 

@@ -14,7 +14,7 @@ use crate::{Error, Instant, Protocol, ServiceKey};
 pub(crate) const PINS_MAX: usize = 16_384;
 
 /// Time after which a pin expires if its connection has not been opened.
-const LIFE: Duration = Duration::from_secs(10);
+const LIFE: Duration = Duration::from_secs(60);
 
 /// Protocol and address of the client, and the number of the service.
 type From = (u8, SocketAddr, u32);
@@ -29,20 +29,9 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// The server of the pin for this connection; the pin is removed.
-    pub(super) fn take(
-        &mut self,
-        protocol: Protocol,
-        client: SocketAddr,
-        service: u32,
-        now: Instant,
-    ) -> Option<SocketAddr> {
-        if self.all.is_empty() {
-            return None;
-        }
-        let server = self.find(protocol, client, service, now);
+    /// Removes the pin of an opened connection.
+    pub(super) fn remove(&mut self, protocol: Protocol, client: SocketAddr, service: u32) {
         self.all.remove(&(protocol.0, client, service));
-        server
     }
 
     /// The server of the pin for this connection.
@@ -67,7 +56,7 @@ impl Pins {
 }
 
 impl Control {
-    /// The next connection of `client` to the service within 10 s uses `server`, regardless of the
+    /// The next connection of `client` to the service within 60 s uses `server`, regardless of the
     /// scheduler, the server's weight, filters and limits: for through-VIP checks.
     ///
     /// # Errors
@@ -101,6 +90,28 @@ impl Control {
         }
         self.pins.all.insert(from, (server, now + LIFE));
         Ok(())
+    }
+
+    /// Removes the pin of `client`. Returns whether its connection has not been opened within 60 s:
+    /// no packet arrived, or each was dropped.
+    ///
+    /// # Errors
+    /// [`Error::NoService`], as for [`pin`](Self::pin).
+    pub fn unpin(
+        &mut self,
+        key: &ServiceKey,
+        client: SocketAddr,
+        now: Instant,
+    ) -> Result<bool, Error> {
+        let ServiceKey::Address { protocol, addr } = *key else {
+            return Err(Error::NoService);
+        };
+        let number = self
+            .find_service(0, protocol, addr)
+            .ok_or(Error::NoService)?;
+        let waits = self.pins.find(protocol, client, number, now).is_some();
+        self.pins.remove(protocol, client, number);
+        Ok(waits)
     }
 
     /// The clients that are pinned, for tests.
@@ -150,6 +161,13 @@ mod tests {
             let tuple = Tuple::new(Protocol::UDP, source, vip);
             let datagram = PacketMeta::new(Hook::Local, tuple, Transport::Udp(&[]), 28);
             send(&mut shard, datagram);
+        }
+        // The connections of the check do not count, so that a drained server becomes empty.
+        for key in [ServiceKey::tcp(vip), ServiceKey::udp(vip)] {
+            let service = control.service(&key).unwrap();
+            let counted = &service.servers()[0];
+            assert_eq!((counted.active(), counted.total()), (0, 1), "{key:?}");
+            assert_eq!(service.stats().live.conns, 1, "{key:?}");
         }
         let mut left = |seconds| {
             control.advance_with(&mut shard, Instant::from_secs(seconds));
@@ -209,6 +227,7 @@ mod tests {
         );
         assert_eq!(target(client, now), quiesced, "of weight 0");
         assert_eq!(target(late, now + LIFE), address(servers[0].0), "too late");
+        assert_eq!(control.unpin(&key, late, now + LIFE), Ok(false));
         assert!(control.pinned().is_empty());
         for (client, probe) in [(client, true), (address("192.0.2.9:1000"), false)] {
             let server = if probe {
@@ -226,6 +245,36 @@ mod tests {
         // Only clients attempt to connect.
         let attempts = |id| control.server_attempts(crate::ServerId(id)).unwrap();
         assert_eq!([0, 1].map(|id| attempts(id).total.opened), [2, 0]);
+    }
+
+    #[test]
+    fn pin_of_dropped_connection_is_reported_as_unopened() {
+        let mut control = Control::new(Options {
+            max_connections: 1,
+            ..Options::default()
+        });
+        let mut shard = control.shard(0).unwrap();
+        let (vip, server) = (address("198.51.100.1:80"), address("10.0.0.1:80"));
+        let key = ServiceKey::tcp(vip);
+        let now = Instant::ZERO;
+        control
+            .add_service(key, ServiceConfig::new(Family::V4, "rr"), None)
+            .unwrap();
+        control
+            .add_server(&key, server, &ServerConfig::new(1, Forwarding::Nat), now)
+            .unwrap();
+        let [opened, dropped] = ["192.0.2.1:1000", "192.0.2.1:1001"].map(address);
+        for client in [opened, dropped] {
+            control.pin(&key, server, client, now).unwrap();
+            let meta = PacketMeta::tcp(Hook::Local, client, vip, TcpFlags::SYN);
+            let pending = shard.handle_packet(&meta, now).unwrap_err();
+            let verdict = control.admit(&mut shard, &meta, pending, now);
+            let is_forwarded = matches!(verdict, Verdict::Forward(_));
+            assert_eq!(is_forwarded, client == opened, "{verdict:?}");
+        }
+        assert_eq!(control.unpin(&key, opened, now), Ok(false));
+        assert_eq!(control.unpin(&key, dropped, now), Ok(true));
+        assert_eq!(control.unpin(&key, dropped, now), Ok(false), "removed");
     }
 
     #[test]

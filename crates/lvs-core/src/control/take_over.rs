@@ -265,7 +265,8 @@ impl Control {
                 if let Some(link) = shard.link(index)
                     && toggled
                 {
-                    link.server.set_active(flags & flag::INACTIVE == 0);
+                    link.server
+                        .set_active(flags & flag::INACTIVE == 0, slot.flags());
                 }
                 if unbound {
                     self.bind_late(shard, index);
@@ -283,10 +284,10 @@ impl Control {
                 slot.flags |= self
                     .settings
                     .helper_flags(key.protocol, key.virt, slot.flags);
-                let active = slot.flags & flag::INACTIVE == 0;
+                let flags = slot.flags;
                 let index = shard.open(slot, None, now).ok_or(Refused::Full)?;
                 if let Some(server) = server {
-                    server.bind(active);
+                    server.bind(flags);
                 }
                 index
             }
@@ -351,7 +352,7 @@ impl Control {
         } = slot.draft();
         if let Some(server) = self.find_server(&key, server_addr, mark, flags) {
             shard.bind(index, server.id().0, |flags| inherit(flags, &server));
-            server.bind(!shard.conn(index).has(flag::INACTIVE));
+            server.bind(shard.conn(index).flags());
         }
     }
 

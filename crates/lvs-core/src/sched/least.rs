@@ -308,7 +308,7 @@ mod tests {
                     drop(open.swap_remove(at));
                 }
                 // With seeds from 3 on, only a third of these changes makes a connection active.
-                40..60 => pool.servers()[any].set_active(seed < 3 || below(3) == 0),
+                40..60 => pool.servers()[any].set_active(seed < 3 || below(3) == 0, 0),
                 _ => {
                     let expected = all.pick(pool.servers(), &request());
                     let expected = expected.map(|place| pool.servers()[place].addr());

@@ -384,12 +384,6 @@ impl Shard {
         })
     }
 
-    /// Sets a flag by which each later reply of connection `index` is recognised as one to a health
-    /// check ([`Reply::probe`]).
-    pub(crate) fn mark_probe(&mut self, index: u32) {
-        self.table.get(index).set(flag::PROBE);
-    }
-
     pub(super) fn reply_of(&self, index: u32) -> Reply {
         let slot = self.table.get(index);
         Reply {
@@ -461,7 +455,7 @@ impl Shard {
                 slot.set(flag::INACTIVE);
             }
             if let Some(link) = self.link(index) {
-                link.server.set_active(active);
+                link.server.set_active(active, slot.flags());
             }
         }
         if assures && controlled {

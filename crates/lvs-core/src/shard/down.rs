@@ -321,7 +321,7 @@ impl Shard {
         if !slot.has(flag::INACTIVE) && slot.server() != NO_SLOT {
             slot.set(flag::INACTIVE);
             if let Some(link) = self.link(index) {
-                link.server.set_active(false);
+                link.server.set_active(false, slot.flags());
             }
         }
     }

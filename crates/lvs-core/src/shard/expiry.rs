@@ -135,9 +135,9 @@ impl Shard {
             self.strike(index);
         }
         let slot = self.table.get(index);
-        let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
+        let (controller, flags) = (slot.controller(), slot.flags());
         if let Some(link) = self.link(index) {
-            link.server.unbind(active);
+            link.server.unbind(flags);
         }
         if let Some(controller) = controller {
             self.table.drop_controlled(controller);

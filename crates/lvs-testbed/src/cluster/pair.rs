@@ -576,17 +576,17 @@ impl Lab {
         Ok(())
     }
 
-    /// Drops the director's own packets to servers (health checks); forwarded packets pass.
+    /// Drops packets that the director itself sends to servers and to the VIP; forwarded packets
+    /// pass.
     fn blind(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: finds its servers down", index + 1));
         let servers = 0..self.site.servers.len();
-        let servers: Vec<String> = servers
-            .map(|server| self.site.real_address(server).to_string())
-            .collect();
+        let servers = servers.map(|server| self.site.real_address(server).to_string());
+        let checked: Vec<String> = servers.chain([self.site.vip.to_string()]).collect();
         self.directors[index].host.sh(&format!(
             "nft -f - <<'END'\ntable inet blind {{\n chain output {{\n  type filter hook output priority 0\n  \
              ip daddr {{ {} }} drop\n }}\n}}\nEND",
-            servers.join(", ")
+            checked.join(", ")
         ))?;
         Ok(())
     }

@@ -11,11 +11,11 @@ use nix::sys::signal::Signal;
 
 fn start(site: &Site, text: &str) -> Result<Proc> {
     let path = site.testbed.dir().join("lvsd.toml");
-    let head = "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n";
+    let head = "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n";
     let head = if site.options.topology == lvs_testbed::Topology::TwoArm {
         head
     } else {
-        "[dataplane]\ninterface = \"eth0\"\n\n"
+        "[dataplane]\ninterface = \"eth0\"\n"
     };
     fs::write(&path, format!("{head}{text}"))?;
     let path = path.display().to_string();
@@ -358,7 +358,7 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
         site.director.sysctl(path, "0")?;
     }
     let mut text = String::new();
-    for (name, port, more) in [("own", 80, ""), ("clients", 8080, ", via = \"service\"")] {
+    for (name, port, more) in [("own", 80, ", via = \"server\""), ("clients", 8080, "")] {
         let port_of_server = if forward == Forward::Nat { 80 } else { port };
         write!(
             text,
@@ -464,4 +464,56 @@ fn through_vip_checks_follow_servers_direct_routing() -> Result<()> {
 #[ignore = "long"]
 fn through_vip_checks_follow_servers_tunnel() -> Result<()> {
     on_a_clients_way(Forward::Tun)
+}
+
+/// Connections of clients fill the table, and the dataplane drops the checks: no server is at fault.
+#[test]
+fn servers_stay_up_while_dataplane_drops_checks() -> Result<()> {
+    let mut options = SiteOptions::with_servers("full", Forward::Nat, 2);
+    options.vip = Vip::Dataplane;
+    let site = Site::new(options)?;
+    let vip = site.service(80);
+    let servers_of_file = [0, 1].map(|index| format!("\"{}:80\"", site.real_address(index)));
+    let text = format!(
+        "max_connections = 64\nwhen_full = \"drop\"\n[[service]]\nname = \"web\"\naddress = \"{vip}\"\n\
+         forward = \"nat\"\nservers = [{}]\n\
+         check = {{ type = \"tcp\", interval = \"300ms\", timeout = \"500ms\", fall = 1 }}\n",
+        servers_of_file.join(", ")
+    );
+    let mut lvsd = start(&site, &text)?;
+    wait_health(&site, "web", &["up", "up"], &lvsd)?;
+    let own_address = || -> Vec<String> {
+        let servers = servers(&site, "web").into_iter();
+        let reason = |server: serde_json::Value| server["checks"]["own_address"].clone();
+        let reasons = servers.map(reason);
+        reasons
+            .map(|reason| reason.as_str().unwrap_or_default().to_owned())
+            .collect()
+    };
+    wait_until(
+        "the checks to go through the VIP",
+        Duration::from_secs(30),
+        || own_address() == ["", ""],
+    )?;
+    let connect = format!(
+        "for i in $(seq 200); do timeout 60 bash -c 'exec 3<>/dev/tcp/{}/80 && sleep 50' & done; wait",
+        vip.ip()
+    );
+    let mut clients = site.client.spawn("bash", &["-c", &connect])?;
+    let mut others = Vec::new();
+    wait_until(
+        "the dataplane to drop the checks",
+        Duration::from_secs(40),
+        || {
+            let now = health(&site, "web").into_iter();
+            others.extend(now.filter(|(health, _)| health != "up"));
+            let reasons = own_address();
+            reasons.len() == 2 && reasons.iter().all(|why| why.contains("has dropped each"))
+        },
+    )
+    .with_context(|| format!("{:?}\n{}", own_address(), lvsd.log()))?;
+    ensure!(others.is_empty(), "servers were blamed: {others:?}");
+    clients.stop(Signal::SIGKILL)?;
+    lvsd.stop_ok(Signal::SIGINT)?;
+    Ok(())
 }

@@ -140,7 +140,10 @@ fn order(cause: &Cause) -> (u8, usize, Option<IpAddr>, Option<&str>, &str) {
 
 /// The fault of a server; `None` if it works as configured.
 fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fault<'a>> {
-    let falls = server.checks.map_or(0, |checks| checks.falls_in_day);
+    let falls = server
+        .checks
+        .as_ref()
+        .map_or(0, |checks| checks.falls_in_day);
     let (health, reason, since) = match server.health.as_str() {
         "down" => ("down", verdict::reason(server).to_owned(), server.since),
         "suspicious" => (

@@ -599,10 +599,10 @@ impl View {
             })
         };
         metrics! { out;
-            counters "lvs_server_falls" each(|server| Some(server.status.checks?.falls)),
+            counters "lvs_server_falls" each(|server| Some(server.status.checks.as_ref()?.falls)),
                 "Times that a server went down";
             counters "lvs_server_down_seconds"
-                each(|server| Some(server.status.checks?.down_seconds)),
+                each(|server| Some(server.status.checks.as_ref()?.down_seconds)),
                 "Time for which a server was down";
             gauges "lvs_server_weight" known(|status| status.weight.map(i64::from)),
                 "Weight of a server in the dataplane; absent if the dataplane does not have the server";

@@ -805,6 +805,13 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
             ));
         }
     }
+    let checks = server.checks.as_ref().filter(|_| look.details);
+    if let Some(checks) = checks.filter(|checks| !checks.own_address.is_empty()) {
+        notes.push(format!(
+            "lvsd checks the server's own address, not the path of clients: {}",
+            checks.own_address
+        ));
+    }
     if look.details && !server.attempts.is_empty() {
         let Attempts { opened, unanswered } = server.attempts.last_5_minutes;
         notes.push(format!(
@@ -1003,6 +1010,7 @@ mod tests {
             since_fall: Some(5),
             falls: 9,
             down_seconds: 200,
+            own_address: "this director does not have 192.0.2.10".to_owned(),
         });
         server.attempts.last_5_minutes.opened = 20;
         server.latency_us = Some(1_234);

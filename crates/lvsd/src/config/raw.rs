@@ -656,7 +656,8 @@ pub(super) struct RawCheckTable {
     pub(super) fast_interval: Option<Spanned<RawDuration>>,
     /// Percentage by which each interval varies. Default: 5.
     pub(super) jitter: Option<Spanned<Whole>>,
-    /// Path of the check: `server`, or `service` through the VIP. Default: `server`.
+    /// Path of the check: `server`, or `service` through the VIP. Default: through the VIP if the
+    /// dataplane can forward the check to the server.
     pub(super) via: Option<Spanned<String>>,
     /// Whether a suspicious server counts as down; or the number of consecutive unanswered
     /// connection attempts of clients after which the server is checked at once. Default: `false`.

@@ -409,12 +409,15 @@ pub(super) fn fix_port(check: &mut Keys, port: u16) {
     }
 }
 
+/// A check in TOML. keepalived and ldirectord check the server's own address.
 pub(super) fn table(keys: &BTreeMap<&'static str, String>) -> String {
     let type_first = keys.iter().filter(|(key, _)| **key == "type");
     let rest = keys.iter().filter(|(key, _)| **key != "type");
+    let via = asks_a_port(keys).then(|| "via = \"server\"".to_owned());
     let all: Vec<String> = type_first
         .chain(rest)
         .map(|(key, value)| format!("{key} = {value}"))
+        .chain(via)
         .collect();
     match keys.get("none") {
         Some(_) => "\"none\"".to_owned(),

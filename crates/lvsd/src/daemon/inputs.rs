@@ -22,7 +22,7 @@ use crate::dataplane::Found;
 use crate::dataplane::control::LastAnswer;
 use crate::decide::ServerView;
 use crate::expand::Expanded;
-use crate::health::{Checks, Code, Key, Prober, Reason, Serving};
+use crate::health::{Check, Checks, Code, Key, Prober, Reason, Serving};
 use crate::reconcile::Health;
 use crate::sources::Sources;
 
@@ -126,7 +126,15 @@ impl<P: Prober> Inputs<P> {
     fn inform_checks(&mut self, found: &Found) {
         let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
         let serving = serving.map(|((_, server), _)| *server).collect();
+        let interfaces = &found.seen.info.interfaces;
         self.checks.take_serving(Serving {
+            routed: interfaces
+                .iter()
+                .any(|interface| interface.backend == "tun"),
+            interfaces: interfaces
+                .iter()
+                .map(|interface| interface.name.clone())
+                .collect(),
             servers: serving,
             vips: (!self.config.dataplane.own_vips).then(|| found.vips.clone()),
         });
@@ -194,7 +202,7 @@ impl<P: Prober> Inputs<P> {
     /// Whether every server of unknown health is checked through the VIP of the service.
     fn waits_for_its_vip(&self, service: &Service) -> bool {
         service.servers.iter().all(|server| {
-            let by_vip = server.check.as_ref().is_some_and(|c| c.via.is_some());
+            let by_vip = server.check.as_ref().is_some_and(Check::needs_vip);
             by_vip || self.health(&(service.id, server.address)) != Health::Unknown
         })
     }

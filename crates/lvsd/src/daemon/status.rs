@@ -190,7 +190,7 @@ impl<P: Prober> Daemon<P> {
                     fix: reason.fix,
                     attempts: seen.map(|seen| seen.attempts).unwrap_or_default(),
                     latency_us: seen.and_then(|seen| seen.latency_us),
-                    checks: known.as_ref().and_then(|known| known.record),
+                    checks: known.as_ref().and_then(|known| known.record.clone()),
                     check_not_made: known.and_then(|known| known.not_made).map(|not_made| {
                         CheckNotMade {
                             seconds: not_made.since.elapsed().as_secs(),

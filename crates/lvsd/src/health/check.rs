@@ -64,6 +64,19 @@ impl Check {
         }
     }
 
+    /// Whether the file demands that the check goes through a service.
+    pub fn needs_vip(&self) -> bool {
+        self.via.is_some_and(|via| !via.by_default)
+    }
+
+    /// The same check of the server's own address.
+    pub(super) fn of_own_address(&self) -> Self {
+        Self {
+            via: None,
+            ..self.clone()
+        }
+    }
+
     /// Returns all fields except the timing. Checks with equal identity share one state.
     pub fn identity(&self) -> (Probe, SocketAddr, Option<Via>) {
         (self.probe.clone(), self.server, self.via)

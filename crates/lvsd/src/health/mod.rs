@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lvs_api::daemon::CheckStatus;
+use lvs_api::reverse_path::is_strict;
 use lvs_core::api::ServiceId;
 use lvs_sys::lock;
 use tokio::runtime::Handle;
@@ -58,6 +59,11 @@ pub struct Serving {
     pub servers: HashSet<SocketAddr>,
     /// Virtual addresses for which the dataplane answers; `None` for all.
     pub vips: Option<BTreeSet<IpAddr>>,
+    /// Whether the host routes packets to the dataplane (`--backend tun`), which does not forward
+    /// packets of the host itself.
+    pub routed: bool,
+    /// Names of the interfaces on which the dataplane receives packets.
+    pub interfaces: Vec<String>,
 }
 
 /// Longest time that the first failed check of a server waits for an answer of the dataplane.
@@ -297,6 +303,7 @@ impl<P: Prober> Checks<P> {
             sender: self.sender.clone(),
             prompts: prompted,
             out_until: None,
+            own_address: None,
             record: Arc::clone(&record),
             task: self.next,
             state: State::new(check.rise, check.fall, up),
@@ -500,6 +507,8 @@ struct Runner<P> {
     prompts: mpsc::Receiver<Prompt>,
     /// Time until which successful checks have no effect, because clients got no answer.
     out_until: Option<Instant>,
+    /// The reason why the check uses the server's own address until this time.
+    own_address: Option<(String, Instant)>,
     record: Arc<Mutex<Record>>,
     task: u64,
     check: Arc<Check>,
@@ -540,7 +549,7 @@ impl<P: Prober> Runner<P> {
         let mut due = Instant::now();
         let mut prompt = None;
         loop {
-            if self.check.via.is_some() && self.serving.wait_for(Option::is_some).await.is_err() {
+            if self.check.needs_vip() && self.serving.wait_for(Option::is_some).await.is_err() {
                 return;
             }
             let begun = Instant::now();
@@ -616,20 +625,21 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    async fn probe(&self, due: Instant) -> Result<Advice, ProbeError> {
+    async fn probe(&mut self, due: Instant) -> Result<Advice, ProbeError> {
         let standing = match self.state.up() {
             Some(true) => TargetHealth::Good,
             Some(false) | None => TargetHealth::Doubtful,
         };
         let descriptors = self.check.descriptors();
         let target = self.check.server.ip();
-        let _permit = self.permits.get(target, standing, descriptors).await;
+        let permits = Arc::clone(&self.permits);
+        let _permit = permits.get(target, standing, descriptors).await;
         let waited = due.elapsed();
         let waited_us = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
         self.timing.longest_lag_us.fetch_max(waited_us, Relaxed);
         self.timing.counters.waited(waited);
         let begun = Instant::now();
-        let result = self.prober.probe(&self.check).await;
+        let result = self.probe_path().await;
         let took = begun.elapsed();
         let outcome = match &result {
             Ok(_) => CheckOutcome::Good,
@@ -642,6 +652,72 @@ impl<P: Prober> Runner<P> {
             lock(&self.record).count_check(took, Instant::now());
         }
         result
+    }
+
+    /// Makes the check on the path of the file. Without such a path, it makes the check through the
+    /// service, or of the server's own address if the dataplane does not forward the check.
+    async fn probe_path(&mut self) -> Result<Advice, ProbeError> {
+        let mut reason = self.reason_for_own_address();
+        if reason.is_none() {
+            let begun = Instant::now();
+            let result = self.prober.probe(&self.check).await;
+            match result {
+                Err(ProbeError::Local(ref why)) if self.has_choice() => {
+                    // The next checks do not wait for the timeout of a path that fails.
+                    if begun.elapsed() >= self.check.timeout / 2 {
+                        self.own_address = Some((why.clone(), Instant::now() + OWN_ADDRESS));
+                    }
+                    reason = Some(why.clone());
+                }
+                // The VIP may have left this host during the check.
+                Err(ProbeError::Server(_)) => reason = self.reason_for_own_address(),
+                Ok(_) | Err(ProbeError::Local(_)) => {}
+            }
+            if reason.is_none() {
+                lock(&self.record).set_own_address("");
+                return result;
+            }
+        }
+        let reason = short(reason.unwrap_or_default());
+        if lock(&self.record).set_own_address(&reason) {
+            let server = self.check.server;
+            tracing::debug!(%server, "lvsd checks the server's own address: {reason}");
+        }
+        self.prober.probe(&self.check.of_own_address()).await
+    }
+
+    /// Whether the file leaves the path of the check to lvsd, which can check a service's VIP.
+    fn has_choice(&self) -> bool {
+        self.check.via.is_some_and(|via| via.by_default)
+    }
+
+    /// The reason why the check uses the server's own address; `None` if it uses its path.
+    fn reason_for_own_address(&self) -> Option<String> {
+        let via = self.check.via.filter(|via| via.by_default)?;
+        if let Some((reason, until)) = &self.own_address
+            && Instant::now() < *until
+        {
+            return Some(reason.clone());
+        }
+        let vip = via.virt.ip();
+        if !self.has_vip() {
+            return Some(format!("this director does not have {vip}"));
+        }
+        let serving = self.serving.borrow();
+        let Some(serving) = serving.as_ref() else {
+            return Some("the state of the dataplane is unknown".to_owned());
+        };
+        if serving.routed {
+            return Some("packets of this host do not reach a dataplane with a TUN device".into());
+        }
+        if !via.is_filtered() {
+            return None;
+        }
+        // Replies to clients do not pass this host, and its filter.
+        let strict = serving.interfaces.iter().find(|name| is_strict(name))?;
+        Some(format!(
+            "rp_filter of this host is strict on {strict}, and drops replies of the VIP"
+        ))
     }
 
     /// Reports a result; false if the receiver was dropped.
@@ -720,9 +796,14 @@ impl<P: Prober> Runner<P> {
         }
     }
 
+    /// Whether the result of a check counts: a through-VIP check needs the VIP.
+    fn has_way(&self) -> bool {
+        !self.check.needs_vip() || self.has_vip()
+    }
+
     /// Whether the dataplane answers for the virtual address of a through-VIP check; true for other
     /// checks.
-    fn has_way(&self) -> bool {
+    fn has_vip(&self) -> bool {
         let serving = self.serving.borrow();
         let vips = serving.as_ref().and_then(|serving| serving.vips.as_ref());
         match (self.check.via, vips) {
@@ -746,6 +827,9 @@ impl<P: Prober> Runner<P> {
 /// although clients get no answer. The time equals the period in which unanswered clients are
 /// counted.
 const OUT: Duration = Duration::from_secs(60);
+
+/// Time for which a check uses the server's own address after the dataplane has not forwarded it.
+const OWN_ADDRESS: Duration = Duration::from_secs(30);
 
 /// lvsd reports a check after this number of consecutive attempts that could not be made. A short
 /// time without checks is harmless: it is not longer than the time in which a check detects a

@@ -2,14 +2,15 @@
 
 use std::future::Future;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use lvs_api::{guidance, reverse_path::strict_interfaces};
-use lvs_core::api::Forwarder;
+use lvs_core::api::{Forwarder, ServiceId};
+use lvs_sys::lock;
 
-use super::probe::Asked;
-use super::{Advice, Check, Code, Pins, ProbeError, Reason, reverse_path};
+use super::probe::{Asked, Progress};
+use super::{Advice, Check, Code, Pins, ProbeError, Reason, Via, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
@@ -114,20 +115,37 @@ impl OwnAddress {
 
 impl Prober for Network {
     async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
-        let accepted = AtomicBool::new(false);
+        let progress = Progress::default();
+        let result = self.attempt(check, &progress).await;
+        let Some(via) = check.via else {
+            return result;
+        };
+        // A datagram may have reached the server of an earlier check with the same source port.
+        let by_datagram = matches!(via.service, ServiceId::Udp { .. });
+        match result {
+            Ok(_) if !by_datagram => result,
+            Err(ProbeError::Local(_)) => result,
+            Ok(_) | Err(ProbeError::Server(_)) => {
+                self.check_forwarded(check, &progress).await?;
+                result
+            }
+        }
+    }
+}
+
+impl Network {
+    /// Makes a check. A failure may have been caused by the dataplane.
+    async fn attempt(&self, check: &Check, progress: &Progress) -> Result<Advice, ProbeError> {
         let asked = Asked {
             server: check.server,
             via: check.via,
             pins: self.pins.as_ref(),
             timeout: check.timeout,
-            accepted: Some(&accepted),
+            progress: Some(progress),
         };
         let began = Instant::now();
-        // With NAT, replies reach this host by way of the dataplane. The filter is one of IPv4.
-        let direct = check
-            .via
-            .filter(|via| !via.method.translates() && via.virt.is_ipv4());
-        let dropped = direct.map(|_| reverse_path::dropped());
+        let filtered = check.via.filter(Via::is_filtered);
+        let dropped = filtered.map(|_| reverse_path::dropped());
         let mut own = OwnAddress::Silent;
         // All steps of a probe share one deadline.
         let limited = tokio::time::timeout(check.timeout, async {
@@ -147,7 +165,7 @@ impl Prober for Network {
         let timeout = check.timeout;
         let target = asked.describe(&check.probe.target(check.server));
         let ip = check.server.ip();
-        if accepted.load(Relaxed) {
+        if progress.accepted.load(Relaxed) {
             let text = format!(
                 "{target} accepted the connection and did not answer completely within {timeout:?}"
             );
@@ -213,12 +231,25 @@ async fn check_own_address(check: &Check, own: &mut OwnAddress) {
         via: None,
         pins: None,
         timeout: check.timeout / 2,
-        accepted: None,
+        progress: None,
     };
     *own = check.probe.run(&asked).await.into();
 }
 
 impl Network {
+    /// Checks that the dataplane has forwarded the connection of a through-VIP check to the server.
+    async fn check_forwarded(&self, check: &Check, progress: &Progress) -> Result<(), ProbeError> {
+        let silent = || ProbeError::Local("the dataplane does not answer lvsd".to_owned());
+        let pin = lock(&progress.pin).take();
+        let (Some(pins), Some(pin)) = (&self.pins, pin) else {
+            return Err(silent());
+        };
+        match tokio::time::timeout(check.timeout, pins.check_opened(pin)).await {
+            Ok(opened) => opened.map_err(ProbeError::Local),
+            Err(_) => Err(silent()),
+        }
+    }
+
     /// Returns the host that forwarded the server's reply to a through-VIP check that started at
     /// `began`, and that received no answer itself.
     async fn forwarder(&self, check: &Check, began: Instant) -> Option<Forwarder> {

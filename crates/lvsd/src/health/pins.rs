@@ -1,5 +1,6 @@
 //! Requests of checks through a service to the dataplane: to send a connection to exactly one
-//! server (`server.pin`), and for the host that forwarded a reply (`server.return_path`).
+//! server (`server.pin`), whether it did so (`server.unpin`), and for the host that forwarded a
+//! reply (`server.return_path`).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error};
-use lvs_core::api::{Call, Forwarder, ReturnPath, ServiceId};
+use lvs_core::api::{Call, Forwarder, ReturnPath, ServiceId, Unpinned};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
@@ -16,15 +17,31 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum number of checks that wait for the dataplane.
 const WAITING: usize = 1024;
 
+/// The reason why a check says nothing about its server.
+const NOT_FORWARDED: &str =
+    "the dataplane has received no packet of the check, or has dropped each (lvsadm drops)";
+
 /// Sends requests of checks to the dataplane.
 #[derive(Clone, Debug)]
 pub struct Pins(mpsc::Sender<Request>);
 
+/// The next connection from a client to a service, which the dataplane sends to one server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pin {
+    service: ServiceId,
+    client: SocketAddr,
+    /// Number of the connection to the dataplane over which the request was sent.
+    connection: u64,
+}
+
 #[derive(Debug)]
 struct Request {
     call: Call,
-    reply: oneshot::Sender<Result<Value, String>>,
+    reply: oneshot::Sender<Result<Answer, String>>,
 }
+
+/// An answer of the dataplane, and the number of the connection over which it came.
+type Answer = (Value, u64);
 
 impl Pins {
     /// Starts a thread that sends requests to the dataplane at `address`, until its owner is
@@ -44,30 +61,56 @@ impl Pins {
     ///
     /// # Errors
     /// The dataplane cannot be reached, or refuses the request; the text is the reason.
-    pub async fn pin(
+    pub(super) async fn pin(
         &self,
         service: ServiceId,
         server: SocketAddr,
         client: SocketAddr,
-    ) -> Result<(), String> {
+    ) -> Result<Pin, String> {
         let call = Call::ServerPin {
             service,
             server,
             client,
         };
-        self.ask(call).await.map(|_| ())
+        let (_, connection) = self.ask(call).await?;
+        Ok(Pin {
+            service,
+            client,
+            connection,
+        })
+    }
+
+    /// Checks that the dataplane has sent the connection of `pin` to the server.
+    ///
+    /// # Errors
+    /// The dataplane has not, or it has restarted in the meantime, or it cannot be reached; the
+    /// text is the reason.
+    pub(super) async fn check_opened(&self, pin: Pin) -> Result<(), String> {
+        let call = Call::ServerUnpin {
+            service: pin.service,
+            client: pin.client,
+        };
+        let (answer, connection) = self.ask(call).await?;
+        if connection != pin.connection {
+            return Err("the dataplane has restarted during the check".to_owned());
+        }
+        let unpinned = serde_json::from_value(answer).map_err(|error| error.to_string());
+        match unpinned? {
+            Unpinned { unopened: false } => Ok(()),
+            Unpinned { unopened: true } => Err(NOT_FORWARDED.to_owned()),
+        }
     }
 
     /// Queries the host that forwarded the latest reply of `server` to a check; `None` if no reply
     /// arrived after `began`.
     pub(super) async fn forwarder(&self, server: IpAddr, began: Instant) -> Option<Forwarder> {
-        let answer = self.ask(Call::ServerReturnPath { server }).await.ok()?;
+        let (answer, _) = self.ask(Call::ServerReturnPath { server }).await.ok()?;
         let path: ReturnPath = serde_json::from_value(answer).ok()?;
         path.forwarder
             .filter(|last| Duration::from_millis(last.age_ms) <= began.elapsed())
     }
 
-    async fn ask(&self, call: Call) -> Result<Value, String> {
+    async fn ask(&self, call: Call) -> Result<Answer, String> {
         let (reply, answer) = oneshot::channel();
         let gone = || "lvsd is exiting".to_owned();
         let request = Request { call, reply };
@@ -78,6 +121,7 @@ impl Pins {
 
 fn serve(address: &Address, mut requests: mpsc::Receiver<Request>) {
     let mut client = None;
+    let mut connections = 0;
     while let Some(Request { call, reply }) = requests.blocking_recv() {
         if reply.is_closed() {
             // The time of the check has expired.
@@ -86,8 +130,10 @@ fn serve(address: &Address, mut requests: mpsc::Receiver<Request>) {
         let mut answer = ask(address, &mut client, &call);
         if matches!(answer, Err(Some(_))) {
             // Another dataplane may have started in the meantime.
+            connections += 1;
             answer = ask(address, &mut client, &call);
         }
+        let answer = answer.map(|answer| (answer, connections));
         let answer = answer.map_err(|error| {
             error.map_or_else(
                 || "the dataplane does not have the server yet".to_owned(),

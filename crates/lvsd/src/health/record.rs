@@ -26,6 +26,9 @@ const DAY: u64 = 24;
 /// The record of a check.
 #[derive(Debug)]
 pub(super) struct Record {
+    /// The reason why the check uses the server's own address instead of the path of clients; empty
+    /// if it does not.
+    own_address: String,
     begun: Instant,
     last: Duration,
     /// Number of the most recent checks that all took [`SLOW`] or longer; 0 if the last check was
@@ -63,6 +66,7 @@ struct Hour {
 impl Record {
     pub(super) fn new(now: Instant) -> Self {
         Self {
+            own_address: String::new(),
             begun: now,
             last: Duration::ZERO,
             slow: 0,
@@ -113,6 +117,16 @@ impl Record {
         self.all.clone()
     }
 
+    /// Sets the reason why the check uses the server's own address, or an empty text. Returns
+    /// whether it differs from the previous reason.
+    pub(super) fn set_own_address(&mut self, reason: &str) -> bool {
+        let differs = self.own_address != reason;
+        if differs {
+            reason.clone_into(&mut self.own_address);
+        }
+        differs
+    }
+
     /// A summary; `None` before the first check.
     pub(super) fn status(&mut self, now: Instant) -> Option<CheckStatus> {
         if self.all == Times::default() {
@@ -131,6 +145,7 @@ impl Record {
                 (falls + hour.falls, down + hour.down)
             });
         Some(CheckStatus {
+            own_address: self.own_address.clone(),
             last_us: micros(self.last),
             p50_us: quantile(&recent, 50),
             p99_us: quantile(&recent, 99),

@@ -24,7 +24,7 @@ fn config(services: &[(u8, &str)]) -> Config {
     let mut text = String::new();
     for (n, check) in services {
         text.push_str(&format!(
-            "[[service]]\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\ncheck = {{ {check} }}\n\
+            "[[service]]\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\ncheck = {{ {check}, via = \"server\" }}\n\
              [[service.server]]\naddress = \"10.0.0.1:80\"\n"
         ));
     }
@@ -70,6 +70,102 @@ async fn check_state_is_kept_only_for_identical_check() {
     let third = config(&[(1, "type = \"banner\", expect = \"220\"")]);
     checks.set(checks_of(&third.services));
     assert_eq!(health(&checks, &third), [Unknown]);
+}
+
+/// A prober that records whether each check goes through the service.
+#[derive(Clone, Default)]
+struct Paths {
+    through: Arc<Mutex<Vec<bool>>>,
+    /// Whether the dataplane drops the packets of checks.
+    drops: Arc<Mutex<bool>>,
+}
+
+impl Paths {
+    fn take(&self) -> Vec<bool> {
+        std::mem::take(&mut self.through.lock().unwrap())
+    }
+}
+
+impl Prober for Paths {
+    async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
+        self.through.lock().unwrap().push(check.via.is_some());
+        if check.via.is_some() && *self.drops.lock().unwrap() {
+            tokio::time::sleep(check.timeout).await;
+            return Err(ProbeError::Local("dropped".to_owned()));
+        }
+        Ok(Advice::NONE)
+    }
+}
+
+const BY_DEFAULT: &str = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
+    check = { type = \"tcp\", interval = \"1s\", timeout = \"1s\", jitter = 0 }\nservers = [\"10.0.0.1:80\"]\n";
+
+/// A flood fills the connection table, for example: the server is not at fault.
+#[tokio::test(start_paused = true)]
+async fn check_that_the_dataplane_drops_is_made_of_the_own_address() {
+    let paths = Paths::default();
+    *paths.drops.lock().unwrap() = true;
+    let (mut checks, mut reports) = Checks::new(paths.clone(), None);
+    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    let key = keys(&config)[0];
+    checks.take_serving(Serving::default());
+    checks.set(checks_of(&config.services));
+    let report = reports.recv().await.expect("a report");
+    assert!(checks.take(report).changes[0].up);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let through = paths.take();
+    assert!(
+        through.len() > 10 && !through[1..].contains(&true),
+        "{through:?}"
+    );
+    let own_address = |checks: &Checks<Paths>| {
+        let known = checks.known(&key).expect("the server is checked");
+        known.record.expect("a check was made").own_address
+    };
+    assert_eq!(own_address(&checks), "dropped");
+    *paths.drops.lock().unwrap() = false;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(paths.take().last(), Some(&true), "after 30 s");
+    assert_eq!(own_address(&checks), "");
+    assert!(reports.try_recv().is_err(), "the server stays up");
+}
+
+#[tokio::test(start_paused = true)]
+async fn check_without_via_goes_through_the_service_while_the_vip_is_here() {
+    let paths = Paths::default();
+    let (mut checks, _reports) = Checks::new(paths.clone(), None);
+    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    checks.set(checks_of(&config.services));
+    let vips = |vips: &[&str]| Serving {
+        vips: Some(vips.iter().map(|vip| vip.parse().unwrap()).collect()),
+        ..Serving::default()
+    };
+    let routed = Serving {
+        routed: true,
+        ..Serving::default()
+    };
+    // Without a dataplane, on a standby director, on the active one, with a dataplane to which the
+    // host routes packets, and on a standby director again.
+    for (serving, through) in [
+        (None, false),
+        (Some(vips(&[])), false),
+        (Some(vips(&["192.0.2.1"])), true),
+        (Some(Serving::default()), true),
+        (Some(routed), false),
+        (Some(vips(&["192.0.2.2"])), false),
+    ] {
+        if let Some(serving) = serving {
+            checks.take_serving(serving);
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        paths.take();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let asked = paths.take();
+        assert!(
+            asked.len() >= 2 && asked.iter().all(|via| *via == through),
+            "{asked:?}"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -146,7 +242,7 @@ async fn first_failed_check_of_serving_server_is_repeated() {
         let server = config.services[0].servers[0].address;
         checks.take_serving(Serving {
             servers: serving.then_some(server).into_iter().collect(),
-            vips: None,
+            ..Serving::default()
         });
         tokio::time::sleep(Duration::from_millis(10)).await;
         let stated = reports.try_recv();

@@ -88,8 +88,8 @@ pub(in crate::control) trait State {
     /// Whether the defence `drop_packet` drops this packet.
     fn drops_packet(&mut self) -> bool;
 
-    /// The server to which a pin assigns this connection of the client. The pin is used up.
-    fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr>;
+    /// Removes the pin of this connection, which has been opened.
+    fn remove_pin(&mut self, ask: &Ask<'_>, service: u32);
 
     /// Updates the shard's copies of settings and links.
     fn refresh(&mut self);
@@ -177,14 +177,18 @@ pub(in crate::control) fn classify<S: State>(
             return Err(AcceptReason::LocalReply.into());
         }
     }
-    let pinned = state.take_pin(ask, number, now).and_then(|server| {
-        let servers = state.control().services.get(&number)?.servers();
+    let control = state.control();
+    let pin = control.pins.find(ask.protocol, ask.client, number, now);
+    let pinned = pin.and_then(|server| {
+        let servers = control.services.get(&number)?.servers();
         servers.iter().find(|s| s.addr() == server).cloned()
     });
     if let Some(server) = pinned {
         state.refresh();
         let port = ask.port_at(&server);
-        return Ok(state.bind(&server, port, ask, Packets::Any, By::Pin, now)?);
+        let opened = state.bind(&server, port, ask, Packets::Any, By::Pin, now)?;
+        state.remove_pin(ask, number);
+        return Ok(opened);
     }
     let decided = state.control().filters.decide(number, ask.client.ip());
     if decided.is_some_and(|decided| !decided.taken()) {

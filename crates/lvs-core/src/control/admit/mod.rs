@@ -246,20 +246,17 @@ impl Control {
     }
 
     /// Opens the connection (`ip_vs_conn_new`, `ip_vs_bind_dest`).
-    #[expect(clippy::too_many_arguments, reason = "a call with three fields")]
     fn bind(
         &mut self,
         shard: &mut Shard,
         server: &Arc<Server>,
-        port: u16,
-        ask: &Ask<'_>,
-        packets: Packets,
+        slot: Draft,
         template: Option<(u32, Arc<Template>)>,
         now: Instant,
     ) -> Result<Opened, DropReason> {
-        let slot = self.draft(server, port, ask, packets);
-        if packets == Packets::One {
-            server.bind(false);
+        let flags = slot.flags;
+        if flags & flag::ONE_PACKET != 0 {
+            server.bind(flags);
             return Ok(Opened::Once(slot, template));
         }
         let opened = if slot.method() == Forwarding::FullNat {
@@ -269,8 +266,10 @@ impl Control {
             opened.ok_or(DropReason::TableFull)
         };
         let index = opened?;
-        server.bind(false);
-        shard.count(index, Counters::count_connection);
+        server.bind(flags);
+        if flags & flag::PROBE == 0 {
+            shard.count(index, Counters::count_connection);
+        }
         Ok(Opened::Entry(index))
     }
 
@@ -284,11 +283,12 @@ impl Control {
         now: Instant,
     ) -> Option<u32> {
         let server = self.records.get(slot.server as usize);
+        let flags = slot.flags;
         let index = shard.open(slot, template, now);
         match (index, server) {
             (Some(index), _) => shard.count(index, Counters::count_connection),
             // The connection was already counted for the server.
-            (None, Some(entry)) => entry.server.unbind(false),
+            (None, Some(entry)) => entry.server.unbind(flags),
             (None, None) => {}
         }
         index
@@ -305,7 +305,7 @@ impl Control {
         shard.sync_once(template.as_ref().map(|(_, template)| &**template), now);
         let server = self.records.get(slot.server as usize);
         if let Some(entry) = server {
-            entry.server.unbind(false);
+            entry.server.unbind(slot.flags);
         }
     }
 }
@@ -383,9 +383,8 @@ impl State for Admission<'_> {
         self.control.defense.drops_packet()
     }
 
-    fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr> {
-        let pins = &mut self.control.pins;
-        pins.take(ask.protocol, ask.client, service, now)
+    fn remove_pin(&mut self, ask: &Ask<'_>, service: u32) {
+        self.control.pins.remove(ask.protocol, ask.client, service);
     }
 
     fn refresh(&mut self) {
@@ -462,13 +461,11 @@ impl State for Admission<'_> {
             By::Template(index) => Some((index, self.control.templates.get(index).clone())),
             By::Pin | By::Scheduler | By::NextServer => None,
         };
-        let opened = self
-            .control
-            .bind(self.shard, server, port, ask, packets, template, now)?;
-        if let (By::Pin, Opened::Entry(index)) = (by, &opened) {
-            self.shard.mark_probe(*index);
+        let mut slot = self.control.draft(server, port, ask, packets);
+        if let By::Pin = by {
+            slot.flags |= flag::PROBE;
         }
-        Ok(opened)
+        self.control.bind(self.shard, server, slot, template, now)
     }
 
     fn bypass(

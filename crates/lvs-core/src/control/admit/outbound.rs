@@ -84,7 +84,8 @@ impl Control {
             embedded: false,
         };
         let port = server.addr().port();
-        match self.bind(shard, &server, port, &ask, packets, template, now) {
+        let slot = self.draft(&server, port, &ask, packets);
+        match self.bind(shard, &server, slot, template, now) {
             Ok(Opened::Entry(index)) => Some(shard.reply(index, meta, now)),
             Ok(Opened::Once(slot, template)) => {
                 let index = self.enter_once(shard, slot, template, now)?;

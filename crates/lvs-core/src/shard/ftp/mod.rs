@@ -381,7 +381,7 @@ impl Shard {
                 let index = self.open(slot, None, now).ok_or(DropReason::TableFull)?;
                 self.table.add_controlled(control);
                 if let Some(link) = self.link(index) {
-                    link.server.bind(false);
+                    link.server.bind(flags);
                 }
                 index
             }

@@ -6,7 +6,7 @@ mod connections;
 mod services;
 mod state;
 
-use lvs_core::api::{Call, Done, Failure, FailureCode, ListEnd, Sysctl, Timeouts};
+use lvs_core::api::{Call, Done, Failure, FailureCode, ListEnd, Sysctl, Timeouts, Unpinned};
 use lvs_core::settings::Sysctls;
 use lvs_core::{Protocol, Tuple};
 use serde_json::Value;
@@ -77,6 +77,12 @@ impl Handler for Handle {
                 drop(control);
                 pinned.map_err(Failure::from)?;
                 to_value(&Done::default())
+            }
+            Call::ServerUnpin { service, client } => {
+                let now = self.context.now();
+                let unopened = self.context.control().unpin(&service.into(), client, now);
+                let unopened = unopened.map_err(Failure::from)?;
+                to_value(&Unpinned { unopened })
             }
             Call::Apply { changes } => to_value(&self.apply(changes, true)?),
             lvs_core::any_change!() => to_value(&self.apply(vec![call], false)?),

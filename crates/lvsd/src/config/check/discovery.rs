@@ -116,7 +116,7 @@ impl Checker<'_> {
             config.tunnel = defaults.tunnel.unwrap_or_default();
         }
         let plan = defaults.check.as_ref();
-        let check = plan.and_then(|plan| self.check(plan, &id, (method, service.vip.as_ref())));
+        let check = plan.and_then(|plan| self.check(plan, &id, method, service));
         let own_port = own_port.and_then(|port| u16::try_from(port).ok());
         Some(Discovery {
             source,

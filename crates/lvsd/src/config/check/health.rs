@@ -9,7 +9,7 @@ use lvs_core::api::ServiceId;
 use toml::Spanned;
 
 use super::Checker;
-use crate::config::raw::{RawCheck, RawCheckTable, RawDuration, RawPassive, Whole};
+use crate::config::raw::{RawCheck, RawCheckTable, RawDuration, RawPassive, RawService, Whole};
 use crate::health::probe::KindInfo;
 use crate::health::{Check, Passive, Probe, Via};
 use crate::text::{Diagnostic, Findings, Keys, unknown_key};
@@ -37,9 +37,20 @@ pub(super) struct CheckPlan {
     timeout: Duration,
     rise: u32,
     fall: u32,
-    /// Position of `via`, if the check goes through the service.
-    via: Option<Range<usize>>,
+    via: PlannedVia,
+    /// Whether the check has a port of its own.
+    has_port: bool,
     passive: Option<(Passive, Range<usize>)>,
+}
+
+/// The path of a check from the file.
+enum PlannedVia {
+    /// The server's own address.
+    Server,
+    /// Through the service; the position of `via`.
+    Service(Range<usize>),
+    /// Through the service, if that is possible.
+    Default,
 }
 
 impl Checker<'_> {
@@ -68,7 +79,7 @@ impl Checker<'_> {
         let jitter = self.number(table.jitter.as_ref(), "`jitter`", 0..=50);
         let passive = self.passive(table.passive.as_ref());
         let words = [("server", false), ("service", true)];
-        let via = self.word(table.via.as_ref(), &words).unwrap_or(false);
+        let via = self.word(table.via.as_ref(), &words);
         if self.findings.reported() > before {
             return None;
         }
@@ -83,7 +94,12 @@ impl Checker<'_> {
             timeout: duration_or(table.timeout.as_ref(), DEFAULT_TIMEOUT),
             rise: count_or(table.rise.as_ref(), kind.rise),
             fall: count_or(table.fall.as_ref(), kind.fall),
-            via: table.via.as_ref().filter(|_| via).map(Spanned::span),
+            via: match (via, &table.via) {
+                (Some(true), Some(at)) => PlannedVia::Service(at.span()),
+                (None, _) => PlannedVia::Default,
+                _ => PlannedVia::Server,
+            },
+            has_port: table.own.iter().any(|(key, _)| key.get_ref() == "port"),
             passive: passive.zip(table.passive.as_ref().map(Spanned::span)),
         })
     }
@@ -93,11 +109,20 @@ impl Checker<'_> {
         &mut self,
         plan: &CheckPlan,
         service: &ServiceId,
-        (method, vip): (Forwarding, Option<&Spanned<String>>),
+        method: Forwarding,
+        raw: &RawService,
     ) -> Option<Check> {
-        let via = match &plan.via {
-            Some(at) => Some(self.via(plan, service, at, (method, vip))?),
-            None => None,
+        let via = match (&plan.via, self.via(plan, service, method, raw)) {
+            (PlannedVia::Server, _) | (PlannedVia::Default, Err(_)) => None,
+            (PlannedVia::Default, Ok(via)) => Some(Via {
+                by_default: true,
+                ..via
+            }),
+            (PlannedVia::Service(_), Ok(via)) => Some(via),
+            (PlannedVia::Service(at), Err((title, help))) => {
+                self.once(Diagnostic::error(at.clone(), title).help(help));
+                return None;
+            }
         };
         if let Some((passive, at)) = &plan.passive {
             self.fits_passive(*passive, service, method, at)?;
@@ -116,45 +141,58 @@ impl Checker<'_> {
         })
     }
 
-    /// Checks `via`: the check goes through this service, whose VIP has the owner `vip`.
+    /// The path of a check through this service, or the reason why a check cannot use it, and the
+    /// fix.
     fn via(
-        &mut self,
+        &self,
         plan: &CheckPlan,
         service: &ServiceId,
-        at: &Range<usize>,
-        (method, vip): (Forwarding, Option<&Spanned<String>>),
-    ) -> Option<Via> {
-        let (title, help) = match (service.endpoint(), plan.probe.via()) {
-            (_, None) => (
+        method: Forwarding,
+        raw: &RawService,
+    ) -> Result<Via, (&'static str, &'static str)> {
+        let is = |value: Option<&Spanned<String>>, word: &str| {
+            value.is_some_and(|value| value.get_ref() == word)
+        };
+        match (service.endpoint(), plan.probe.via()) {
+            (_, None) => Err((
                 "a check of this type cannot be a through-VIP check",
                 "remove `via`, which is for tcp, http, https, smtp, dns and udp",
-            ),
-            (None, _) => (
+            )),
+            (None, _) => Err((
                 "a service with a mark or several ports has no single address and port for a check",
                 "remove `via`, or use one port for the service",
-            ),
-            (Some((protocol, _)), Some(wanted)) if protocol != wanted => (
+            )),
+            (Some((protocol, _)), Some(wanted)) if protocol != wanted => Err((
                 "a check of this type does not use the service's protocol",
                 "remove `via`, or use another type of check",
-            ),
-            (Some((_, virt)), _) if virt.port() == 0 => (
+            )),
+            (Some((_, virt)), _) if virt.port() == 0 => Err((
                 "a service of all ports has no port for a check",
                 "remove `via`, or use one port for the service",
-            ),
-            _ if vip.is_some_and(|vip| vip.get_ref() == "host") => (
+            )),
+            _ if plan.has_port => Err((
+                "a through-VIP check uses the port of the service",
+                "remove `port`, or write via = \"server\"",
+            )),
+            _ if is(raw.forward.as_ref(), "proxy") => Err((
+                "lvsd forwards the connections of this service, and checks its servers itself",
+                "remove `via`",
+            )),
+            _ if self.routed.is_some() => Err((
+                "packets of this host do not reach a dataplane with the backend `tun`",
+                "remove `via`, or the backend",
+            )),
+            _ if is(raw.vip.as_ref(), "host") => Err((
                 "the host connects to its own address without the dataplane",
                 "remove `via`; or remove `vip = \"host\"`, and the address from the host, so that the dataplane owns the address",
-            ),
-            (Some((_, virt)), _) => {
-                return Some(Via {
-                    service: *service,
-                    virt,
-                    method,
-                });
-            }
-        };
-        self.once(Diagnostic::error(at.clone(), title).help(help));
-        None
+            )),
+            (Some((_, virt)), _) => Ok(Via {
+                service: *service,
+                virt,
+                method,
+                by_default: false,
+            }),
+        }
     }
 
     /// Checks `passive` of a health check.

@@ -73,7 +73,7 @@ impl Checker<'_> {
             address,
             config,
             check: plan.and_then(|plan| {
-                let check = self.check(plan, id, (method, service.vip.as_ref()))?;
+                let check = self.check(plan, id, method, service)?;
                 let bound = check.of(address);
                 if let Err(misfit) = &bound {
                     self.report(Diagnostic::error(at, misfit.title).help(misfit.help));

@@ -381,3 +381,48 @@ fn passive_true_needs_tcp_and_number_needs_nat() {
         assert!(message.contains(words), "{words}: {message}");
     }
 }
+
+/// Without `via`, a check goes through the service if the dataplane can forward it to the server.
+#[test]
+fn check_goes_through_the_service_by_default_if_possible() {
+    for (keys, by_default) in [
+        ("", Some(true)),
+        ("check = { type = \"http\" }", Some(true)),
+        ("check = { type = \"tcp\", via = \"server\" }", None),
+        ("check = { type = \"tcp\", via = \"service\" }", Some(false)),
+        ("check = { type = \"tcp\", port = 81 }", None),
+        ("check = { type = \"ping\" }", None),
+        ("on_check_failure = \"remove\"", None),
+        ("quorum = 1\nbelow_quorum = \"give-up\"", None),
+        ("vip = \"host\"", None),
+    ] {
+        let text = checked(keys, "");
+        let loaded = Config::from_toml("test.toml", &text);
+        let (config, _) = loaded.unwrap_or_else(|report| panic!("{report}"));
+        let check = config.services[0].servers[0].check.as_ref();
+        let via = check.expect("a check").via;
+        assert_eq!(via.map(|via| via.by_default), by_default, "{keys}");
+    }
+    let proxied = checked("", "").replace("\"nat\"", "\"proxy\"");
+    let (config, _) = Config::from_toml("test.toml", &proxied).expect("valid");
+    let check = config.services[0].servers[0].check.as_ref();
+    assert!(check.expect("a check").via.is_none());
+}
+
+#[test]
+fn check_through_the_service_that_cannot_be_forwarded_is_refused() {
+    let file = |keys: &str, top: &str| {
+        let check = format!("check = {{ type = \"tcp\", via = \"service\"{keys} }}");
+        checked(&check, top)
+    };
+    let tun = "[dataplane]\nbackend = \"tun\"\n";
+    let proxied = file("", "").replace("\"nat\"", "\"proxy\"");
+    for (text, words) in [
+        (file(", port = 81", ""), "uses the port of the service"),
+        (file("", tun), "do not reach a dataplane with the backend"),
+        (proxied, "lvsd forwards the connections"),
+    ] {
+        let message = errors(&text);
+        assert!(message.contains(words), "{words}: {message}");
+    }
+}

@@ -77,10 +77,8 @@ mod tests {
     fn check(text: &str) -> Check {
         let (config, _) =
             Config::from_toml("test.toml", &file(text)).unwrap_or_else(|report| panic!("{report}"));
-        config.services[0].servers[0]
-            .check
-            .clone()
-            .expect("a check")
+        let check = config.services[0].servers[0].check.as_ref();
+        check.expect("a check").of_own_address()
     }
 
     async fn greeting(words: &'static [u8]) -> SocketAddr {

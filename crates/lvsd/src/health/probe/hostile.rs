@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::health::Check;
 use crate::health::{Advice, Network, Prober};
 
-/// A check for a server, parsed from text.
+/// A check of a server's own address, parsed from text.
 pub(crate) fn check(text: &str, server: SocketAddr) -> Check {
     let udp = text.contains("\"udp\"") || text.contains("\"dns\"");
     let protocol = if udp { "udp" } else { "tcp" };
@@ -23,7 +23,7 @@ pub(crate) fn check(text: &str, server: SocketAddr) -> Check {
     let (config, _) =
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
     let server = config.services[0].servers.first().expect("a server");
-    server.check.clone().expect("a check")
+    server.check.as_ref().expect("a check").of_own_address()
 }
 
 /// Time limit for an answer on a busy machine.

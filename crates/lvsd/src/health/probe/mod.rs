@@ -31,19 +31,21 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use icmp::IcmpError;
 use lvs_core::api::ServiceId;
 use lvs_core::{Forwarding, Protocol};
-use lvs_sys::icmp_errors;
+use lvs_sys::{icmp_errors, lock};
 use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
 use tokio::net::{TcpStream, UdpSocket};
 
 pub(crate) use tls::Tls;
 
+use super::pins::Pin;
 use super::{Advice, Code, Pins, Reason};
 use crate::text::Keys;
 
@@ -128,6 +130,17 @@ pub struct Via {
     pub virt: SocketAddr,
     /// The method by which the dataplane forwards to the server.
     pub method: Forwarding,
+    /// Whether lvsd has chosen the path, and not the file: lvsd checks the server's own address
+    /// while the dataplane does not forward the check.
+    pub by_default: bool,
+}
+
+impl Via {
+    /// Whether rp_filter of this host may drop the replies: they come from the VIP, and do not pass
+    /// the dataplane.
+    pub(super) fn is_filtered(&self) -> bool {
+        !self.method.translates() && self.virt.is_ipv4()
+    }
 }
 
 /// The server that is probed, and the path to it.
@@ -141,8 +154,17 @@ pub(crate) struct Asked<'a> {
     pub(super) pins: Option<&'a Pins>,
     /// The limit of time of the probe.
     pub(crate) timeout: Duration,
-    /// Whether the server has accepted the present connection of the probe.
-    pub(super) accepted: Option<&'a AtomicBool>,
+    /// The state of the present connection of the probe.
+    pub(super) progress: Option<&'a Progress>,
+}
+
+/// The state of a probe's connection.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Whether the server has accepted the connection.
+    pub(super) accepted: AtomicBool,
+    /// The pin by which the dataplane sends the connection to the server.
+    pub(super) pin: Mutex<Option<Pin>>,
 }
 
 impl Asked<'_> {
@@ -154,7 +176,7 @@ impl Asked<'_> {
             via: None,
             pins: None,
             timeout: Duration::from_secs(10),
-            accepted: None,
+            progress: None,
         }
     }
 
@@ -170,9 +192,7 @@ impl Asked<'_> {
     /// closed with a reset, so that neither host keeps state of a probe.
     pub(crate) async fn connect(&self, target: SocketAddr) -> Result<TcpStream, ProbeError> {
         let to = self.via.map_or(target, |via| via.virt);
-        if let Some(accepted) = self.accepted {
-            accepted.store(false, Relaxed);
-        }
+        self.set_accepted(false);
         // If no socket can be created, nothing has left this host.
         let here = |error: io::Error| ProbeError::Local(format!("{to}: {error}"));
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).map_err(here)?;
@@ -197,9 +217,7 @@ impl Asked<'_> {
         if let Err(error) = connected {
             return Err(self.unconnected(&error, &stream, target));
         }
-        if let Some(accepted) = self.accepted {
-            accepted.store(true, Relaxed);
-        }
+        self.set_accepted(true);
         IcmpError::keep(&stream, to.ip(), false);
         let _ = stream.set_zero_linger();
         let _ = stream.set_nodelay(true);
@@ -282,7 +300,17 @@ impl Asked<'_> {
             return Err(ProbeError::Local("the dataplane cannot be reached".into()));
         };
         let pinned = pins.pin(via.service, self.server, client).await;
-        pinned.map_err(ProbeError::Local)
+        let pin = pinned.map_err(ProbeError::Local)?;
+        if let Some(progress) = self.progress {
+            *lock(&progress.pin) = Some(pin);
+        }
+        Ok(())
+    }
+
+    fn set_accepted(&self, accepted: bool) {
+        if let Some(progress) = self.progress {
+            progress.accepted.store(accepted, Relaxed);
+        }
     }
 }
 
