@@ -80,6 +80,7 @@ const SYSCTLS: [(&str, &[&str]); 16] = [
     ("conntrack", &["0", "1"]),
 ];
 
+/// Generates random acts.
 #[derive(Debug)]
 pub struct Generator<'a> {
     scene: Scene,
