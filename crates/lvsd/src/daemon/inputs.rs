@@ -10,7 +10,7 @@ use lvs_api::daemon::AdminState;
 use lvs_api::guidance;
 use lvs_api::words::counted;
 use lvs_core::Forwarding;
-use lvs_core::api::ServiceId;
+use lvs_core::api::{Info, ServiceId, Waiting};
 use lvs_core::attempts::Attempts;
 use lvs_proxy as proxy;
 use tokio::time::Instant;
@@ -100,6 +100,21 @@ pub(super) struct Observed {
     pub(super) proxy: Option<proxy::Counts>,
 }
 
+/// The reason why the dataplane does not forward checks, whatever their server.
+fn obstacle(info: &Info) -> Option<String> {
+    let mut interfaces = info.interfaces.iter();
+    let waits = |waiting: &&Waiting| waiting.code.starts_with("interface_");
+    if interfaces.any(|interface| interface.backend == "tun") {
+        Some("packets of this host do not reach a dataplane with a TUN device".to_owned())
+    } else if let Some(waiting) = info.waiting.iter().find(waits) {
+        Some(format!("the dataplane is {}", waiting.what))
+    } else if info.interfaces.is_empty() {
+        Some("the dataplane uses no interface".to_owned())
+    } else {
+        None
+    }
+}
+
 impl<P: Prober> Inputs<P> {
     /// Stores the result of a comparison with the dataplane. True if it may change the desired
     /// state.
@@ -126,15 +141,11 @@ impl<P: Prober> Inputs<P> {
     fn inform_checks(&mut self, found: &Found) {
         let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
         let serving = serving.map(|((_, server), _)| *server).collect();
-        let interfaces = &found.seen.info.interfaces;
+        let info = &found.seen.info;
+        let interfaces = info.interfaces.iter();
         self.checks.take_serving(Serving {
-            routed: interfaces
-                .iter()
-                .any(|interface| interface.backend == "tun"),
-            interfaces: interfaces
-                .iter()
-                .map(|interface| interface.name.clone())
-                .collect(),
+            obstacle: obstacle(info),
+            interfaces: interfaces.map(|interface| interface.name.clone()).collect(),
             servers: serving,
             vips: (!self.config.dataplane.own_vips).then(|| found.vips.clone()),
         });

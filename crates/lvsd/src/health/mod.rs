@@ -59,9 +59,9 @@ pub struct Serving {
     pub servers: HashSet<SocketAddr>,
     /// Virtual addresses for which the dataplane answers; `None` for all.
     pub vips: Option<BTreeSet<IpAddr>>,
-    /// Whether the host routes packets to the dataplane (`--backend tun`), which does not forward
-    /// packets of the host itself.
-    pub routed: bool,
+    /// The reason why the dataplane does not forward checks, whatever their server; `None` if it
+    /// does.
+    pub obstacle: Option<String>,
     /// Names of the interfaces on which the dataplane receives packets.
     pub interfaces: Vec<String>,
 }
@@ -707,8 +707,8 @@ impl<P: Prober> Runner<P> {
         let Some(serving) = serving.as_ref() else {
             return Some("the state of the dataplane is unknown".to_owned());
         };
-        if serving.routed {
-            return Some("packets of this host do not reach a dataplane with a TUN device".into());
+        if serving.obstacle.is_some() {
+            return serving.obstacle.clone();
         }
         if !via.is_filtered() {
             return None;

@@ -140,18 +140,18 @@ async fn check_without_via_goes_through_the_service_while_the_vip_is_here() {
         vips: Some(vips.iter().map(|vip| vip.parse().unwrap()).collect()),
         ..Serving::default()
     };
-    let routed = Serving {
-        routed: true,
+    let hindered = Serving {
+        obstacle: Some("the dataplane uses no interface".to_owned()),
         ..Serving::default()
     };
-    // Without a dataplane, on a standby director, on the active one, with a dataplane to which the
-    // host routes packets, and on a standby director again.
+    // Without a dataplane, on a standby director, on the active one, with a dataplane that does not
+    // forward checks, and on a standby director again.
     for (serving, through) in [
         (None, false),
         (Some(vips(&[])), false),
         (Some(vips(&["192.0.2.1"])), true),
         (Some(Serving::default()), true),
-        (Some(routed), false),
+        (Some(hindered), false),
         (Some(vips(&["192.0.2.2"])), false),
     ] {
         if let Some(serving) = serving {
