@@ -289,7 +289,7 @@ impl Host {
             if let Some(began) = own.strip_prefix("began ") {
                 let began: i128 = began
                     .parse()
-                    .context("its output lacks the start time of httperf")?;
+                    .context("the start time of httperf in its output is not a number")?;
                 #[expect(clippy::cast_precision_loss, reason = "a difference of seconds")]
                 let seconds = (began - self.ahead - start) as f64 / 1e9;
                 late = seconds;

@@ -122,12 +122,14 @@ impl Group {
         for (suffix, against, who, bound) in [
             ("", "routing", Contender::Route, routing),
             ("-nft", "nftables DNAT", Contender::Nftables, nft),
-            ("-off", "the dataplane itself", NAT, Shown),
+            ("-off", "the userspace path", NAT, Shown),
         ] {
             let other = self.flood(who, Place::Usual, "nat", flood);
             self.row(
                 &format!("fast-path-nat-{short}{suffix}"),
-                &format!("NAT in the kernel, 64 bytes, {text} flows, against {against}"),
+                &format!(
+                    "NAT by the kernel fast path, 64 bytes, {text} flows, compared with {against}"
+                ),
                 &ours,
                 other,
                 bound,
@@ -137,7 +139,7 @@ impl Group {
         let routing = self.flood(Contender::Route, Place::Usual, "nat", flood);
         self.row(
             &format!("fast-path-nat-{short}-xdp"),
-            &format!("NAT by XDP, 64 bytes, {text} flows, against routing"),
+            &format!("NAT by XDP, 64 bytes, {text} flows, compared with routing"),
             &ours,
             routing,
             xdp,
@@ -163,7 +165,9 @@ fn fast_path_many() -> Group {
         let ours = group.flood(Contender::FastPath(method), Place::Usual, short, flood);
         group.row(
             &format!("fast-path-{short}-100k"),
-            &format!("{name} in the kernel, 64 bytes, 100,000 flows, against routing"),
+            &format!(
+                "{name} by the kernel fast path, 64 bytes, 100,000 flows, compared with routing"
+            ),
             &ours,
             routing.clone(),
             AtLeast(least),
@@ -172,7 +176,8 @@ fn fast_path_many() -> Group {
     let six = Flood { v6: true, ..flood };
     let ours = group.flood(FAST_PATH, Place::Usual, "nat6", six);
     let routing = group.flood(Contender::Route, Place::Usual, "nat6", six);
-    let what = "NAT of IPv6 in the kernel, 64 bytes, 100,000 flows, against routing";
+    let what =
+        "NAT of IPv6 by the kernel fast path, 64 bytes, 100,000 flows, compared with routing";
     group.row("fast-path-nat6-100k", what, &ours, routing, AtLeast(0.65));
     let ours = group.flood(FAST_PATH, Place::OneCore, "1c", flood);
     let routing = group.flood(Contender::Route, Place::OneCore, "1c", flood);
@@ -194,7 +199,7 @@ fn fast_path_ten_million() -> Group {
         let flood = forward(flows, ALL_CLIENTS);
         group.flood(FAST_PATH, Place::Usual, case, flood)
     });
-    let what = "NAT in the kernel, 64 bytes, 10,000,000 flows, against 1,000,000";
+    let what = "NAT by the kernel fast path, 64 bytes, 10,000,000 flows, compared with 1,000,000";
     let bound = AtLeast(0.8);
     group.row("fast-path-nat-10m", what, &many, few, bound);
     group
@@ -248,14 +253,14 @@ fn fast_path_tcp() -> Group {
         let ours = job(who);
         let against = [
             ("", "routing", job(Contender::Route)),
-            ("-off", "the dataplane itself", job(NAT)),
+            ("-off", "the userspace path", job(NAT)),
             ("-haproxy", "HAProxy", job(Contender::Haproxy)),
         ];
         let bounds = bounds.into_iter().chain([None]);
         for ((suffix, against, other), bound) in against.into_iter().zip(bounds) {
             group.row(
                 &format!("fast-path-{name}{suffix}"),
-                &format!("{what}, in the kernel, against {against}"),
+                &format!("{what}, by the kernel fast path, compared with {against}"),
                 &ours,
                 other,
                 bound.map_or(Shown, AtLeast),
@@ -281,7 +286,9 @@ fn fast_path_latency() -> Group {
         );
         group.row(
             &format!("fast-path-latency-{name}"),
-            &format!("added latency, {name}, idle, NAT in the kernel, against routing"),
+            &format!(
+                "added latency, {name}, idle, NAT by the kernel fast path, compared with routing"
+            ),
             &ours,
             Against::Added(routing, cable),
             AtMost(1.15),
@@ -299,7 +306,7 @@ fn fast_path_cost() -> Group {
     let (ours, haproxy) = (job(FAST_PATH), job(Contender::Haproxy));
     group.row(
         "fast-path-cpu",
-        "CPU of the director for each byte of a TCP stream, NAT in the kernel, against HAProxy",
+        "CPU of the director for each byte of a TCP stream, NAT by the kernel fast path, compared with HAProxy",
         &ours,
         haproxy,
         AtMost(0.15),
@@ -377,13 +384,17 @@ fn small() -> Group {
     for (name, what, who) in [
         (
             "testpmd-1k",
-            "the same against DPDK testpmd",
+            "NAT, 64 bytes, 1,000 flows, compared with DPDK testpmd",
             Contender::Testpmd,
         ),
-        ("routing-1k", "the same against routing", Contender::Route),
+        (
+            "routing-1k",
+            "NAT, 64 bytes, 1,000 flows, compared with routing",
+            Contender::Route,
+        ),
         (
             "nft-1k",
-            "the same against nftables DNAT",
+            "NAT, 64 bytes, 1,000 flows, compared with nftables DNAT",
             Contender::Nftables,
         ),
     ] {
@@ -428,7 +439,7 @@ fn one_core() -> Group {
     let split = group.flood(NAT, Place::Usual, "split", flood);
     let what = "NAT, 100,000 flows, receive work and dataplane on one core";
     group.row("nat-100k-1c", what, &ours, nulls, AtLeast(0.85));
-    let what = "the same, against routing on one core";
+    let what = "NAT, 100,000 flows, compared with routing, both with all work on one core";
     group.row("nat-100k-1c-routing", what, &ours, routing, AtLeast(0.30));
     let what = "NAT, 100,000 flows, against nftables DNAT with all its work on one core";
     group.row("nat-100k", what, &split, nft, AtLeast(1.3));

@@ -602,7 +602,7 @@ pub struct CheckStatus {
     /// Duration of the last check in microseconds.
     pub last_us: u64,
     /// Median duration in the last 5 minutes in microseconds, rounded up by at most a quarter; 0
-    /// without a check in that time.
+    /// without a check in these 5 minutes.
     pub p50_us: u64,
     /// 99th percentile of the duration in the last 5 minutes, in microseconds, rounded in the same
     /// way.
@@ -649,7 +649,7 @@ pub struct Event {
     /// The name of the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// Address or mark of that service.
+    /// Address or mark of the service `service`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<ServiceId>,
     /// The affected server.

@@ -40,8 +40,8 @@ pub enum Error {
     PrefixLength,
     /// A timeout above the maximum of the kernel's tick counter, 8,589,934 s (EINVAL).
     TimeoutRange,
-    /// The service's scheduler uses the latency of the servers' answers, but the server's method is
-    /// not NAT, so that they do not pass through the director.
+    /// The service's scheduler measures the latency of the servers' answers, but the answers do not
+    /// pass through the director: the server's forwarding method is neither NAT nor full NAT.
     NeedsReplies,
     /// No sysctl has this name (ENOENT).
     UnknownSysctl,

@@ -249,7 +249,7 @@ impl Server {
         self.clear(AVAILABLE);
     }
 
-    /// Number of the record, which identifies the server in its director.
+    /// Number that identifies the server in its director.
     pub const fn id(&self) -> ServerId {
         self.id
     }

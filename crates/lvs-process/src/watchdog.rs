@@ -70,14 +70,16 @@ fn feed(
             Ok(()) => {
                 notify.send("WATCHDOG=1");
                 if !well {
-                    tracing::info!("the dataplane answers its own requests again");
+                    tracing::info!("the dataplane answers requests on its control socket again");
                 }
                 well = true;
             }
             Err(_) if is_stopping() => return,
             Err(error) => {
                 if well {
-                    tracing::error!("the dataplane does not answer its own request: {error}");
+                    tracing::error!(
+                        "the dataplane does not answer a request on its control socket: {error}; systemd restarts it if this continues"
+                    );
                 }
                 well = false;
             }

@@ -147,7 +147,7 @@ impl Arena {
         (0..self.slots).filter(is_lent).count()
     }
 
-    /// The word at the beginning of a slot, which says whether the slot is lent.
+    /// The first word of a slot. Its value shows whether the slot is lent.
     pub(super) fn word(&self, slot: usize) -> &AtomicU32 {
         // SAFETY: the slots lie in the mapping, which lives as long as `self`, begin at multiples
         // of four bytes in it, and are longer than the word. A borrower of a slot has no reference

@@ -18,7 +18,8 @@ pub fn cookie() -> Option<u64> {
     cookie.filter(|&cookie| cookie != 0)
 }
 
-/// The cookie of the network namespace of a socket, which is not reused until the host restarts.
+/// The cookie of a socket's network namespace. The kernel does not reuse a cookie until the host
+/// restarts.
 ///
 /// # Errors
 /// The descriptor is not a socket.

@@ -10,7 +10,7 @@ use super::arena::{Arena, Lent};
 use super::packet::{PacketSocket, VNET_HDR_LEN};
 use super::{page_size, set_option};
 
-/// Length in bytes of the header of a slot, which only the kernel writes.
+/// Length in bytes of a slot's header. Only the kernel writes the header.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
 /// The status word of a slot while this process uses the slot; it differs from 0 (the kernel's
 /// slot) and from `TP_STATUS_USER`.

@@ -304,7 +304,8 @@ pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
     output
 }
 
-/// Clears the IP identification of a frame, which each packet path counts separately.
+/// Clears the IP identification of a frame, because each packet path has its own counter for
+/// identifications.
 pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     // A packet without "don't fragment", or a fragment with this flag.

@@ -229,7 +229,7 @@ pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
     out
 }
 
-/// Joins all fragments of a datagram, which must not overlap, and must have equal headers.
+/// Joins all fragments of a datagram. The fragments must not overlap, and must have equal headers.
 ///
 /// # Errors
 /// The fault in the fragments.

@@ -36,7 +36,7 @@ pub struct Admin {
     keeper: Option<Arc<Keeper>>,
 }
 
-/// An override, as stored in the file.
+/// An override, as stored in the state directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct StoredOverride {
     #[serde(flatten)]
@@ -63,8 +63,9 @@ impl StoredOverride {
         Self { entry, ends, began }
     }
 
-    /// Restores an override from the file. After a reboot, only the wall clock gives the remaining
-    /// time. It may be wrong at boot, so the remaining time is limited to the original duration.
+    /// Restores an override from the state directory. After a reboot, only the wall clock gives the
+    /// remaining time. It may be wrong at boot, so the remaining time is limited to the original
+    /// duration.
     fn recalled(mut self, now: Now) -> Self {
         self.ends = self.entry.spec.until.map(|until| {
             let known = self.ends.as_ref().and_then(Moment::of_this_boot);
@@ -128,7 +129,7 @@ impl Admin {
         Self::read(path, true, Now::read())
     }
 
-    /// Reads the file like [`recall`](Self::recall), but never changes it.
+    /// Reads the overrides at `path` like [`recall`](Self::recall), but never changes the file.
     pub fn look(path: PathBuf) -> Self {
         Self::read(Some(path), false, Now::read())
     }

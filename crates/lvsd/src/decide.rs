@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn decide_with_unchecked_servers_quorum_can_be_reached_but_not_lost() {
+    fn quorum_can_be_reached_but_not_lost_while_servers_are_unchecked() {
         let service = service("quorum = 2\nsorry = \"10.0.0.99\"\npanic_below = 50");
         let has = Some(Decision::default());
         assert_eq!(decide(&service, &up(1), false, None), None);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn decide_sorry_server_overrides_panic_mode() {
+    fn sorry_server_overrides_panic_mode() {
         let service =
             service("quorum = { up = 3, down = 2 }\npanic_below = 60\nsorry = \"10.0.0.99\"");
         let both: Vec<(bool, bool)> = walk(&service, &[4, 2, 1, 2, 3])
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn decide_below_panic_threshold_uses_all_servers() {
+    fn panic_mode_uses_all_servers_below_threshold() {
         let lone = service("panic_below = 50");
         let panic: Vec<bool> = walk(&lone, &[4, 2, 1, 0, 2])
             .iter()

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_advice_scales_the_weight_and_drain_overrides_it() {
+    fn check_advice_scales_weight_and_drain_overrides_it() {
         let half = Advice {
             weight: Some(Weight::Percent(50)),
             drains: None,
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_sorry_server_replaces_the_others_below_the_quorum() {
+    fn sorry_server_replaces_other_servers_below_quorum() {
         let zero = (0, Health::Up, false);
         let case = Case::new(SORRY).decided(BELOW);
         assert_eq!(case.servers(), [zero, zero, (1, Health::Up, false)]);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_sorry_server_stays_until_the_first_decision() {
+    fn sorry_server_stays_until_first_decision() {
         let case = Case::new(SORRY);
         let sorry = Some(([10, 0, 0, 9], 80).into());
         assert_eq!(case.desired().services[0].undecided, sorry);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_panic_mode_treats_down_servers_as_up() {
+    fn panic_mode_treats_down_servers_as_up() {
         let panic = Decision {
             panic: true,
             ..Decision::default()
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_start_down_applies_to_the_first_configuration() {
+    fn start_down_applies_only_to_first_configuration() {
         let mut case = Case::new("start_down = true\ncheck = { type = \"tcp\" }").health(
             1,
             Health::Unknown,
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_withdrawn_vip_is_not_owned() {
+    fn withdrawn_vip_is_not_owned() {
         let withdrawn = Decision {
             withdrawn: true,
             ..Decision::default()
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_director_without_right_to_own_vips_owns_none() {
+    fn director_without_permission_owns_no_vips() {
         let mut case = Case::new("");
         case.discovered.awaits_services = true;
         let beside = |case: &Case| case.desired().unnamed.expect("etcd is unknown").beside;

@@ -64,8 +64,8 @@ pub(super) fn switch(bed: &mut Bed, one: bool) -> Result<()> {
     Ok(())
 }
 
-/// Makes a device of an endpoint a port of one of the switch's bridges, and adds a link from the
-/// endpoint to that bridge. Returns the name of the new device.
+/// Moves `device` from an endpoint to the switch, as a port of `bridge`, and connects the endpoint
+/// to `bridge` by a new veth pair. Returns the name of the endpoint's new device.
 fn plug(
     bed: &Bed,
     host: &Host,

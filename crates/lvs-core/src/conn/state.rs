@@ -167,7 +167,8 @@ impl Timeouts {
         (self.tcp[1], self.tcp[4], self.udp)
     }
 
-    /// Sets these timeouts, as `ipvsadm --set`; 0 leaves a timeout unchanged.
+    /// Sets the timeouts of TCP ESTABLISHED, TCP FIN_WAIT and UDP in seconds, as `ipvsadm --set`; 0
+    /// leaves a timeout unchanged.
     pub(crate) const fn set(&mut self, tcp: u32, tcp_fin: u32, udp: u32) {
         if tcp != 0 {
             self.tcp[1] = tcp;

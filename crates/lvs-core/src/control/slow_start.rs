@@ -37,7 +37,7 @@ struct Since {
     /// Time at which the server began to accept connections; `None` if it accepted them before the
     /// slow start was configured.
     when: Option<Instant>,
-    /// Whether the server gets its share in steps from that time on.
+    /// Whether the server gets its share in steps from the time `when` on.
     slow: bool,
 }
 

@@ -217,7 +217,8 @@ struct Line<'a> {
     command: CommandName,
     flags: Flags,
     role: SyncRole,
-    /// The protocol of the last `-t` or `-u`; `None` before the first of `-t`, `-u`, `-f`.
+    /// The protocol of the last option that names a service: `-t`, `-u` or `--sctp-service`; TCP
+    /// after `-f`. `None` before the first of these options.
     protocol: Option<Protocol>,
     family: Family,
     mark: u32,

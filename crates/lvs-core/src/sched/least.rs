@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn least_loaded_without_follow_keeps_no_state_between_lists() {
+    fn wlc_without_fixed_server_list_keeps_no_state_between_picks() {
         let mut scheduler = Registry::new().create("wlc").expect("built in");
         let mut pool = Pool::new(Registry::new().create("rr").expect("built in"));
         for n in 0..200 {

@@ -144,7 +144,8 @@ sysctls! {
     sync_retries: u32 = 0, Within(0..=3);
     /// Buffer of the synchronisation sockets in bytes; 0 is the system's. Default 0.
     sync_sock_size: i32 = 0, NUMBER;
-    /// A connection is synchronised at packet `.0` and then at every `.1`th. Default 3 50.
+    /// The packet at which a connection is synchronised, and the number of packets until each
+    /// further synchronisation: 3 50 means packets 3, 53, 103 and so on. Default 3 50.
     sync_threshold: (u32, u32) = (3, 50), THRESHOLD;
     /// Version of the synchronisation messages that a master sends, 0 or 1. Default 1.
     sync_version: u32 = 1, Within(0..=1);

@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn replication_items_are_split_at_item_boundaries() {
+    fn full_sync_is_split_only_between_items() {
         const MOST: usize = 16 << 10;
         let item = |len: u16| {
             let [high, low] = len.to_be_bytes();

@@ -50,7 +50,7 @@ impl FastPath {
                     // Another program has filters there. Continue as if they had been added later.
                     Err(error) if is_taken(&error) => warn!(
                         interface = ifindex,
-                        "lvs_ingress cannot be the first filter at the ingress: {error}"
+                        "tc filters of another program run before the kernel fast path (lvs_ingress), and may drop or redirect its packets: {error}"
                     ),
                     put => put?,
                 }

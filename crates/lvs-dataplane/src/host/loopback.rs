@@ -182,8 +182,9 @@ impl Loopback {
         self.set(&wanted, false, now)
     }
 
-    /// Adds `wanted` to the map, and attaches the program. `all`: no other entries are needed, so
-    /// success resets `trouble`. Returns the device, if it is new.
+    /// Adds `wanted` to the map of the BPF program, and attaches the program. `all`: `wanted`
+    /// contains every entry that the services need, so success resets `trouble`. Returns the device
+    /// `lvs-local0` if this call has created it.
     fn set(&mut self, wanted: &Entries, all: bool, now: Instant) -> Option<Port> {
         if wanted.is_empty() || self.is_refused() {
             return None;

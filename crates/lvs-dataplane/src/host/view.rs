@@ -30,7 +30,7 @@ use lvs_packet::wire::Mac;
 /// The host's interfaces, addresses and routes for the packet path.
 #[derive(Debug, Default)]
 pub(crate) struct View {
-    /// Number of the snapshot, which increases.
+    /// Number of the snapshot. A later snapshot has a higher number.
     pub(crate) generation: u64,
     /// Number that increases if packets may use other routes than in the previous snapshot.
     pub(crate) ways: u64,

@@ -436,7 +436,7 @@ fn request_of_host_to_server_on_host_keeps_client_address() {
 /// port for the host's own packets. The dataplane must therefore not send a packet of another host
 /// on that port.
 #[test]
-fn spoofed_packet_with_host_address_never_uses_local_port() {
+fn spoofed_packet_with_host_address_is_never_sent_to_lvs_local0() {
     let mut lab = with_local_port(Forwarding::Nat);
     lab.intercept.everything = true;
     for from in [VIP, crate::lab::CL_ADDR, crate::lab::SV_ADDR] {

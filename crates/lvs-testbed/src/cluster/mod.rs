@@ -403,7 +403,7 @@ fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
         peers.all(|peer| peer["state"] == "in step").then_some(())
     };
     let all = || directors.iter().all(|d| in_step(d).is_some());
-    wait_until("all directors to be in step", LIMIT, all)
+    wait_until("all directors to be in sync", LIMIT, all)
 }
 
 /// Waits until `lvsadm sync` on a director prints `words` in the lines of `peer`; returns the

@@ -172,7 +172,8 @@ fn mask(
 pub(super) enum Recorded {
     /// The case with the kernel's results.
     Case(Value),
-    /// The results vary in this part, which a recording cannot express.
+    /// Two runs of the case had different results, and a recording cannot express the difference.
+    /// The text names it.
     Unstable(String),
     /// The case shows this deviation from docs/decisions.md.
     Deviation(String),

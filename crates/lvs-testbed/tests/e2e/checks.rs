@@ -450,19 +450,19 @@ fn through_another_router(site: &Site, lvsd: &Proc) -> Result<()> {
 }
 
 #[test]
-fn through_vip_checks_follow_servers_nat() -> Result<()> {
+fn through_vip_checks_follow_nat_servers() -> Result<()> {
     on_a_clients_way(Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn through_vip_checks_follow_servers_direct_routing() -> Result<()> {
+fn through_vip_checks_follow_direct_routing_servers() -> Result<()> {
     on_a_clients_way(Forward::Dr)
 }
 
 #[test]
 #[ignore = "long"]
-fn through_vip_checks_follow_servers_tunnel() -> Result<()> {
+fn through_vip_checks_follow_tunnel_servers() -> Result<()> {
     on_a_clients_way(Forward::Tun)
 }
 

@@ -23,13 +23,13 @@ fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn connections_survive_death_and_return_of_director_nat() -> Result<()> {
+fn nat_connections_survive_death_and_return_of_director() -> Result<()> {
     nothing_breaks(Scenario::Returns, Forward::Nat)
 }
 
 #[test]
 #[ignore = "needs keepalived"]
-fn connections_survive_death_and_return_of_director_dr() -> Result<()> {
+fn direct_routing_connections_survive_death_and_return_of_director() -> Result<()> {
     nothing_breaks(Scenario::Returns, Forward::Dr)
 }
 

@@ -82,9 +82,9 @@ macro_rules! method {
                 site.add_service(80, "rr")?;
                 common::bulk(&site)?;
                 let (requests, replies) = shares(&site)?;
-                ensure!(requests > 1000, "only {requests} requests were forwarded in the kernel");
+                ensure!(requests > 1000, "the kernel fast path forwarded only {requests} requests");
                 let translated = matches!(Forward::$forward, Forward::Nat | Forward::FullNat);
-                ensure!((replies > 1000) == translated, "{replies} replies were forwarded in the kernel");
+                ensure!((replies > 1000) == translated, "the kernel fast path forwarded {replies} replies");
                 common::iperf_and_dns(&site)
             }
 
@@ -337,7 +337,7 @@ fn vxlan_datagrams_with_partial_inner_checksums_arrive_through_nat() -> Result<(
         let script = "exec 3> /dev/udp/198.18.5.2/9; while sleep 0.01; do echo x >&3; done";
         let mut sender = client.spawn("bash", &["-c", script])?;
         let mut forwarded = 0;
-        soon("the kernel to forward", || {
+        soon("the kernel fast path to forward packets", || {
             forwarded = shares(&site).map_or(0, |now| now.0 - start);
             forwarded > 100
         })?;
@@ -523,7 +523,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
         common::bulk(&site)?;
         ensure!(
             shares(&site)?.0 > 100,
-            "at most 100 requests were forwarded in the kernel"
+            "the kernel fast path forwarded at most 100 requests"
         );
         site.end_dataplane(signal)?;
         let url = format!("http://{}/s/1", site.vip);
@@ -535,7 +535,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
         site.start_dataplane(&ON)?;
         ensure!(
             shares(&site)? == (0, 0),
-            "the successor has already forwarded packets in the kernel"
+            "the kernel fast path of the successor has already forwarded packets"
         );
     }
     Ok(())
@@ -568,7 +568,7 @@ fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
         ensure!(requests > 100, "{forward:?}: {requests} requests");
         ensure!(
             (replies > 100) == (forward != Forward::Dr),
-            "{replies} replies were forwarded in the kernel"
+            "the kernel fast path forwarded {replies} replies"
         );
     }
     Ok(())
@@ -658,25 +658,25 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn connections_survive_killed_dataplane_nat() -> Result<()> {
+fn nat_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killn", &ON, Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_survive_killed_dataplane_full_nat() -> Result<()> {
+fn full_nat_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killf", &ON, Forward::FullNat)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_survive_killed_dataplane_dr() -> Result<()> {
+fn direct_routing_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killd", &ON, Forward::Dr)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_survive_killed_dataplane_tunnel() -> Result<()> {
+fn tunnel_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killt", &ON, Forward::Tun)
 }
 

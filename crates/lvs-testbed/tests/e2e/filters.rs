@@ -12,7 +12,7 @@ use lvs_testbed::{Forward, Host, Site, SiteOptions, soon, wait_until};
 
 /// An unused UDP port. The host counts the datagrams to it (`UdpNoPorts`).
 const PORT: u16 = 9999;
-/// Pause between two datagrams.
+/// Time limit for the effect of one datagram; then the next one is sent.
 const IN_TIME: Duration = Duration::from_millis(500);
 
 fn site(label: &str) -> Result<Site> {
@@ -40,7 +40,7 @@ fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let came = || seen(&site.director).is_ok_and(|now| now > before);
     soon(&format!("{bytes} bytes to {to}"), || {
         send(site, to, bytes).is_ok()
-            && wait_until("the rule to count the datagram", IN_TIME, came).is_ok()
+            && wait_until("the host's UDP stack to count the datagram", IN_TIME, came).is_ok()
     })
 }
 

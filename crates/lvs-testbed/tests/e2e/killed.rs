@@ -198,7 +198,7 @@ fn compared(label: &str, how: (Forward, By)) -> Result<()> {
 }
 
 #[test]
-fn downloads_survive_killed_dataplane_fast_path() -> Result<()> {
+fn downloads_on_fast_path_survive_killed_dataplane() -> Result<()> {
     for (label, forward) in [("inkf", Forward::Nat), ("inkff", Forward::FullNat)] {
         downloads(label, (forward, By::Kernel), FEW, End::Killed)?;
     }
@@ -207,7 +207,7 @@ fn downloads_survive_killed_dataplane_fast_path() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn downloads_survive_killed_dataplane_state_keeper() -> Result<()> {
+fn downloads_with_state_keeper_survive_killed_dataplane() -> Result<()> {
     for (label, forward) in [("holdn", Forward::Nat), ("holdd", Forward::Dr)] {
         downloads(label, (forward, By::StateKeeper), FEW, End::Killed)?;
     }
@@ -216,7 +216,7 @@ fn downloads_survive_killed_dataplane_state_keeper() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn downloads_survive_killed_dataplane_several_workers() -> Result<()> {
+fn downloads_of_several_workers_survive_killed_dataplane() -> Result<()> {
     for (label, forward) in [("holdw", Forward::Nat), ("holdv", Forward::Dr)] {
         downloads(label, (forward, By::Workers), FEW, End::Killed)?;
     }
@@ -225,7 +225,7 @@ fn downloads_survive_killed_dataplane_several_workers() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn downloads_survive_killed_dataplane_tun_device() -> Result<()> {
+fn downloads_over_tun_device_survive_killed_dataplane() -> Result<()> {
     for (label, forward) in [("holdp", Forward::Nat), ("holdq", Forward::Tun)] {
         downloads(label, (forward, By::Device), FEW, End::Killed)?;
     }

@@ -981,7 +981,7 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
         &site,
         &["--state", &site.testbed.dir().display().to_string()],
     )?;
-    soon("the state equals that of a cold start", || {
+    soon("the state to equal that of a cold start", || {
         rules(&site).is_ok_and(|now| now == after)
     })
     .with_context(|| format!("{after:#?}\n{:#?}", rules(&site)))?;

@@ -27,13 +27,13 @@ fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn maintenance_of_one_of_three_directors_breaks_nothing_dr() -> Result<()> {
+fn maintenance_of_one_of_three_directors_keeps_direct_routing_connections() -> Result<()> {
     nothing_breaks(Scenario::Members, Forward::Dr)
 }
 
 #[test]
 #[ignore = "needs BIRD"]
-fn maintenance_of_one_of_three_directors_breaks_nothing_ipv6_dr() -> Result<()> {
+fn maintenance_of_one_of_three_directors_keeps_ipv6_direct_routing_connections() -> Result<()> {
     let options = ClusterOptions {
         ipv6: true,
         ..options(Forward::Dr, DOWNLOADS)
@@ -43,25 +43,25 @@ fn maintenance_of_one_of_three_directors_breaks_nothing_ipv6_dr() -> Result<()> 
 
 #[test]
 #[ignore = "needs BIRD"]
-fn maintenance_of_one_of_three_directors_breaks_nothing_tun() -> Result<()> {
+fn maintenance_of_one_of_three_directors_keeps_tunnel_connections() -> Result<()> {
     nothing_breaks(Scenario::Members, Forward::Tun)
 }
 
 #[test]
 #[ignore = "needs BIRD"]
-fn connections_survive_death_and_return_of_dataplane_tun() -> Result<()> {
+fn tunnel_connections_survive_death_and_return_of_dataplane() -> Result<()> {
     nothing_breaks(Scenario::Dataplane, Forward::Tun)
 }
 
 #[test]
 #[ignore = "needs BIRD"]
-fn directors_are_in_sync_again_after_disconnection_dr() -> Result<()> {
+fn direct_routing_directors_are_in_sync_again_after_disconnection() -> Result<()> {
     nothing_breaks(Scenario::Partition, Forward::Dr)
 }
 
 #[test]
 #[ignore = "needs BIRD"]
-fn downloads_survive_suspended_dataplane_and_lost_datagrams_tun() -> Result<()> {
+fn tunnel_downloads_survive_suspended_dataplane_and_lost_datagrams() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     common::nothing_breaks(&outcomes)?;
@@ -79,14 +79,14 @@ fn downloads_survive_suspended_dataplane_and_lost_datagrams_tun() -> Result<()> 
 
 #[test]
 #[ignore = "needs BIRD"]
-fn connections_of_drained_server_without_synchronisation_stall_dr() -> Result<()> {
+fn direct_routing_connections_of_drained_server_without_synchronisation_stall() -> Result<()> {
     let options = options(Forward::Dr, 30);
     common::nothing_breaks(&play_in_turn(&[Scenario::Alone], &options)?)
 }
 
 #[test]
 #[ignore = "needs BIRD and etcd"]
-fn downloads_survive_loss_of_etcd_dr() -> Result<()> {
+fn direct_routing_downloads_survive_loss_of_etcd() -> Result<()> {
     nothing_breaks(Scenario::Etcd, Forward::Dr)
 }
 
@@ -104,7 +104,7 @@ fn routing_daemons_follow_the_tun_backend() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn downloads_survive_killed_bird_and_power_failure_tun() -> Result<()> {
+fn tunnel_downloads_survive_killed_bird_and_power_failure() -> Result<()> {
     let scenarios = [Scenario::Bird, Scenario::Power];
     common::nothing_breaks(&play_in_turn(&scenarios, &options(Forward::Tun, 60))?)
 }
@@ -285,7 +285,7 @@ fn maintenance_command_returns_when_routes_have_changed() -> Result<()> {
 }
 
 #[test]
-fn invalid_address_lists_are_refused() -> Result<()> {
+fn invalid_announcements_are_refused() -> Result<()> {
     let site = site("announce-bad")?;
     let one = r#"{"address":"203.0.113.10","standing":"announced"}"#;
     announce(&site, one, 600)?;

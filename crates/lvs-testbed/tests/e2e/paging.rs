@@ -15,8 +15,8 @@ use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Topology, Vip, program
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// A web server with a short accept queue. The first line of a file is its behaviour: `hang`,
-/// `slow`, or a status.
+/// A web server with a short accept queue. Its argument is a file whose first line sets the
+/// server's behaviour: `hang`, `slow`, or an HTTP status.
 const APP: &str = r#"
 use IO::Socket::INET; $SIG{CHLD} = 'IGNORE';
 my $s = IO::Socket::INET->new(LocalPort => 8081, Listen => 2, ReuseAddr => 1) or die;
@@ -232,7 +232,7 @@ fn tls(host: &Host, dir: &str, certificate: &str) -> Result<Proc> {
     Ok(server)
 }
 
-/// Script that adds a filter to a host, which drops or rejects packets.
+/// Script that adds a filter rule to a host; the rule drops or rejects packets.
 fn filter(hook: &str, rule: &str) -> String {
     format!("nft 'table inet f {{ chain c {{ type filter hook {hook} priority 0; {rule}; }}; }}'")
 }

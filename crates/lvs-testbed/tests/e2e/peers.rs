@@ -203,13 +203,13 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
 }
 
 #[test]
-fn restarted_director_takes_over_when_ready_nat() -> Result<()> {
+fn restarted_nat_director_takes_over_when_ready() -> Result<()> {
     comes_back("back-nat", Forward::Nat, ["1", "1"])
 }
 
 #[test]
 #[ignore = "long"]
-fn restarted_director_takes_over_when_ready_dr() -> Result<()> {
+fn restarted_direct_routing_director_takes_over_when_ready() -> Result<()> {
     comes_back("back-dr", Forward::Dr, ["1", "1"])
 }
 

@@ -119,20 +119,20 @@ fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str
 const PLAIN: &str = "--mcast-interface eth0 --syncid 5";
 
 #[test]
-fn downloads_continue_after_kill_of_master_nat() -> Result<()> {
+fn nat_downloads_continue_after_kill_of_master() -> Result<()> {
     downloads_go_on(Forward::Nat, PLAIN, PLAIN, &[])
 }
 
 #[test]
 #[ignore = "long"]
-fn downloads_continue_after_kill_of_master_dr() -> Result<()> {
+fn direct_routing_downloads_continue_after_kill_of_master() -> Result<()> {
     let group = "--mcast-interface eth0 --mcast-group ff02::81 --mcast-port 9000";
     downloads_go_on(Forward::Dr, group, group, &["sync_ports=4"])
 }
 
 #[test]
 #[ignore = "long"]
-fn downloads_continue_after_kill_of_master_tun() -> Result<()> {
+fn tunnel_downloads_continue_after_kill_of_master() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
 }
 

@@ -129,7 +129,7 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     Ok(())
 }
 
-/// A route leads to the VIP, which is in no network, so that no host answers ARP for it.
+/// The VIP is in no network, but a route leads to it, so no host answers ARP for the VIP.
 #[test]
 fn tun_backend_serves_routed_address() -> Result<()> {
     let mut site = prepared("hop-routed", Forward::Tun, 2, Vip::Routed)?;

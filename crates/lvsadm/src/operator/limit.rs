@@ -63,11 +63,8 @@ fn wanted(now: Limits, words: &Words) -> Result<Limits, Trouble> {
 
 fn number(flag: &str, text: &str, most: u32) -> Result<u32, Trouble> {
     let number = text.parse().ok().filter(|&n| n <= most);
-    number.ok_or_else(|| {
-        Trouble::Usage(format!(
-            "{flag} {text}: expected a number up to {most}; 0: no limit"
-        ))
-    })
+    number
+        .ok_or_else(|| Trouble::Usage(format!("{flag} {text}: expected a number from 0 to {most}")))
 }
 
 fn text(limits: &Limits) -> String {

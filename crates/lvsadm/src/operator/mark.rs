@@ -6,7 +6,7 @@ use super::{Outcome, Trouble, Words, change, connect};
 use crate::invocation::Invocation;
 use crate::session::json_list;
 
-/// The options of a rule, which [`lvs_core::mark::MarkRule::parse`] reads.
+/// The options of a mark rule: [`lvs_core::mark::MarkRule::parse`] reads them.
 const OPTIONS: [&str; 8] = [
     "--interface",
     "--source",

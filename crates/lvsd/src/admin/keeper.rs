@@ -18,7 +18,7 @@ use crate::replace::replace_for_good;
 /// Maximum number of renamed copies of damaged files.
 const ASIDE_MAX: u32 = 100;
 
-/// Function that writes the file.
+/// Function that writes the overrides to their file.
 type Write = dyn Fn(&Path, &[StoredOverride]) -> io::Result<()> + Send + Sync;
 
 /// Writes the overrides to their file.
@@ -34,10 +34,10 @@ struct State {
     next: Option<Vec<StoredOverride>>,
     /// Receivers that wait for the next write.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
-    /// Whether a thread is writing the file.
+    /// Whether a thread is writing the overrides.
     writing: bool,
-    /// Whether a part of the file could not be read; then the file is renamed before the next
-    /// write.
+    /// Whether a part of the stored overrides could not be read; their file is then renamed before
+    /// the next write.
     unread: bool,
 }
 
@@ -161,7 +161,7 @@ impl Keeper {
     }
 }
 
-/// Replaces the file atomically.
+/// Replaces the file of the overrides atomically.
 fn write(path: &Path, all: &[StoredOverride]) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;

@@ -143,7 +143,7 @@ pub(super) fn watch(dataplane: &Address, selection: &Selection) -> Result<(), St
     }
 }
 
-/// The first `lines` lines of a text, which fit into the terminal.
+/// The first `lines` lines of a text: as many as the terminal can show.
 fn first_lines(text: &str, lines: usize) -> String {
     let all = text.lines().count();
     if all < lines {
@@ -411,7 +411,7 @@ fn of_director(status: &Status, now: u64) -> String {
         let refused = sync.malformed + sync.other_id + sync.nonsense + sync.no_room;
         let _ = writeln!(
             text,
-            "synchronisation: {} messages sent, {} received, {} connections taken over; {lost} lost, {refused} refused",
+            "synchronisation: {} messages sent, {} received; {} connections of other directors stored; messages and connections: {lost} lost, {refused} refused",
             sync.sent, sync.received, sync.taken
         );
     }

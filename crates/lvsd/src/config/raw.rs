@@ -208,7 +208,7 @@ pub(super) struct RawSyncIpvs {
 pub(super) struct RawSyncPeers {
     /// Addresses of the other directors: `192.0.2.2`, `192.0.2.2:8848`, or an array. Required.
     pub(super) addresses: Option<Spanned<OneOrMore>>,
-    /// File with the key, which is the same on all directors. Required.
+    /// File with the key for the replication. All directors have the same key. Required.
     pub(super) key_file: Option<Spanned<String>>,
     /// Address and port that peers connect to. Default: port 8848 of all addresses.
     pub(super) listen: Option<Spanned<String>>,
@@ -276,7 +276,7 @@ pub(super) struct RawCluster {
     pub(super) key: Option<Spanned<String>>,
     /// User name for etcd. Default: none.
     pub(super) user: Option<Spanned<String>>,
-    /// File with the password of that user. Required with `user`.
+    /// File with the password of `user`. Required with `user`.
     pub(super) password_file: Option<Spanned<String>>,
     /// Name of this director, unique in the cluster. Default: the name of the host.
     pub(super) director: Option<Spanned<String>>,
@@ -379,7 +379,7 @@ pub(super) struct RawService {
     pub(super) protocol: Option<Spanned<String>>,
     /// Firewall mark, 1 to 4294967295, instead of an address.
     pub(super) fwmark: Option<Spanned<Whole>>,
-    /// Family of the packets with that mark: `ipv4` or `ipv6`. Default: `ipv4`.
+    /// Address family of the packets with the mark `fwmark`: `ipv4` or `ipv6`. Default: `ipv4`.
     pub(super) family: Option<Spanned<String>>,
     /// Scheduler by ipvsadm's name. Default: `wlc`.
     pub(super) scheduler: Option<Spanned<String>>,

@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn pcre_expression_without_a_difference_is_unchanged() {
+    fn pcre_expression_with_the_same_meaning_in_lvsd_is_unchanged() {
         for regex in [
             "Welcome",
             "^HTTP/1",

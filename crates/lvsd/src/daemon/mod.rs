@@ -139,7 +139,7 @@ struct Daemon<P> {
     policy: Policy,
     reporter: Reporter,
     reloader: Reloader,
-    /// The goal that was last passed to the dataplane, or is about to be passed.
+    /// The desired state that was last passed to the dataplane, or will be passed next.
     goal: Arc<Goal>,
     /// Whether the desired state has not been passed to the dataplane yet, or its inputs have
     /// changed.

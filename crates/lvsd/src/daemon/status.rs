@@ -264,8 +264,8 @@ fn silent_hops(info: &Info, services: &[ServiceStatus]) -> Vec<SilentHop> {
     hops.filter(|hop| !is_reported(hop)).cloned().collect()
 }
 
-/// The peers of the dataplane, and those of the file that it does not have: it was started before
-/// they were in the file, and replicates nothing with them.
+/// The peers of the running dataplane, and the peers that are only in the configuration file. The
+/// latter were added after the dataplane had started, and it does not replicate with them.
 fn peers(info: &Info, wanted: Option<&Peers>) -> Vec<PeerStanding> {
     let mut all = info.peers.clone();
     all.extend(lacking_peers(info, wanted).map(|peer| PeerStanding {
@@ -281,7 +281,7 @@ fn peers(info: &Info, wanted: Option<&Peers>) -> Vec<PeerStanding> {
     all
 }
 
-/// The peers of the file that the dataplane does not have.
+/// The peers in the configuration file that the running dataplane does not have.
 pub(super) fn lacking_peers<'a>(
     info: &'a Info,
     wanted: Option<&'a Peers>,

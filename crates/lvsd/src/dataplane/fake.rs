@@ -256,7 +256,7 @@ impl World {
         self.state().dataplane = None;
     }
 
-    /// Opens a connection to a server, which stays active.
+    /// Adds an active connection of a server; the connection never ends.
     pub(crate) fn connect(&self, service: ServiceId, server: SocketAddr) {
         self.state().busy.push((service, server));
     }

@@ -62,7 +62,7 @@ impl Proxied {
 pub struct Links {
     dataplane: Link,
     proxy: Option<(Proxy, Link)>,
-    /// Whether the latest goal needs a dataplane.
+    /// Whether the latest desired state requires a dataplane.
     needed: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The connection to a dataplane: attaches to a running dataplane or starts one, applies the goal,
-//! and replaces a lost dataplane.
+//! The connection to a dataplane: attaches to a running dataplane or starts one, applies the
+//! desired state (the [`Goal`]), and replaces a lost dataplane.
 //!
 //! ```text
 //! no dataplane ── connect ──▶ attached ── sync ──▶ in sync ──▶ sync again: a change, or every few seconds
@@ -159,7 +159,7 @@ pub struct Goal {
 }
 
 impl Goal {
-    /// Whether the goal requires a dataplane.
+    /// Whether the desired state requires a dataplane.
     fn needs_dataplane(&self) -> bool {
         let wanted = &self.desired;
         self.proxied.is_none()
@@ -178,7 +178,7 @@ impl Goal {
 pub enum Step {
     /// The dataplane is in sync, apart from refused changes.
     InStep {
-        /// State of the dataplane, and differences from the goal.
+        /// State of the dataplane, and its differences from the desired state.
         found: Arc<Found>,
         /// Time until the next step.
         again: Duration,
@@ -191,7 +191,7 @@ pub enum Step {
     Fatal(String),
 }
 
-/// State of a dataplane, and its differences from the goal.
+/// State of a dataplane, and its differences from the desired state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Refusals of the dataplane as text.
@@ -271,7 +271,7 @@ pub struct Link {
     stated: Option<BTreeSet<IpAddr>>,
     /// The time of the last answer of the dataplane.
     answered: LastAnswer,
-    /// Time of the last comparison with the goal.
+    /// Time at which the dataplane was last compared with the desired state.
     compared: Option<Instant>,
     /// Result of the last comparison.
     found: Arc<Found>,

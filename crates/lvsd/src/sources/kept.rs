@@ -9,9 +9,9 @@ use super::{Gathered, Shared};
 use crate::admin;
 use crate::replace::replace_for_good;
 
-/// Maximum size of the file in bytes.
+/// Maximum size in bytes of the file of stored answers.
 const FILE_MAX: u64 = 64 << 20;
-/// Minimum interval between two writes of the file.
+/// Minimum interval between two writes of the file of stored answers.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Path of the stored answers of the daemon with the configuration `config`.

@@ -1,4 +1,4 @@
-//! Properties of the host on which a change of the configuration depends.
+//! The host's part in the checks of a configuration change.
 
 use core::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::mark::MarkRule;
 use crate::sync::SyncDaemon;
 use crate::{Forwarding, ServiceKey};
 
-/// Properties of the host on which changes of the configuration depend.
+/// The host's part in the checks of a configuration change.
 ///
 /// Implementations answer from memory: the caller holds the lock of [`Control`](crate::Control).
 pub trait Host {

@@ -634,9 +634,9 @@ impl Found {
     }
 }
 
-/// Whether packets from a virtual address or a server to the client belong to an entry, which
-/// depends on its forwarding method. Returns the bit that is set if a newer equal entry hides the
-/// entry for these packets.
+/// Whether packets from a virtual address or a server to the client belong to an entry. This
+/// depends on the entry's forwarding method. Returns the bit that is set if a newer equal entry
+/// hides the entry for these packets.
 #[inline]
 fn answers(way: u64, is_virt: bool, is_server: bool) -> Option<u64> {
     match Forwarding::from_bits((way & 7) as u32) {

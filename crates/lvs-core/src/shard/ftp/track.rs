@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn track_forged_segments_do_not_wrap_sequence_numbers() {
+    fn forged_segments_do_not_wrap_tracked_sequence_numbers() {
         const WINDOW_MAX: u32 = 1 << 30;
         let mut track = None;
         assert!(bare(&mut track, From::Client, ACK, 1001, 5001));
@@ -690,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn track_segment_far_beyond_window_belongs_to_no_connection() {
+    fn segment_far_beyond_window_belongs_to_no_connection() {
         for (offers, window) in [([None, None], 8192), ([Some(2), Some(3)], 8192 << 3)] {
             let mut track = None;
             let mut send = |from, flags, sequence, ack: u32, scale| {
@@ -714,7 +714,7 @@ mod tests {
     }
 
     #[test]
-    fn track_segment_less_than_a_window_beyond_limit_belongs_to_connection() {
+    fn segment_less_than_a_window_beyond_limit_belongs_to_connection() {
         let mut track = opened();
         assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
         assert!(bare(
@@ -729,7 +729,7 @@ mod tests {
     }
 
     #[test]
-    fn track_syn_on_open_connection_sets_numbers_when_acknowledged() {
+    fn syn_on_tracked_connection_sets_numbers_when_acknowledged() {
         let mut track = opened();
         let before = track.expect("a connection");
         assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
@@ -741,7 +741,7 @@ mod tests {
     }
 
     #[test]
-    fn track_syn_ack_of_another_syn_does_not_change_numbers() {
+    fn syn_ack_of_another_syn_does_not_change_tracked_numbers() {
         for between in [false, true] {
             let mut track = opened();
             assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
@@ -758,7 +758,7 @@ mod tests {
     }
 
     #[test]
-    fn track_reset_with_unexpected_number_keeps_open_connection() {
+    fn reset_with_unexpected_number_keeps_tracked_connection() {
         let mut track = opened();
         assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
         assert!(bare(&mut track, From::Server, RST, 5011, 0));
@@ -769,7 +769,7 @@ mod tests {
     }
 
     #[test]
-    fn track_reset_before_any_answer_ends_the_tracking() {
+    fn reset_before_any_answer_ends_tracking() {
         let mut track = None;
         assert!(bare(&mut track, From::Client, SYN, 1000, 0));
         assert!(bare(&mut track, From::Server, RST | ACK, 0, 1001));
@@ -777,7 +777,7 @@ mod tests {
     }
 
     #[test]
-    fn track_syn_after_end_begins_new_connection() {
+    fn syn_after_end_begins_new_tracked_connection() {
         let mut track = opened();
         assert!(bare(&mut track, From::Client, FIN | ACK, 1001, 5001));
         assert!(bare(&mut track, From::Server, FIN | ACK, 5001, 1002));
@@ -793,7 +793,7 @@ mod tests {
     }
 
     #[test]
-    fn track_impossible_flags_belong_to_no_connection() {
+    fn segment_with_impossible_flags_belongs_to_no_connection() {
         let mut track = opened();
         for flags in [0, FIN, SYN | FIN, SYN | RST, TcpFlags::URG, SYN | ACK | FIN] {
             assert!(!bare(&mut track, From::Client, flags, 1001, 5001));

@@ -78,7 +78,7 @@ fn new_mac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
 }
 
-/// Begins the end of a nonce whose last two bytes announce features.
+/// Bytes 24 to 29 of a nonce whose last two bytes are flags: the features of its sender.
 const MARKER: [u8; 6] = *b"\xf1lvsp\xf1";
 const SERVICES: u16 = 4;
 

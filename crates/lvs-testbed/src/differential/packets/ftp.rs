@@ -319,7 +319,7 @@ impl Dialogue {
         }
     }
 
-    /// Sends an active command of the client, which contains an address.
+    /// Sends a command of the client for active FTP (`PORT` or `EPRT`): it contains an address.
     fn active(&mut self) {
         let listens = SocketAddr::new(self.client.ip(), self.client.port() ^ 0x200);
         let [high, low] = listens.port().to_be_bytes();

@@ -127,12 +127,17 @@ fn state(info: &Info, findings: &mut Findings) {
         );
     }
     for conflict in &info.conflicts {
-        let host = conflict.host.map(|host| format!(": it is the host {host}"));
+        let host = conflict
+            .host
+            .map(|host| format!("; the other host is {host}"));
         let answers = &conflict.answers;
         let answers = in_brackets(&times(None, answers.since, answers.ago));
         let own = match conflict.own_mac.as_str() {
             "" => String::new(),
-            mac => format!(" on {}, where this host has {mac}", conflict.interface),
+            mac => format!(
+                " on {}, where the MAC address of this host is {mac}",
+                conflict.interface
+            ),
         };
         let (what, fix) = match conflict.is_vip() {
             true => (
@@ -154,7 +159,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 When::of_packets(&conflict.answers),
             ),
             format!(
-                "{} answers ARP for {}, {what}{}{own}{answers}",
+                "{} answers ARP for {}, {what}{own}{}{answers}",
                 conflict.mac,
                 conflict.address,
                 host.unwrap_or_default()
@@ -362,14 +367,14 @@ mod tests {
         let own = findings.0.pop().expect("two");
         assert_eq!(
             own.what,
-            "02:00:00:00:00:09 answers ARP for 10.0.0.5, an address of this host on eth1, where this host has 02:00:00:00:00:01"
+            "02:00:00:00:00:09 answers ARP for 10.0.0.5, an address of this host on eth1, where the MAC address of this host is 02:00:00:00:00:01"
         );
         assert_eq!(own.kind.code, "address_conflict");
         let finding = findings.0.pop().expect("one");
         assert!(
             finding
                 .what
-                .ends_with("it is the host 192.0.2.7 (first 6m40s ago, last 3s ago)"),
+                .ends_with("; the other host is 192.0.2.7 (first 6m40s ago, last 3s ago)"),
             "{finding:?}"
         );
         let json = serde_json::to_value(&finding).expect("JSON");

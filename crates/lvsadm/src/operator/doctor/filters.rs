@@ -163,7 +163,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                         findings.add(
                             Code::FilterBeforeDataplane,
                             format!(
-                                "a rule of table {}, chain {} at the ingress of {at}, drops packets of {} that arrive for {above}, before the dataplane receives them: {line}",
+                                "a rule of table {}, chain {} at the ingress of {at}, drops packets of {} on their way to {above}, before the dataplane receives them: {line}",
                                 chain.table,
                                 chain.name,
                                 service_text(service.service)
@@ -500,7 +500,7 @@ mod tests {
         let answer = found(&chain(below, "tcp dport 80 drop"));
         assert_eq!(answer.len(), 1, "{answer:?}");
         assert!(
-            answer[0].contains("that arrive for eth2.5, before the dataplane receives them"),
+            answer[0].contains("on their way to eth2.5, before the dataplane receives them"),
             "{answer:?}"
         );
         assert!(found(&chain(below, "ip saddr 203.0.113.0/24 drop")).is_empty());

@@ -33,7 +33,7 @@ impl Terminal {
         Some(Self(before))
     }
 
-    /// Lines and columns of the window, which may change at any time.
+    /// Present numbers of lines and columns of the window, whose size may change at any time.
     pub(super) fn size() -> (usize, usize) {
         let size = Command::new("stty")
             .arg("size")

@@ -49,7 +49,7 @@ address = "2001:db8::11"
 }
 
 #[test]
-fn services_with_many_ports_and_full_nat_exclude_some_settings() {
+fn invalid_port_ranges_and_full_nat_settings_are_refused() {
     let server = "\n[[service.server]]\naddress = \"10.0.0.11:80\"\n";
     let service =
         |text: &str| format!("[[service]]\naddress = \"192.0.2.10:80-90\"\n{text}{server}");

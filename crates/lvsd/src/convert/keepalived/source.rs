@@ -278,7 +278,12 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Whether a line with `@` applies to the configured host.
+    /// Whether a line after `@ID` applies to the host that `--config-id` names. Without this
+    /// option, the result is `false`, and the loss of a line about virtual servers or `SSL` is
+    /// reported.
+    ///
+    /// # Errors
+    /// There is no `--config-id`, and the line opens or closes a block, or begins with a macro.
     fn is_for_this_host(
         &mut self,
         id: &str,

@@ -13,7 +13,7 @@ use crate::sources::Lookups;
 use crate::sources::Record;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Maximum number of name servers in that file, as in the C library.
+/// Maximum number of name servers that are read from `resolv.conf`, as in the C library.
 const NAME_SERVERS_MAX: usize = 3;
 /// Number of attempts for each name server.
 const ROUNDS: usize = 2;

@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_new_services_get_free_addresses_oldest_first() {
+    fn new_services_get_free_addresses_oldest_first() {
         let all = [
             service("b", 1, &[], ""),
             service("a", 2, &[], ""),
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_exhausted_pool_refuses_the_youngest() {
+    fn exhausted_pool_refuses_youngest_service() {
         let all: Vec<String> = (1..=4)
             .map(|n| service(&format!("s{n}"), n, &[], ""))
             .collect();
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_address_in_two_statuses_stays_with_the_older() {
+    fn address_in_two_statuses_stays_with_older_service() {
         let all = [
             service("old", 1, &["192.0.2.11"], ""),
             service("new", 2, &["192.0.2.11"], ""),
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_requested_address_is_assigned_if_free_and_in_a_pool() {
+    fn requested_address_is_assigned_if_free_and_in_a_pool() {
         let all = [
             service("first", 1, &["192.0.2.10"], ""),
             service(
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_status_outside_the_pools_is_unchanged() {
+    fn status_address_outside_pools_is_unchanged() {
         let assigned = assigned(&[service("web", 1, &["203.0.113.1"], "")]);
         assert!(assigned.given.is_empty() && assigned.wanted.is_empty());
         assert!(assigned.refused["shop/web"].contains("in no [[kubernetes.pool]]"));
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_both_families_get_an_address_each() {
+    fn service_of_both_families_gets_an_address_of_each() {
         let dual = service("web", 1, &[], "")
             .replace(r#""type":"#, r#""ipFamilies":["IPv6","IPv4"],"type":"#);
         let mut settings = settings("192.0.2.10");
@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_named_pool_gives_its_addresses_only() {
+    fn service_with_named_pool_gets_only_its_addresses() {
         let mut settings = settings("192.0.2.10");
         settings.pools.push(Pool {
             name: "special".to_owned(),
@@ -633,7 +633,7 @@ mod tests {
     const DNS: &str = r#"{"port":53,"protocol":"UDP"}"#;
 
     #[test]
-    fn assign_services_with_one_sharing_key_and_different_ports_share_an_address() {
+    fn services_with_one_sharing_key_and_different_ports_share_an_address() {
         let all = [
             sharer("a", 1, &[], HTTP),
             sharer("b", 2, &[], DNS),
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_shared_status_address_is_kept() {
+    fn address_shared_in_statuses_is_kept() {
         let asks = |name, created, key: &str| {
             sharer(name, created, &[], r#"{"port":25}"#).replace(
                 r#""lvsd/share":"web""#,
@@ -684,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_too_many_sharers_get_another_address() {
+    fn services_above_sharing_limit_get_another_address() {
         let all: Vec<String> = (0..=SHARERS_MAX)
             .map(|n| {
                 sharer(
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_status_with_other_ports_is_written_again() {
+    fn status_with_other_ports_is_written_again() {
         let reported = |port: u16| {
             let ingress =
                 format!(r#"{{"ip":"192.0.2.10","ports":[{{"port":{port},"protocol":"TCP"}}]}}"#);
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_long_annotations_keep_the_address() {
+    fn service_with_long_annotations_keeps_its_address() {
         let text = "x".repeat(ANNOTATIONS_MAX);
         let assigned = assigned(&[
             service("long", 1, &["192.0.2.10"], &annotation("weights", &text)),
@@ -734,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_with_too_many_ports_keeps_previous_service() {
+    fn service_with_too_many_ports_is_refused_and_keeps_its_address() {
         let ports = |count: usize| {
             let port = |n: usize| format!(r#"{{"port":{}}}"#, n + 1);
             (0..count).map(port).collect::<Vec<_>>().join(",")

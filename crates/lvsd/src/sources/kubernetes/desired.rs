@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_tunnel_service_uses_pods_and_the_port_of_the_service() {
+    fn tunnel_service_uses_pods_and_service_port() {
         let slices = slice("web-1", &[("10.1.0.1", "n1", "ready")]);
         let read = |slice: String| {
             let desired = of(&tunnelled(), &[slice], &[]);
@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_service_without_annotations_uses_all_nodes() {
+    fn service_without_annotations_uses_all_nodes() {
         let nodes = [node("n1", "10.0.0.1", ""), node("n2", "10.0.0.2", "")];
         let desired = of(WEB, &[], &nodes);
         assert_eq!(
@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_service_of_other_class_is_ignored() {
+    fn service_of_other_class_is_ignored() {
         for (class, ours) in [(r#""other""#, false), ("null", false), (r#""lvsd""#, true)] {
             let service = WEB.replace(r#""lvsd""#, class);
             assert_eq!(!of(&service, &[], &[]).texts.is_empty(), ours, "{class}");
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_deleted_service_is_omitted() {
+    fn deleted_service_is_omitted() {
         let deleted = WEB.replacen(
             r#""name":"web""#,
             r#""name":"web","deletionTimestamp":"2026-01-01T00:00:00Z""#,
@@ -686,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_node_that_is_cordoned_not_ready_or_deleted_drains() {
+    fn cordoned_unready_or_deleted_node_is_drained() {
         let nodes = [
             node("n1", "10.0.0.1", ""),
             node("n2", "10.0.0.2", "cordoned"),
@@ -704,7 +704,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_without_any_ready_node_uses_all_nodes() {
+    fn service_without_ready_node_uses_all_nodes() {
         let nodes = [
             node("n1", "10.0.0.1", "not ready"),
             node("n2", "10.0.0.2", "not ready"),
@@ -714,7 +714,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_local_policy_uses_nodes_with_endpoints() {
+    fn service_with_local_policy_uses_nodes_with_endpoints() {
         let local = with_spec(r#""externalTrafficPolicy":"Local","healthCheckNodePort":31000"#);
         let nodes =
             ["1", "2", "3", "4"].map(|n| node(&format!("n{n}"), &format!("10.0.0.{n}"), ""));
@@ -748,7 +748,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_weights_of_nodes_multiply_their_share() {
+    fn node_weight_multiplies_share_of_node() {
         let service = annotated("weights", "n1=3, n3=0, other=9");
         let wanted = [("10.0.0.1", 3), ("10.0.0.2", 1), ("10.0.0.3", 0)];
         assert_eq!(weights(&of(&service, &[], &zones(""))), named(wanted));
@@ -768,7 +768,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_zones_receive_new_connections_while_they_have_servers() {
+    fn zone_weights_apply_while_a_weighted_zone_has_servers() {
         let service = annotated("zones", "west=2");
         let wanted = [("10.0.0.1", 0), ("10.0.0.2", 2), ("10.0.0.3", 2)];
         assert_eq!(weights(&of(&service, &[], &zones(""))), named(wanted));
@@ -787,7 +787,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_endpoints_follow_their_conditions() {
+    fn endpoint_conditions_determine_weights() {
         let service = annotated("servers", "endpoints");
         let slices = [
             slice(
@@ -820,7 +820,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_fields_and_annotations_become_keys() {
+    fn service_fields_and_annotations_become_keys() {
         let has = |service: &str, line: &str| {
             let text = text(service);
             assert!(text.lines().any(|one| one == line), "{line}: {text}");
@@ -857,7 +857,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_invalid_service_is_refused_with_a_reason() {
+    fn invalid_kubernetes_service_is_refused_with_reason() {
         let refused = |service: &str, words: &str| {
             let why = refusal(service);
             assert!(why.contains(words), "{words}: {why}");
@@ -903,7 +903,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_ipv6_address_uses_ipv6_servers() {
+    fn service_with_ipv6_address_uses_ipv6_servers() {
         let service = with_spec(r#""ipFamilies":["IPv4","IPv6"]"#).replace(
             r#"{"ip":"192.0.2.10"}"#,
             r#"{"ip":"192.0.2.10"},{"ip":"2001:db8::10"}"#,
@@ -921,7 +921,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_service_without_endpoints_is_a_service_without_servers() {
+    fn service_without_endpoints_has_no_servers() {
         let desired = of(&annotated("servers", "endpoints"), &[], &[]);
         let text = &desired.texts["shop/web/tcp/80"];
         let file = format!("[defaults]\nforward = \"nat\"\n{text}");
@@ -929,7 +929,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_too_many_servers_are_refused() {
+    fn service_with_too_many_servers_is_refused() {
         let count = SERVERS_MAX + 1;
         let nodes: Vec<String> = (0..count)
             .map(|n| {

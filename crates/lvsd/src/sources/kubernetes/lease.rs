@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn step_without_lease_creates_one() {
+    fn missing_lease_is_created() {
         let mut claim = Claim::default();
         let body = step(&mut claim, None, Instant::now()).unwrap();
         assert!(body["metadata"]["resourceVersion"].is_null());
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn step_lease_of_another_is_acquired_when_it_no_longer_changes() {
+    fn lease_of_another_director_is_acquired_when_it_no_longer_changes() {
         let mut claim = Claim::default();
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn step_own_lease_of_an_unknown_version_reports_duplicate_name() {
+    fn own_lease_of_unknown_version_reports_duplicate_name() {
         let mut claim = Claim::default();
         let now = Instant::now();
         // After a restart, this director's own name in the Lease does not count as a duplicate.

@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn model_other_kind_of_service_is_not_stored() {
+    fn service_that_is_no_load_balancer_is_not_stored() {
         let mut model = Model::default();
         let lb = json!({ "type": "LoadBalancer" });
         put(&mut model, "web", &lb);
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn model_unreadable_object_keeps_its_last_state() {
+    fn unreadable_object_keeps_its_last_state() {
         let mut model = Model::default();
         let lb = json!({ "type": "LoadBalancer", "ports": [{ "port": 80 }] });
         let broken = json!({ "type": "LoadBalancer", "ports": [{ "port": 80_000 }] });
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn model_older_version_of_a_service_is_ignored() {
+    fn older_version_of_a_service_is_ignored() {
         let mut model = Model::default();
         let mut put = |version: &str, uid: &str, port: u16| {
             let service = json!({
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn model_hostile_name_is_refused() {
+    fn object_with_hostile_name_is_refused() {
         let mut model = Model::default();
         for name in ["", "a/b", "a\"b", "A", "a\nb", &"a".repeat(300)] {
             let lb = json!({ "type": "LoadBalancer" });
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn model_too_many_objects_are_refused_as_a_whole() {
+    fn too_many_objects_are_refused_as_a_whole() {
         let mut model = Model::default();
         let nodes = |count: usize| {
             let node = |n| json!({ "metadata": { "name": format!("n{n}") } }).to_string();
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn model_endpoint_slices_move_between_services_and_are_counted() {
+    fn endpoint_slices_move_between_services_and_are_counted() {
         let slice = |name: &str, service: &str, count: usize| {
             json!({
                 "metadata": {
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn model_long_service_is_shortened_and_refusals_name_no_position() {
+    fn long_service_is_shortened_and_refusals_name_no_position() {
         let mut model = Model::default();
         let ports = vec![json!({ "port": 1 }); 100_000];
         put(
@@ -568,7 +568,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn model_object_of_any_text_does_not_panic(objects in proptest::collection::vec(anything(), 0..8)) {
+        fn kubernetes_object_of_any_text_does_not_panic(objects in proptest::collection::vec(anything(), 0..8)) {
             let mut model = Model::default();
             let objects: Vec<String> = objects.iter().map(Value::to_string).collect();
             for kind in Kind::ALL {

@@ -352,7 +352,7 @@ fn service(name: &str, annotations: &Value) -> String {
 }
 
 #[tokio::test]
-async fn session_new_service_gets_an_address_and_changes_are_followed() {
+async fn new_service_gets_an_address_and_changes_are_followed() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     fake.put("nodes", &node("n1", "10.0.0.1", ""));
@@ -388,7 +388,7 @@ async fn session_new_service_gets_an_address_and_changes_are_followed() {
 }
 
 #[tokio::test]
-async fn session_many_services_get_their_addresses_and_events_once() {
+async fn many_services_get_their_addresses_and_events_once() {
     const COUNT: usize = 50;
     let (fake, address) = fake().await;
     for n in 0..COUNT {
@@ -429,7 +429,7 @@ async fn session_many_services_get_their_addresses_and_events_once() {
 }
 
 #[tokio::test]
-async fn session_failed_status_write_is_repeated_without_a_change() {
+async fn failed_status_write_is_repeated_without_a_change() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     fake.lock().busy = 1;
@@ -440,7 +440,7 @@ async fn session_failed_status_write_is_repeated_without_a_change() {
 }
 
 #[tokio::test]
-async fn session_invalid_annotation_causes_one_event() {
+async fn invalid_annotation_causes_one_event() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &json!({ "lvsd/chek": "none" })));
     let director = Followed::start(address, |_| {});
@@ -477,7 +477,7 @@ async fn session_invalid_annotation_causes_one_event() {
 }
 
 #[tokio::test]
-async fn session_compacted_history_is_listed_again() {
+async fn kubernetes_compacted_history_is_listed_again() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     let director = Followed::start(address, |_| {});
@@ -561,7 +561,7 @@ async fn client_write_that_was_not_sent_is_repeated_over_new_connection() {
 }
 
 #[tokio::test]
-async fn session_token_is_read_again_when_it_is_replaced() {
+async fn replaced_service_account_token_is_read_again() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     fake.lock().token = Some("second".to_owned());
@@ -585,7 +585,7 @@ async fn session_token_is_read_again_when_it_is_replaced() {
 }
 
 #[tokio::test]
-async fn session_keeps_last_state_after_error_of_a_watch() {
+async fn last_state_is_kept_after_watch_error() {
     let (fake, address) = fake().await;
     let mut web: Value = serde_json::from_str(&service("web", &Value::Null)).unwrap();
     web["status"] = json!({ "loadBalancer": { "ingress": [{ "ip": "192.0.2.11" }] } });
@@ -602,7 +602,7 @@ async fn session_keeps_last_state_after_error_of_a_watch() {
 }
 
 #[tokio::test]
-async fn session_only_one_of_two_directors_writes_at_a_time() {
+async fn only_one_of_two_directors_writes_statuses_at_a_time() {
     let (fake, address) = fake().await;
     let first = Followed::start(address, |_| {});
     first
@@ -626,7 +626,7 @@ async fn session_only_one_of_two_directors_writes_at_a_time() {
 }
 
 #[tokio::test]
-async fn session_invalid_answers_are_errors() {
+async fn invalid_api_server_answers_are_errors() {
     for (body, words) in [
         ("{}", "answers without a resourceVersion"),
         ("[", "an invalid"),
@@ -653,7 +653,7 @@ async fn session_invalid_answers_are_errors() {
 }
 
 #[tokio::test]
-async fn session_endless_list_is_an_error() {
+async fn endless_list_of_objects_is_an_error() {
     // A list without an end.
     let address = serving(|mut stream| async move {
         let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
@@ -674,7 +674,7 @@ async fn session_endless_list_is_an_error() {
 }
 
 #[tokio::test]
-async fn session_omits_only_the_hostile_objects() {
+async fn only_hostile_objects_are_omitted() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     let mut many: Value = serde_json::from_str(&service("many", &Value::Null)).unwrap();
