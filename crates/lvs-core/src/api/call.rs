@@ -148,7 +148,7 @@ calls! {
     }
 
     writes {
-        /// The next connection of `client` to the service within 60 s uses this server, regardless
+        /// The next connection of `client` to the service within 11 minutes uses this server, regardless
         /// of scheduler, weight, filters and limits: for through-VIP checks. Answer:
         /// [`Done`](super::Done).
         "server.pin" ServerPin {

@@ -240,6 +240,48 @@ mod tests {
     }
 
     #[test]
+    fn removed_server_with_adopted_connections_of_checks_is_freed() {
+        let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+        let server: SocketAddr = "10.0.0.1:80".parse().unwrap();
+        for adopted in [false, true] {
+            let mut before = control("10.0.0.1:80", 1, 100);
+            let memory = memory(before.layout());
+            let mut shard = before.shard_in(0, memory()).unwrap();
+            let ports: Vec<u16> = (1001..=1050).collect();
+            for port in &ports {
+                let client = SocketAddr::from(([192, 0, 2, 1], *port));
+                before.pin(&key, server, client, Instant::ZERO).unwrap();
+            }
+            let targets = open(&mut before, &mut shard, &ports);
+            assert!(targets.iter().all(|target| *target == server));
+            let (mut control, mut shard) = if adopted {
+                drop((before, shard));
+                let after = control("10.0.0.1:80", 1, 100);
+                let (mut shard, mut adoption) = after.shard_found(0, memory()).unwrap();
+                let now = Instant::from_secs(10);
+                while after.adopt(&mut shard, &mut adoption, now, 16) {}
+                (after, shard)
+            } else {
+                (before, shard)
+            };
+            control.sweep(&mut shard);
+            let counted = &control.service(&key).unwrap().servers()[1];
+            assert_eq!((counted.active(), counted.total()), (0, 0));
+            let now = Instant::from_secs(11);
+            control.delete_server(&key, server, now).unwrap();
+            for second in 11..400 {
+                control.advance_with(&mut shard, Instant::from_secs(second));
+            }
+            assert!(control.has_removed(), "adopted {adopted}: {}", shard.len());
+            for second in 400..3000 {
+                control.advance_with(&mut shard, Instant::from_secs(second));
+            }
+            assert_eq!(shard.len(), 0);
+            assert!(!control.has_removed(), "adopted {adopted}");
+        }
+    }
+
+    #[test]
     fn adopted_full_nat_connection_keeps_local_port() {
         let control = || {
             let mut control = control("10.0.0.1:80", 1, 100);

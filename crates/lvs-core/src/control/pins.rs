@@ -14,7 +14,7 @@ use crate::{Error, Instant, Protocol, ServiceKey};
 pub(crate) const PINS_MAX: usize = 16_384;
 
 /// Time after which a pin expires if its connection has not been opened.
-const LIFE: Duration = Duration::from_secs(60);
+const LIFE: Duration = Duration::from_secs(660);
 
 /// Protocol and address of the client, and the number of the service.
 type From = (u8, SocketAddr, u32);
@@ -56,7 +56,7 @@ impl Pins {
 }
 
 impl Control {
-    /// The next connection of `client` to the service within 60 s uses `server`, regardless of the
+    /// The next connection of `client` to the service within 11 minutes uses `server`, regardless of the
     /// scheduler, the server's weight, filters and limits: for through-VIP checks.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl Control {
         Ok(())
     }
 
-    /// Removes the pin of `client`. Returns whether its connection has not been opened within 60 s:
+    /// Removes the pin of `client`. Returns whether its connection has not been opened within 11 minutes:
     /// no packet arrived, or each was dropped.
     ///
     /// # Errors

@@ -358,7 +358,10 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
         site.director.sysctl(path, "0")?;
     }
     let mut text = String::new();
-    for (name, port, more) in [("own", 80, ", via = \"server\""), ("clients", 8080, "")] {
+    for (name, port, more) in [
+        ("own", 80, ", via = \"server\""),
+        ("clients", 8080, ", via = \"service\""),
+    ] {
         let port_of_server = if forward == Forward::Nat { 80 } else { port };
         write!(
             text,
@@ -508,12 +511,43 @@ fn servers_stay_up_while_dataplane_drops_checks() -> Result<()> {
             let now = health(&site, "web").into_iter();
             others.extend(now.filter(|(health, _)| health != "up"));
             let reasons = own_address();
-            reasons.len() == 2 && reasons.iter().all(|why| why.contains("has dropped each"))
+            reasons.len() == 2 && reasons.iter().all(|why| why.contains("dropped each"))
         },
     )
     .with_context(|| format!("{:?}\n{}", own_address(), lvsd.log()))?;
     ensure!(others.is_empty(), "servers were blamed: {others:?}");
     clients.stop(Signal::SIGKILL)?;
+    lvsd.stop_ok(Signal::SIGINT)?;
+    Ok(())
+}
+
+/// Without `via`, a server that only clients cannot use becomes suspicious, and its fault is named.
+#[test]
+fn server_that_clients_cannot_use_is_suspicious_until_repaired() -> Result<()> {
+    let mut options = SiteOptions::with_servers("suspect", Forward::Nat, 2);
+    options.vip = Vip::Dataplane;
+    let site = Site::new(options)?;
+    let servers_of_file = [0, 1].map(|index| format!("\"{}:80\"", site.real_address(index)));
+    let text = format!(
+        "[[service]]\nname = \"web\"\naddress = \"{}\"\nforward = \"nat\"\nservers = [{}]\n\
+         check = {{ type = \"http\", path = \"/s/1\", interval = \"500ms\", timeout = \"1s\" }}\n",
+        site.service(80),
+        servers_of_file.join(", ")
+    );
+    let mut lvsd = start(&site, &text)?;
+    wait_health(&site, "web", &["up", "up"], &lvsd)?;
+    site.servers[1].sh("ip route replace default via 10.0.0.250")?;
+    wait_health(&site, "web", &["up", "suspicious"], &lvsd)?;
+    let blamed = servers(&site, "web");
+    ensure!(
+        blamed[1]["code"] == "client_path" && blamed[1]["weight"] == 1,
+        "the second server has another code, or no weight: {blamed:?}"
+    );
+    site.servers[1].sh("ip route replace default via 10.0.0.1")?;
+    wait_health(&site, "web", &["up", "up"], &lvsd)?;
+    // Both paths fail.
+    site.servers[1].sh("ip link set eth0 down")?;
+    wait_health(&site, "web", &["up", "down"], &lvsd)?;
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }

@@ -51,36 +51,43 @@ pub(super) struct Inputs<P> {
     pub(super) sources: Sources,
     /// The last observed state of the dataplane.
     pub(super) dataplane: Observed,
-    /// Suspicious servers: clients get no answers from them, although their health checks may
-    /// succeed.
+    /// Suspicious servers: they are up, and clients cannot use them.
     pub(super) suspects: HashMap<Key, Suspicion>,
 }
 
-/// A server whose clients got too few answers in the last minute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A server that is up, and that clients cannot use.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Suspicion {
     /// Time of the first observation.
     pub(super) since: Instant,
-    /// The connections of the last minute.
-    pub(super) attempts: Attempts,
-    pub(super) forwarding: Forwarding,
+    pub(super) observed: Observation,
+}
+
+/// The observation that makes a server suspicious.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Observation {
+    /// Clients got too few answers: the connections of the last minute.
+    Clients(Attempts, Forwarding),
+    /// The checks on the path of clients fail, for this reason.
+    Checks(Reason),
 }
 
 impl Suspicion {
-    /// The cause as text.
-    pub(super) fn cause(&self) -> String {
-        let Attempts { opened, unanswered } = self.attempts;
-        let opened = opened.max(unanswered);
-        format!("{unanswered} of {opened} connections of clients got no answer in the last minute")
-    }
-
     /// The cause with its fix.
     pub(super) fn reason(&self, (service, server): &Key) -> Reason {
+        let (attempts, forwarding) = match &self.observed {
+            Observation::Clients(attempts, forwarding) => (*attempts, *forwarding),
+            Observation::Checks(reason) => return reason.clone(),
+        };
+        let Attempts { opened, unanswered } = attempts;
+        let opened = opened.max(unanswered);
         let vip = service.address().map(|virt| virt.ip());
         Reason {
             code: Code::ClientsUnanswered,
-            text: self.cause(),
-            fix: guidance::for_unanswered(*server, self.forwarding, vip),
+            text: format!(
+                "{unanswered} of {opened} connections of clients got no answer in the last minute"
+            ),
+            fix: guidance::for_unanswered(*server, forwarding, vip),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::config::{BelowQuorum, Daemon as Settings, OnCheckFailure, Service};
 use crate::counters::Counters;
 use crate::decide::Decision;
 use crate::events::{About, Events};
-use crate::health::{Change, Code, Key, Prober, Reason};
+use crate::health::{Change, Key, Prober, Reason};
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::Health;
@@ -150,18 +150,20 @@ impl Reporter {
         &mut self,
         inputs: &Inputs<P>,
         key: &Key,
-        suspicion: Option<&str>,
+        suspicion: Option<&Reason>,
     ) {
         let Some(service) = inputs.service(&key.0) else {
             return;
         };
         let (name, server) = (&service.name, key.1);
         let (event, code, words) = match suspicion {
-            Some(words) => ("server_suspicious", Code::ClientsUnanswered.name(), words),
+            Some(Reason { code, text, fix }) => {
+                ("server_suspicious", code.name(), format!("{text}; {fix}"))
+            }
             None => (
                 "server_answers",
                 "",
-                "in the last minute, the server has answered its clients",
+                "clients can use the server again".to_owned(),
             ),
         };
         if suspicion.is_some() {

@@ -1,12 +1,12 @@
-//! Servers that do not answer connections of clients although their checks may succeed. The
-//! dataplane counts the unanswered connections.
+//! Servers that are up, and that clients cannot use: the dataplane counts too many unanswered
+//! connections of clients, or the checks on the path of clients fail.
 
 use lvs_core::api::ServiceInfo;
 use tokio::time::Instant;
 
 use super::Daemon;
-use super::inputs::{Inputs, Suspicion};
-use crate::health::{Key, Prober, Reason};
+use super::inputs::{Inputs, Observation, Suspicion};
+use crate::health::{Key, Prober};
 use crate::reconcile::Health;
 
 /// A server that has become suspicious, or that is no longer suspicious.
@@ -24,20 +24,26 @@ impl<P: Prober> Inputs<P> {
         let mut before = std::mem::take(&mut self.suspects);
         let mut changes = Vec::new();
         for info in services {
-            let suspects = info.servers.iter().filter(|one| info.is_suspicious(one));
-            for server in suspects {
+            for server in &info.servers {
                 let key = (info.service, server.server);
-                if !self.may_be_suspicious(&key) {
+                let by_checks = || self.checks.client_path(&key).map(Observation::Checks);
+                let observed = match info.is_suspicious(server) {
+                    true => Some(Observation::Clients(
+                        server.attempts.last_minute,
+                        server.config.forwarding,
+                    )),
+                    false => by_checks(),
+                };
+                let Some(observed) = observed.filter(|_| self.may_be_suspicious(&key)) else {
                     continue;
-                }
+                };
                 let known = before.remove(&key);
                 let suspicion = Suspicion {
-                    since: known.map_or(now, |known| known.since),
-                    attempts: server.attempts.last_minute,
-                    forwarding: server.config.forwarding,
+                    since: known.as_ref().map_or(now, |known| known.since),
+                    observed,
                 };
                 if known.is_none() {
-                    let suspicion = Some(suspicion);
+                    let suspicion = Some(suspicion.clone());
                     changes.push(Change { key, suspicion });
                 }
                 self.suspects.insert(key, suspicion);
@@ -83,7 +89,7 @@ impl<P: Prober> Inputs<P> {
                 suspects += usize::from(self.suspects.contains_key(&(key.0, server.address)));
             }
             if 2 * suspects <= all {
-                out.push((*key, suspicion.cause()));
+                out.push((*key, suspicion.reason(key).text));
             }
         }
         for (key, cause) in out {
@@ -98,12 +104,8 @@ impl<P: Prober> Daemon<P> {
     pub(super) fn judge(&mut self, now: Instant) {
         let found = std::sync::Arc::clone(&self.inputs.dataplane.found);
         for Change { key, suspicion } in self.inputs.judge(&found.seen.services, now) {
-            let reported = suspicion.map(|one| {
-                let Reason { text, fix, .. } = one.reason(&key);
-                format!("{text}; {fix}")
-            });
-            self.reporter
-                .suspicion(&self.inputs, &key, reported.as_deref());
+            let reason = suspicion.map(|one| one.reason(&key));
+            self.reporter.suspicion(&self.inputs, &key, reason.as_ref());
         }
         self.inputs.take_out_suspects();
     }

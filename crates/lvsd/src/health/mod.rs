@@ -304,6 +304,7 @@ impl<P: Prober> Checks<P> {
             prompts: prompted,
             out_until: None,
             own_address: None,
+            client_failures: 0,
             record: Arc::clone(&record),
             task: self.next,
             state: State::new(check.rise, check.fall, up),
@@ -461,6 +462,12 @@ impl<P: Prober> Checks<P> {
         })
     }
 
+    /// The reason why checks on the path of clients fail, although the server is up: its own address
+    /// answers.
+    pub fn client_path(&self, key: &Key) -> Option<Reason> {
+        lock(&self.task(key)?.record).client_path()
+    }
+
     /// The durations of the checks of each server, unless more than `most` servers are checked.
     pub fn times(&self, most: usize) -> HashMap<Key, Times> {
         if self.questions.len() > most {
@@ -509,6 +516,9 @@ struct Runner<P> {
     out_until: Option<Instant>,
     /// The reason why the check uses the server's own address until this time.
     own_address: Option<(String, Instant)>,
+    /// Number of consecutive failed checks on the path of clients, while the server's own address
+    /// answered.
+    client_failures: u32,
     record: Arc<Mutex<Record>>,
     task: u64,
     check: Arc<Check>,
@@ -655,35 +665,68 @@ impl<P: Prober> Runner<P> {
     }
 
     /// Makes the check on the path of the file. Without such a path, it makes the check through the
-    /// service, or of the server's own address if the dataplane does not forward the check.
+    /// service. If that fails, the check of the server's own address decides whether the server is
+    /// up; a server that is up and fails on the path of clients becomes suspicious.
     async fn probe_path(&mut self) -> Result<Advice, ProbeError> {
-        let mut reason = self.reason_for_own_address();
-        if reason.is_none() {
-            let begun = Instant::now();
-            let result = self.prober.probe(&self.check).await;
-            match result {
-                Err(ProbeError::Local(ref why)) if self.has_choice() => {
-                    // The next checks do not wait for the timeout of a path that fails.
-                    if begun.elapsed() >= self.check.timeout / 2 {
-                        self.own_address = Some((why.clone(), Instant::now() + OWN_ADDRESS));
+        if !self.has_choice() {
+            return self.prober.probe(&self.check).await;
+        }
+        // The fault of the server on the path of clients, or the reason why this path is not used.
+        let failed = match self.reason_for_own_address() {
+            Some(reason) => Err(reason),
+            None => {
+                let begun = Instant::now();
+                match self.prober.probe(&self.check).await {
+                    Ok(advice) => {
+                        self.note_path("", None);
+                        return Ok(advice);
                     }
-                    reason = Some(why.clone());
+                    Err(ProbeError::Local(why)) => {
+                        // The next checks do not wait for the timeout of a path that fails.
+                        if begun.elapsed() >= self.check.timeout / 2 {
+                            self.own_address = Some((why.clone(), Instant::now() + OWN_ADDRESS));
+                        }
+                        Err(why)
+                    }
+                    // The VIP may have left this host during the check.
+                    Err(ProbeError::Server(fault)) => match self.reason_for_own_address() {
+                        Some(reason) => Err(reason),
+                        None => Ok(fault),
+                    },
                 }
-                // The VIP may have left this host during the check.
-                Err(ProbeError::Server(_)) => reason = self.reason_for_own_address(),
-                Ok(_) | Err(ProbeError::Local(_)) => {}
             }
-            if reason.is_none() {
-                lock(&self.record).set_own_address("");
-                return result;
+        };
+        let own = self.prober.probe(&self.check.of_own_address()).await;
+        match (failed, own) {
+            (Err(reason), own) => {
+                self.note_path(&short(reason), None);
+                own
             }
+            (Ok(fault), Ok(advice)) => {
+                self.note_path("", Some(fault.short()));
+                Ok(advice)
+            }
+            (Ok(fault), Err(ProbeError::Server(_))) => {
+                self.note_path("", None);
+                Err(ProbeError::Server(fault))
+            }
+            (Ok(_), Err(local)) => Err(local),
         }
-        let reason = short(reason.unwrap_or_default());
-        if lock(&self.record).set_own_address(&reason) {
+    }
+
+    /// Records the reason why the check uses the server's own address, and the server's fault on
+    /// the path of clients.
+    fn note_path(&mut self, own_address: &str, fault: Option<Reason>) {
+        self.client_failures = match fault {
+            Some(_) => self.client_failures.saturating_add(1),
+            None => 0,
+        };
+        let mut record = lock(&self.record);
+        record.set_client_path(fault.filter(|_| self.client_failures >= CLIENT_FAILURES));
+        if record.set_own_address(own_address) && !own_address.is_empty() {
             let server = self.check.server;
-            tracing::debug!(%server, "lvsd checks the server's own address: {reason}");
+            tracing::debug!(%server, "lvsd checks the server's own address: {own_address}");
         }
-        self.prober.probe(&self.check.of_own_address()).await
     }
 
     /// Whether the file leaves the path of the check to lvsd, which can check a service's VIP.
@@ -827,6 +870,10 @@ impl<P: Prober> Runner<P> {
 /// although clients get no answer. The time equals the period in which unanswered clients are
 /// counted.
 const OUT: Duration = Duration::from_secs(60);
+
+/// Number of consecutive failed checks on the path of clients after which a server is suspicious: a
+/// single one may have met a dataplane that was stopped for a moment.
+const CLIENT_FAILURES: u32 = 2;
 
 /// Time for which a check uses the server's own address after the dataplane has not forwarded it.
 const OWN_ADDRESS: Duration = Duration::from_secs(30);

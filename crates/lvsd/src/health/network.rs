@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use lvs_api::{guidance, reverse_path::strict_interfaces};
-use lvs_core::api::{Forwarder, ServiceId};
+use lvs_core::api::Forwarder;
 use lvs_sys::lock;
 
 use super::probe::{Asked, Progress};
@@ -117,13 +117,11 @@ impl Prober for Network {
     async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
         let progress = Progress::default();
         let result = self.attempt(check, &progress).await;
-        let Some(via) = check.via else {
+        if check.via.is_none() {
             return result;
-        };
-        // A datagram may have reached the server of an earlier check with the same source port.
-        let by_datagram = matches!(via.service, ServiceId::Udp { .. });
+        }
+        // An earlier check with the same source port may have left a connection to another server.
         match result {
-            Ok(_) if !by_datagram => result,
             Err(ProbeError::Local(_)) => result,
             Ok(_) | Err(ProbeError::Server(_)) => {
                 self.check_forwarded(check, &progress).await?;

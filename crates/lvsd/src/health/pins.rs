@@ -18,8 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const WAITING: usize = 1024;
 
 /// The reason why a check says nothing about its server.
-const NOT_FORWARDED: &str =
-    "the dataplane has received no packet of the check, or has dropped each (lvsadm drops)";
+const NOT_FORWARDED: &str = "the dataplane received no packet of the check, or dropped each (lvsadm drops), or an earlier check had the same source port";
 
 /// Sends requests of checks to the dataplane.
 #[derive(Clone, Debug)]

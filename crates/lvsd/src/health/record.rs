@@ -6,6 +6,7 @@ use std::time::Duration;
 use lvs_api::daemon::CheckStatus;
 use tokio::time::Instant;
 
+use super::Reason;
 use crate::counters::Times;
 
 /// Number of classes of durations: four for each doubling, from 64 µs to 64 s.
@@ -29,6 +30,9 @@ pub(super) struct Record {
     /// The reason why the check uses the server's own address instead of the path of clients; empty
     /// if it does not.
     own_address: String,
+    /// The reason why the last checks on the path of clients failed, although the server's own
+    /// address answers.
+    client_path: Option<Reason>,
     begun: Instant,
     last: Duration,
     /// Number of the most recent checks that all took [`SLOW`] or longer; 0 if the last check was
@@ -67,6 +71,7 @@ impl Record {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             own_address: String::new(),
+            client_path: None,
             begun: now,
             last: Duration::ZERO,
             slow: 0,
@@ -125,6 +130,14 @@ impl Record {
             reason.clone_into(&mut self.own_address);
         }
         differs
+    }
+
+    pub(super) fn set_client_path(&mut self, reason: Option<Reason>) {
+        self.client_path = reason;
+    }
+
+    pub(super) fn client_path(&self) -> Option<Reason> {
+        self.client_path.clone()
     }
 
     /// A summary; `None` before the first check.

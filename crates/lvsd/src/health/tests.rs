@@ -78,6 +78,8 @@ struct Paths {
     through: Arc<Mutex<Vec<bool>>>,
     /// Whether the dataplane drops the packets of checks.
     drops: Arc<Mutex<bool>>,
+    /// Whether checks through the service fail, and those of the server's own address.
+    fail: Arc<Mutex<[bool; 2]>>,
 }
 
 impl Paths {
@@ -93,12 +95,48 @@ impl Prober for Paths {
             tokio::time::sleep(check.timeout).await;
             return Err(ProbeError::Local("dropped".to_owned()));
         }
-        Ok(Advice::NONE)
+        let [service, own] = *self.fail.lock().unwrap();
+        match check.via {
+            Some(_) if service => Err(ProbeError::server("no answer through the VIP")),
+            None if own => Err(ProbeError::server("refused")),
+            _ => Ok(Advice::NONE),
+        }
     }
 }
 
 const BY_DEFAULT: &str = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
     check = { type = \"tcp\", interval = \"1s\", timeout = \"1s\", jitter = 0 }\nservers = [\"10.0.0.1:80\"]\n";
+
+#[tokio::test(start_paused = true)]
+async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason() {
+    let paths = Paths::default();
+    let (mut checks, mut reports) = Checks::new(paths.clone(), None);
+    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    let key = keys(&config)[0];
+    checks.take_serving(Serving::default());
+    checks.set(checks_of(&config.services));
+    let report = reports.recv().await.expect("a report");
+    assert!(checks.take(report).changes[0].up);
+    for (fail, fault) in [
+        ([true, false], true),
+        ([false, false], false),
+        ([true, false], true),
+        ([false, true], false),
+    ] {
+        *paths.fail.lock().unwrap() = fail;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let reason = checks.client_path(&key).map(|reason| reason.text);
+        let expected = fault.then(|| "no answer through the VIP".to_owned());
+        assert_eq!(reason, expected, "{fail:?}");
+        assert!(reports.try_recv().is_err(), "the server stays up");
+    }
+    *paths.fail.lock().unwrap() = [true, true];
+    let report = reports.recv().await.expect("a report");
+    let change = checks.take(report).changes.pop().expect("a change");
+    assert!(!change.up);
+    assert_eq!(change.reason.text, "no answer through the VIP");
+    assert_eq!(checks.client_path(&key), None);
+}
 
 /// A flood fills the connection table, for example: the server is not at fault.
 #[tokio::test(start_paused = true)]

@@ -463,7 +463,8 @@ impl State for Admission<'_> {
         };
         let mut slot = self.control.draft(server, port, ask, packets);
         if let By::Pin = by {
-            slot.flags |= flag::PROBE;
+            // A health check is no attempt of a client.
+            slot.flags = (slot.flags | flag::PROBE) & !flag::TIMED;
         }
         self.control.bind(self.shard, server, slot, template, now)
     }

@@ -27,12 +27,13 @@ mod udp;
 mod words;
 
 use std::fmt;
+use std::fs;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use icmp::IcmpError;
@@ -200,7 +201,10 @@ impl Asked<'_> {
         if let Some(via) = self.via {
             let source = own_address(via.virt).await?;
             let here = |error: io::Error| ProbeError::Local(format!("{source}: {error}"));
-            socket.bind(&source.into()).map_err(here)?;
+            let any_port = SocketAddr::new(source.ip(), 0);
+            let bound = socket.bind(&source.into());
+            let bound = bound.or_else(|_| socket.bind(&any_port.into()));
+            bound.map_err(here)?;
             let local = socket.local_addr().map_err(here)?;
             let local = local.as_socket().unwrap_or(source);
             self.pin(via, local).await?;
@@ -273,7 +277,11 @@ impl Asked<'_> {
             Some(via) => (own_address(via.virt).await?, via.virt),
         };
         let here = |error: io::Error| ProbeError::Local(format!("{source}: {error}"));
-        let socket = UdpSocket::bind(source).await.map_err(here)?;
+        let any_port = SocketAddr::new(source.ip(), 0);
+        let socket = match UdpSocket::bind(source).await {
+            Ok(socket) => socket,
+            Err(_) => UdpSocket::bind(any_port).await.map_err(here)?,
+        };
         icmp_errors::receive(&socket, target.ip()).map_err(here)?;
         if let Some(via) = self.via {
             self.pin(via, socket.local_addr().map_err(here)?).await?;
@@ -323,7 +331,9 @@ fn connection(stream: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Returns the address that this host uses towards `target`, without a port.
+/// Returns the address and port for a check through the VIP `target`. The address is that of this
+/// host in the network of the VIP, as clients have it, or else the one that the kernel chooses: the
+/// first of the host, to which the servers may have another path.
 async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
     let found = async {
         let socket = UdpSocket::bind(any(target)).await?;
@@ -339,7 +349,60 @@ async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
             target.ip()
         )));
     }
-    Ok(SocketAddr::new(found.ip(), 0))
+    let ip = address_beside(target.ip()).unwrap_or(found.ip());
+    Ok(SocketAddr::new(ip, next_port()))
+}
+
+/// The address of this host in the network of `vip`; `None` if it has no such address.
+fn address_beside(vip: IpAddr) -> Option<IpAddr> {
+    let interfaces = nix::ifaddrs::getifaddrs().ok()?;
+    interfaces
+        .filter_map(|interface| {
+            let (address, mask) = (ip_of(&interface.address?)?, ip_of(&interface.netmask?)?);
+            let network = |ip: IpAddr| bits(ip) & bits(mask);
+            let length = bits(mask).count_ones();
+            let beside = address.is_ipv4() == vip.is_ipv4() && network(address) == network(vip);
+            (beside && length > 0).then_some((length, address))
+        })
+        .max()
+        .map(|(_, address)| address)
+}
+
+fn ip_of(address: &nix::sys::socket::SockaddrStorage) -> Option<IpAddr> {
+    match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+        (Some(v4), _) => Some(v4.ip().into()),
+        (None, Some(v6)) => Some(v6.ip().into()),
+        (None, None) => None,
+    }
+}
+
+fn bits(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().into(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
+}
+
+/// The next source port of a check through a VIP. A port is used again as late as possible: the
+/// dataplane keeps the connection of an earlier check for up to a minute, and would send the next
+/// connection to the same server.
+fn next_port() -> u16 {
+    static PORTS: OnceLock<(u32, u32)> = OnceLock::new();
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (first, count) = *PORTS.get_or_init(|| {
+        NEXT.store(std::process::id().wrapping_mul(0x9e37_79b1), Relaxed);
+        let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+        let range = range.unwrap_or_default();
+        let mut ports = range
+            .split_whitespace()
+            .filter_map(|port| port.parse().ok());
+        match (ports.next(), ports.next()) {
+            (Some(first), Some(last)) if first < last => (first, last - first + 1),
+            _ => (32_768, 28_232),
+        }
+    });
+    let port = first + NEXT.fetch_add(1, Relaxed) % count;
+    u16::try_from(port).unwrap_or(0)
 }
 
 /// The unspecified address of the family of `like`.
