@@ -543,6 +543,14 @@ fn server_that_clients_cannot_use_is_suspicious_until_repaired() -> Result<()> {
         blamed[1]["code"] == "client_path" && blamed[1]["weight"] == 1,
         "the second server has another code, or no weight: {blamed:?}"
     );
+    let lvsadm = programs::find("lvsadm")?;
+    let doctor = format!("{} doctor 2>&1 || true", lvsadm.display());
+    let doctor = site.director.sh(&doctor)?;
+    let words = format!("clients cannot use {}:80", site.real_address(1));
+    ensure!(
+        doctor.contains(&words),
+        "doctor does not name the server: {doctor}"
+    );
     site.servers[1].sh("ip route replace default via 10.0.0.1")?;
     wait_health(&site, "web", &["up", "up"], &lvsd)?;
     // Both paths fail.

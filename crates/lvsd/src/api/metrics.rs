@@ -570,7 +570,7 @@ impl View {
                 "Whether the checks of a server succeed; absent before the first check";
             gauges "lvs_server_suspicious"
                 each(|server| Some((server.status.health == "suspicious").into())),
-                "Whether too many clients of a server got no answer in the last minute";
+                "Whether clients cannot use a server that is up";
             counters "lvs_server_attempts"
                 each(|server| Some(server.dataplane?.attempts.total.opened)),
                 "Connections that clients opened to a server";

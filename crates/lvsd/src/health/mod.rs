@@ -691,6 +691,11 @@ impl<P: Prober> Runner<P> {
                     // The VIP may have left this host during the check.
                     Err(ProbeError::Server(fault)) => match self.reason_for_own_address() {
                         Some(reason) => Err(reason),
+                        // The prober has checked the server's own address, too, without success.
+                        None if matches!(fault.code, Code::Silent | Code::Stalled) => {
+                            self.note_path("", None);
+                            return Err(ProbeError::Server(fault));
+                        }
                         None => Ok(fault),
                     },
                 }

@@ -1,7 +1,7 @@
 //! Findings from the status of `lvsd`: virtual addresses for which this director does not answer,
 //! and faults of keepalived.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use lvs_api::daemon::{AdminState, ServerStatus, Status, VrrpStatus};
 use lvs_api::guidance;
@@ -29,6 +29,18 @@ impl Director {
             "" => "the file of lvsd",
             path => path,
         }
+    }
+
+    /// The status of a server that `lvsd` finds suspicious.
+    pub(super) fn suspicious(
+        &self,
+        service: &ServiceId,
+        server: SocketAddr,
+    ) -> Option<&ServerStatus> {
+        let mut services = self.0.services.iter();
+        let status = services.find(|one| one.service == *service)?;
+        let mut servers = status.servers.iter();
+        servers.find(|one| one.server == server && one.health == "suspicious")
     }
 
     /// Why a service of `lvsd` has no usable server, and the fix.
@@ -281,6 +293,21 @@ mod tests {
             output.contains("add servers to it in /etc/lvsd/web.toml"),
             "{output}"
         );
+        let suspicious = |health: &str| {
+            let status = serde_json::json!({
+                "name": "web", "service": service, "usable": 1, "quorum": true,
+                "panic": false, "servers": [server(1, health, ready, "no answer")],
+            });
+            let status: ServiceStatus = serde_json::from_value(status).expect("a service");
+            let director = Director(Status {
+                services: vec![status],
+                ..Status::default()
+            });
+            let found = director.suspicious(&service, ([10, 0, 0, 1], 80).into());
+            found.map(|status| status.reason.clone())
+        };
+        assert_eq!(suspicious("suspicious").as_deref(), Some("no answer"));
+        assert_eq!(suspicious("down"), None);
         let unknown = Director::default().why_unusable(&service);
         assert!(unknown.contains("start lvsd"), "{unknown}");
     }

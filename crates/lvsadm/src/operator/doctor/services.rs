@@ -26,7 +26,7 @@ pub(super) fn look(
         usable(service, director, findings);
         for server in &service.servers {
             threshold(service, server, director, findings);
-            unanswered(service, server, findings);
+            unanswered(service, server, director, findings);
         }
         ftp(service, info, findings);
     }
@@ -139,12 +139,29 @@ fn threshold(
     }
 }
 
-/// Reports a server that does not answer clients, while other servers of the service do.
-fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings) {
+/// Reports a server that clients cannot use: it does not answer them, while other servers of the
+/// service do; or lvsd's checks on the path of clients fail.
+fn unanswered(
+    service: &ServiceInfo,
+    server: &ServerInfo,
+    director: &Director,
+    findings: &mut Findings,
+) {
+    let address = server.server;
     if !service.is_suspicious(server) {
+        if let Some(status) = director.suspicious(&service.service, address) {
+            findings.add(
+                (Code::ClientsUnanswered, Scope::server(service, address)),
+                format!(
+                    "clients cannot use {address} of {}: {}",
+                    service_text(service.service),
+                    status.reason
+                ),
+                status.fix.clone(),
+            );
+        }
         return;
     }
-    let address = server.server;
     let fix = guidance::for_unanswered(
         address,
         server.config.forwarding,
@@ -243,7 +260,8 @@ mod tests {
         let mut services = services("nat", 1);
         let findings = |services: &[ServiceInfo]| {
             let mut findings = Findings::default();
-            unanswered(&services[0], &services[0].servers[0], &mut findings);
+            let (service, director) = (&services[0], Director::default());
+            unanswered(service, &service.servers[0], &director, &mut findings);
             findings.0
         };
         assert!(findings(&services).is_empty());
