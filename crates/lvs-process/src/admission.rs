@@ -32,7 +32,7 @@ struct State {
     answers: usize,
     /// Number of connections of each read-only user.
     by_user: HashMap<u32, usize>,
-    /// Users to whom a list is being sent.
+    /// Read-only users that are receiving a list.
     listing: Vec<u32>,
 }
 

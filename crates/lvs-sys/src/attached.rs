@@ -1,4 +1,4 @@
-//! Lists the BPF programs at an interface, whoever attached them (bpf(2)). A separate module,
+//! Lists the BPF programs of all processes at an interface (bpf(2)). A separate module,
 //! because `lvsadm` uses it without the other modules.
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -404,7 +404,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let broken = |n: &str| path.with_extension(format!("json.broken{n}"));
-        // Root can read every file, but nobody can read a directory as a file.
+        // Root can read every file, but no user can read a directory as a file.
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("inside"), "").unwrap();
         std::fs::write(broken(""), "earlier").unwrap();

@@ -70,12 +70,7 @@ impl Control {
         client: SocketAddr,
         now: Instant,
     ) -> Result<(), Error> {
-        let ServiceKey::Address { protocol, addr } = *key else {
-            return Err(Error::NoService);
-        };
-        let number = self
-            .find_service(0, protocol, addr)
-            .ok_or(Error::NoService)?;
+        let (protocol, number) = self.pinnable(key)?;
         if !self.services[&number]
             .servers()
             .iter()
@@ -103,15 +98,19 @@ impl Control {
         client: SocketAddr,
         now: Instant,
     ) -> Result<bool, Error> {
-        let ServiceKey::Address { protocol, addr } = *key else {
-            return Err(Error::NoService);
-        };
-        let number = self
-            .find_service(0, protocol, addr)
-            .ok_or(Error::NoService)?;
+        let (protocol, number) = self.pinnable(key)?;
         let waits = self.pins.find(protocol, client, number, now).is_some();
         self.pins.remove(protocol, client, number);
         Ok(waits)
+    }
+
+    /// The protocol and the number of a service whose connections can be pinned.
+    fn pinnable(&self, key: &ServiceKey) -> Result<(Protocol, u32), Error> {
+        let ServiceKey::Address { protocol, addr } = *key else {
+            return Err(Error::NoService);
+        };
+        let number = self.find_service(0, protocol, addr);
+        Ok((protocol, number.ok_or(Error::NoService)?))
     }
 
     /// The clients that are pinned, for tests.

@@ -481,11 +481,9 @@ impl Shard {
                 server.latency().observe_at_least(waited, now);
                 server.note_answer(false);
             }
-            // A health check does not count as a client.
-            let counts = is_tcp && !slot.has(flag::PROBE);
             match before {
-                0 if counts => server.attempts().count_opened(),
-                SYN_AND_REPEAT if counts => server.attempts().count_unanswered(),
+                0 if is_tcp => server.attempts().count_opened(),
+                SYN_AND_REPEAT if is_tcp => server.attempts().count_unanswered(),
                 _ => {}
             }
         } else if is_tcp && before > 0 {
@@ -504,7 +502,6 @@ impl Shard {
         let unanswered = repeated || slot.in_packets() == 1 && slot.method().translates();
         if slot.state() == State::TCP_SYN_RECV
             && unanswered
-            && !slot.has(flag::PROBE)
             && let Some(link) = self.link(index)
         {
             link.server.attempts().count_unanswered();

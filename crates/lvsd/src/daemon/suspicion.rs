@@ -26,13 +26,12 @@ impl<P: Prober> Inputs<P> {
         for info in services {
             for server in &info.servers {
                 let key = (info.service, server.server);
-                let by_checks = || self.checks.client_path(&key).map(Observation::Checks);
                 let observed = match info.is_suspicious(server) {
                     true => Some(Observation::Clients(
                         server.attempts.last_minute,
                         server.config.forwarding,
                     )),
-                    false => by_checks(),
+                    false => self.checks.client_path(&key).map(Observation::Checks),
                 };
                 let Some(observed) = observed.filter(|_| self.may_be_suspicious(&key)) else {
                     continue;

@@ -671,35 +671,35 @@ impl<P: Prober> Runner<P> {
         if !self.has_choice() {
             return self.prober.probe(&self.check).await;
         }
+        let reason = self.reason_for_own_address();
+        let begun = Instant::now();
+        let result = match reason {
+            Some(reason) => Err(ProbeError::Local(reason)),
+            None => self.prober.probe(&self.check).await,
+        };
         // The fault of the server on the path of clients, or the reason why this path is not used.
-        let failed = match self.reason_for_own_address() {
-            Some(reason) => Err(reason),
-            None => {
-                let begun = Instant::now();
-                match self.prober.probe(&self.check).await {
-                    Ok(advice) => {
-                        self.note_path("", None);
-                        return Ok(advice);
-                    }
-                    Err(ProbeError::Local(why)) => {
-                        // The next checks do not wait for the timeout of a path that fails.
-                        if begun.elapsed() >= self.check.timeout / 2 {
-                            self.own_address = Some((why.clone(), Instant::now() + OWN_ADDRESS));
-                        }
-                        Err(why)
-                    }
-                    // The VIP may have left this host during the check.
-                    Err(ProbeError::Server(fault)) => match self.reason_for_own_address() {
-                        Some(reason) => Err(reason),
-                        // The prober has checked the server's own address, too, without success.
-                        None if matches!(fault.code, Code::Silent | Code::Stalled) => {
-                            self.note_path("", None);
-                            return Err(ProbeError::Server(fault));
-                        }
-                        None => Ok(fault),
-                    },
-                }
+        let failed = match result {
+            Ok(advice) => {
+                self.note_path("", None);
+                return Ok(advice);
             }
+            Err(ProbeError::Local(why)) => {
+                // The next checks do not wait for the timeout of a path that fails.
+                if begun.elapsed() >= self.check.timeout / 2 {
+                    self.own_address = Some((why.clone(), Instant::now() + OWN_ADDRESS));
+                }
+                Err(why)
+            }
+            // The VIP may have left this host during the check.
+            Err(ProbeError::Server(fault)) => match self.reason_for_own_address() {
+                Some(reason) => Err(reason),
+                // The prober has checked the server's own address, too, without success.
+                None if matches!(fault.code, Code::Silent | Code::Stalled) => {
+                    self.note_path("", None);
+                    return Err(ProbeError::Server(fault));
+                }
+                None => Ok(fault),
+            },
         };
         let own = self.prober.probe(&self.check.of_own_address()).await;
         match (failed, own) {

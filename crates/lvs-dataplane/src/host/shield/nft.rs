@@ -29,7 +29,7 @@ const NLM_F_APPEND: u16 = 0x800;
 /// 64 KiB.
 const ELEMENTS_MAX: usize = 500;
 
-/// The type number of IPv4 addresses, which tells `nft list` how to print keys.
+/// The type number of IPv4 addresses. `nft list` prints keys by their type number.
 pub(super) const TYPE_IP4: u32 = 7;
 pub(super) const TYPE_IP6: u32 = 8;
 pub(super) const TYPE_PROTOCOL: u32 = 12;

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_api::daemon::{AdminState, ServerStatus, Status, VrrpStatus};
+use lvs_api::daemon::{AdminState, ServerStatus, ServiceStatus, Status, VrrpStatus};
 use lvs_api::guidance;
 use lvs_core::api::ServiceId;
 
@@ -31,22 +31,24 @@ impl Director {
         }
     }
 
+    fn service(&self, id: &ServiceId) -> Option<&ServiceStatus> {
+        self.0.services.iter().find(|one| one.service == *id)
+    }
+
     /// The status of a server that `lvsd` finds suspicious.
     pub(super) fn suspicious(
         &self,
         service: &ServiceId,
         server: SocketAddr,
     ) -> Option<&ServerStatus> {
-        let mut services = self.0.services.iter();
-        let status = services.find(|one| one.service == *service)?;
-        let mut servers = status.servers.iter();
+        let mut servers = self.service(service)?.servers.iter();
         servers.find(|one| one.server == server && one.health == "suspicious")
     }
 
     /// Why a service of `lvsd` has no usable server, and the fix.
     pub(super) fn why_unusable(&self, service: &ServiceId) -> String {
         let file = self.file();
-        let Some(status) = self.0.services.iter().find(|one| one.service == *service) else {
+        let Some(status) = self.service(service) else {
             return format!(
                 "lvsd manages the service, and does not answer, or its configuration no longer contains the service: start lvsd, or check {file}"
             );
@@ -208,7 +210,7 @@ impl Director {
 
 #[cfg(test)]
 mod tests {
-    use lvs_api::daemon::{DirectorStatus, ServiceStatus};
+    use lvs_api::daemon::DirectorStatus;
 
     use super::*;
 
@@ -251,19 +253,19 @@ mod tests {
             });
             serde_json::from_value(server).expect("a server")
         };
-        let why = |servers: Vec<ServerStatus>| {
+        let director = |servers: Vec<ServerStatus>| {
             let status = serde_json::json!({
                 "name": "web", "service": service, "usable": 0, "quorum": false,
                 "panic": false, "servers": servers,
             });
             let status: ServiceStatus = serde_json::from_value(status).expect("a service");
-            let director = Director(Status {
+            Director(Status {
                 config: "/etc/lvsd/web.toml".to_owned(),
                 services: vec![status],
                 ..Status::default()
-            });
-            director.why_unusable(&service)
+            })
         };
+        let why = |servers| director(servers).why_unusable(&service);
         let ready = AdminState::Ready;
         let output = why(vec![
             server(1, "down", ready, "connection refused"),
@@ -294,15 +296,7 @@ mod tests {
             "{output}"
         );
         let suspicious = |health: &str| {
-            let status = serde_json::json!({
-                "name": "web", "service": service, "usable": 1, "quorum": true,
-                "panic": false, "servers": [server(1, health, ready, "no answer")],
-            });
-            let status: ServiceStatus = serde_json::from_value(status).expect("a service");
-            let director = Director(Status {
-                services: vec![status],
-                ..Status::default()
-            });
+            let director = director(vec![server(1, health, ready, "no answer")]);
             let found = director.suspicious(&service, ([10, 0, 0, 1], 80).into());
             found.map(|status| status.reason.clone())
         };

@@ -508,7 +508,7 @@ fn text(value: Option<&Spanned<String>>) -> Option<String> {
 }
 
 /// Whether a key is present with this value.
-fn is(value: Option<&Spanned<String>>, word: &str) -> bool {
+pub(super) fn is(value: Option<&Spanned<String>>, word: &str) -> bool {
     value.is_some_and(|value| value.get_ref() == word)
 }
 

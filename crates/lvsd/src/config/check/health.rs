@@ -9,6 +9,7 @@ use lvs_core::api::ServiceId;
 use toml::Spanned;
 
 use super::Checker;
+use super::dataplane::is;
 use crate::config::raw::{RawCheck, RawCheckTable, RawDuration, RawPassive, RawService, Whole};
 use crate::health::probe::KindInfo;
 use crate::health::{Check, Passive, Probe, Via};
@@ -112,8 +113,12 @@ impl Checker<'_> {
         method: Forwarding,
         raw: &RawService,
     ) -> Option<Check> {
+        // The dataplane does not always have the servers, or the VIP.
+        let is_kept = !is(raw.on_check_failure.as_ref(), "remove")
+            && !is(raw.below_quorum.as_ref(), "give-up");
         let via = match (&plan.via, self.via(plan, service, method, raw)) {
             (PlannedVia::Server, _) | (PlannedVia::Default, Err(_)) => None,
+            (PlannedVia::Default, Ok(_)) if !is_kept => None,
             (PlannedVia::Default, Ok(via)) => Some(Via {
                 by_default: true,
                 ..via
@@ -150,9 +155,6 @@ impl Checker<'_> {
         method: Forwarding,
         raw: &RawService,
     ) -> Result<Via, (&'static str, &'static str)> {
-        let is = |value: Option<&Spanned<String>>, word: &str| {
-            value.is_some_and(|value| value.get_ref() == word)
-        };
         match (service.endpoint(), plan.probe.via()) {
             (_, None) => Err((
                 "a check of this type cannot be a through-VIP check",

@@ -17,7 +17,7 @@ use super::{Checker, WEIGHT_MAX};
 use crate::config::clash::{Taken, label};
 use crate::config::ports::{self, ManyPorts};
 use crate::config::raw::RawService;
-use crate::config::{BelowQuorum, OnCheckFailure, Server, Service, VipMode};
+use crate::config::{BelowQuorum, Server, Service, VipMode};
 use crate::health::Passive;
 use crate::text::Diagnostic;
 
@@ -98,9 +98,9 @@ impl Checker<'_> {
                 .as_ref()
                 .and_then(|check| self.check_plan(check, id.as_ref())),
         };
-        let mut servers = self.servers(raw, id, &defaults);
+        let servers = self.servers(raw, id, &defaults);
         self.used_tunnel(raw, &defaults, &servers);
-        let mut discovery = self.discovery(raw, id, &defaults);
+        let discovery = self.discovery(raw, id, &defaults);
         let discovered = discovery.as_ref().and_then(|one| one.check.as_ref());
         let checked = discovered.is_some() || servers.iter().any(|server| server.check.is_some());
         let on_check_failure = self.on_check_failure(raw, &config, templates_stay, checked);
@@ -112,18 +112,7 @@ impl Checker<'_> {
         let quorum = self.quorum(raw);
         let below_quorum = self.below_quorum(raw, id);
         let min_share = self.min_share(raw);
-        // The dataplane does not always have the servers or the VIP.
-        if on_check_failure == OnCheckFailure::Remove || below_quorum == BelowQuorum::GiveUp {
-            let checks = servers
-                .iter_mut()
-                .filter_map(|server| server.check.as_mut());
-            let discovered = discovery.as_mut().and_then(|one| one.check.as_mut());
-            for check in checks.chain(discovered) {
-                check.via = check.via.filter(|via| !via.by_default);
-            }
-        }
         let checks = servers.iter().filter_map(|server| server.check.as_ref());
-        let discovered = discovery.as_ref().and_then(|one| one.check.as_ref());
         let mut checks = checks.chain(discovered);
         if below_quorum == BelowQuorum::GiveUp && checks.any(|check| check.via.is_some()) {
             let at = raw

@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use icmp::IcmpError;
 use lvs_core::api::ServiceId;
-use lvs_core::{Forwarding, Protocol};
+use lvs_core::{Forwarding, Prefix, Protocol};
 use lvs_sys::{icmp_errors, lock};
 use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
@@ -359,10 +359,12 @@ fn address_beside(vip: IpAddr) -> Option<IpAddr> {
     interfaces
         .filter_map(|interface| {
             let (address, mask) = (ip_of(&interface.address?)?, ip_of(&interface.netmask?)?);
-            let network = |ip: IpAddr| bits(ip) & bits(mask);
-            let length = bits(mask).count_ones();
-            let beside = address.is_ipv4() == vip.is_ipv4() && network(address) == network(vip);
-            (beside && length > 0).then_some((length, address))
+            let length = match mask {
+                IpAddr::V4(mask) => mask.to_bits().count_ones(),
+                IpAddr::V6(mask) => mask.to_bits().count_ones(),
+            };
+            let network = Prefix::new(address, u8::try_from(length).ok()?)?;
+            (network.contains(vip) && length > 0).then_some((length, address))
         })
         .max()
         .map(|(_, address)| address)
@@ -373,13 +375,6 @@ fn ip_of(address: &nix::sys::socket::SockaddrStorage) -> Option<IpAddr> {
         (Some(v4), _) => Some(v4.ip().into()),
         (None, Some(v6)) => Some(v6.ip().into()),
         (None, None) => None,
-    }
-}
-
-fn bits(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(ip) => ip.to_bits().into(),
-        IpAddr::V6(ip) => ip.to_bits(),
     }
 }
 
