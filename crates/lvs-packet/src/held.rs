@@ -56,8 +56,6 @@ struct Queue {
 #[derive(Debug)]
 pub struct Held {
     queues: HashMap<Cause, Queue>,
-    /// Number of queues of packets from clients on this host.
-    clients: usize,
     frames: usize,
     bytes: usize,
     limits: Limits,
@@ -91,7 +89,6 @@ impl Held {
         let share = |all: usize| all.div_ceil(workers.get());
         Self {
             queues: HashMap::new(),
-            clients: 0,
             frames: 0,
             bytes: 0,
             limits: Limits {
@@ -153,7 +150,6 @@ impl Held {
         let mut ask = false;
         let queue = self.queues.entry(cause).or_insert_with(|| {
             ask = true;
-            self.clients += usize::from(matches!(cause, Cause::LocalClient(_)));
             Queue {
                 frames: VecDeque::new(),
                 asked: now,
@@ -192,7 +188,6 @@ impl Held {
                 true
             }
             Entry::Vacant(place) if room => {
-                self.clients += usize::from(matches!(cause, Cause::LocalClient(_)));
                 place.insert(Queue {
                     frames: VecDeque::new(),
                     asked: now,
@@ -201,6 +196,20 @@ impl Held {
             }
             Entry::Vacant(_) => false,
         }
+    }
+
+    /// The neighbours for which packets wait.
+    pub fn neighbours(&self) -> Vec<(PortId, IpAddr)> {
+        let waiting = self
+            .queues
+            .iter()
+            .filter(|(_, queue)| !queue.frames.is_empty());
+        waiting
+            .filter_map(|(cause, _)| match *cause {
+                Cause::Neighbour(port, addr) => Some((port, addr)),
+                Cause::LocalClient(_) => None,
+            })
+            .collect()
     }
 
     /// Removes and returns the packets that wait for a neighbour, in order.
@@ -226,16 +235,8 @@ impl Held {
         frames
     }
 
-    /// Whether packets of clients on this host wait.
-    pub const fn has_local_clients(&self) -> bool {
-        self.clients > 0
-    }
-
     fn take_for(&mut self, cause: Cause) -> impl Iterator<Item = Waiting> + use<> {
         let queue = self.queues.remove(&cause);
-        if queue.is_some() && matches!(cause, Cause::LocalClient(_)) {
-            self.clients -= 1;
-        }
         let frames = queue.map(|queue| queue.frames).unwrap_or_default();
         self.frames -= frames.len();
         let bytes = frames.iter().map(|waiting| waiting.frame.len());
@@ -257,14 +258,13 @@ impl Held {
     pub fn expire(&mut self, now: Instant) {
         let Self {
             queues,
-            clients,
             frames,
             bytes,
             dropped,
             drops,
             limits: _,
         } = self;
-        queues.retain(|cause, queue| {
+        queues.retain(|_, queue| {
             while let Some(waiting) = queue.frames.front()
                 && now.saturating_since(waiting.since) >= TIMEOUT
                 && let Some(old) = queue.frames.pop_front()
@@ -275,9 +275,7 @@ impl Held {
                 drops.count(old.server, NO_NEIGHBOUR);
             }
             let asked = now.saturating_since(queue.asked) < ASK_AGAIN;
-            let empty = queue.frames.is_empty() && !asked;
-            *clients -= usize::from(empty && matches!(cause, Cause::LocalClient(_)));
-            !empty
+            asked || !queue.frames.is_empty()
         });
     }
 

@@ -19,8 +19,8 @@ use super::recent::Recent;
 use super::successor::Keeping;
 use super::threads::Threads;
 use super::worker::Worker;
+use crate::host::DataplaneSide;
 use crate::host::view::View;
-use crate::host::{DataplaneSide, NeighbourNews};
 use crate::io::port::Port;
 use crate::sync::{Director, Ticket};
 use lvs_packet::net::PortId;
@@ -186,13 +186,13 @@ impl DataplaneSide for Handle {
         }
     }
 
-    fn report_neighbours(&self, neighbours: Vec<NeighbourNews>) {
-        let neighbours: Arc<[NeighbourNews]> = neighbours.into();
+    fn report_silent(&self, neighbours: Vec<(PortId, IpAddr)>) {
+        let neighbours: Arc<[(PortId, IpAddr)]> = neighbours.into();
         for worker in self.threads.workers() {
             let neighbours = neighbours.clone();
             worker
                 .mailbox
-                .post(move |worker| worker.hear_of_neighbours(&neighbours));
+                .post(move |worker| worker.give_up_neighbours(&neighbours));
         }
     }
 

@@ -28,7 +28,7 @@ use super::setup::Setup;
 use super::view::{KnownPort, Tables, View};
 use super::vips::{self, Vips};
 use super::waiting::Waits;
-use super::{DataplaneSide, HostError, NeighbourNews, is_interface_name};
+use super::{DataplaneSide, HostError, is_interface_name};
 use crate::fast_path::{AttachedXdp, Held};
 use crate::io::af_packet::Group;
 use crate::io::port::Port;
@@ -123,7 +123,8 @@ pub(super) struct Next {
     /// Whether the virtual or local addresses have changed.
     pub(super) plan_differs: bool,
     pub(super) detach: Vec<PortId>,
-    pub(super) neighbours: Vec<NeighbourNews>,
+    /// Neighbours that the kernel could not resolve.
+    pub(super) silent: Vec<(PortId, IpAddr)>,
     answers: Vec<Box<dyn FnOnce(u64) + Send>>,
     /// Snapshots that a worker may still use. The keeper frees them, because this may take long.
     published: VecDeque<Arc<View>>,
@@ -380,9 +381,9 @@ impl Keeper {
         for (port, ports) in next.attach.drain(..) {
             self.dataplane.attach(port, ports);
         }
-        if !next.neighbours.is_empty() {
-            let known = std::mem::take(&mut next.neighbours);
-            self.dataplane.report_neighbours(known);
+        if !next.silent.is_empty() {
+            let silent = std::mem::take(&mut next.silent);
+            self.dataplane.report_silent(silent);
         }
         for answer in next.answers.drain(..) {
             answer(next.generation);
@@ -417,10 +418,7 @@ impl Keeper {
                 Request::Resolve(port, addr) => {
                     let (tables, netlink) = (&self.tables, &mut self.netlink);
                     if !Neighbours::resolve(port, addr, tables, netlink) {
-                        let failed = true;
-                        self.next
-                            .neighbours
-                            .push(NeighbourNews { port, addr, failed });
+                        self.next.silent.push((port, addr));
                     }
                 }
                 Request::Confirm(port, addr) => {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use lvs_core::api::Call;
 use tracing::{debug, info, warn};
 
+use super::HostError;
 use super::keeper::Keeper;
 use super::shield::ShieldError;
 use super::view::KnownPort;
-use super::{HostError, NeighbourNews};
 use crate::io::af_packet::{AfPacket, Group, OpenError};
 use crate::io::port::Port;
 use crate::io::tun::HostDevice;
@@ -121,20 +121,15 @@ impl Keeper {
             let Some(neighbour) = self.tables.state.neighbour(ifindex, addr) else {
                 continue;
             };
-            let failed = neighbour.is_failed();
             if neighbour.usable().is_some() {
                 self.neighbours.is_known((ifindex, addr));
-            } else if failed {
+            } else if neighbour.is_failed() {
                 let (tables, netlink) = (&self.tables, &mut self.netlink);
                 let now = self.dataplane.now();
                 let hop = (ifindex, addr);
                 self.neighbours.has_failed(hop, tables, netlink, now);
-            } else {
-                continue;
+                self.next.silent.push((port, addr));
             }
-            self.next
-                .neighbours
-                .push(NeighbourNews { port, addr, failed });
         }
     }
 

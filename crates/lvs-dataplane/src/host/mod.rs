@@ -116,8 +116,8 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// Removes a port from the packet workers.
     fn detach(&self, port: PortId);
 
-    /// Passes news about neighbours to the packet workers.
-    fn report_neighbours(&self, neighbours: Vec<NeighbourNews>);
+    /// Tells the packet workers which neighbours do not answer.
+    fn report_silent(&self, neighbours: Vec<(PortId, IpAddr)>);
 
     /// Stores the present state for a successor.
     fn keep(&self) {}
@@ -125,12 +125,4 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// The local addresses of full NAT that connections use; `None` if a packet worker does not
     /// answer.
     fn local_addresses(&self) -> Option<Vec<IpAddr>>;
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NeighbourNews {
-    pub(crate) port: PortId,
-    pub(crate) addr: IpAddr,
-    /// Whether the neighbour does not answer; otherwise the snapshot has its MAC address.
-    pub(crate) failed: bool,
 }

@@ -28,7 +28,7 @@ mod share;
 mod tunnel;
 mod warm;
 
-use std::net::{IpAddr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::sync::Arc;
 
 use lvs_core::fast_path::{Ahead, Passed, Plain};
@@ -48,7 +48,6 @@ use crate::rewrite::mac;
 use crate::settings::Settings;
 use crate::syn_limiter::SynLimiter;
 use crate::tunnel_path::KnownPaths;
-use crate::wire::Mac;
 use lvs_sys::prefetch;
 
 pub use self::counters::{Counters, Fate};
@@ -302,29 +301,26 @@ impl Pipeline {
         frames.len()
     }
 
-    /// Sends the packets that waited for the link-layer address of a neighbour.
-    pub fn neighbour_resolved<N: Net>(
-        &mut self,
-        port: PortId,
-        addr: IpAddr,
-        mac: Mac,
-        env: &Env<'_, N>,
-        out: &mut Output,
-    ) {
-        let Some(info) = env.net.port(port) else {
-            self.held.give_up(port, addr);
-            return;
-        };
-        for Waiting {
-            mut frame, server, ..
-        } in self.held.take(port, addr)
-        {
-            if mac::ethernet(&mut frame, mac, info.mac).is_ok() {
-                self.counters.released += 1;
-                self.counters.emitted += 1;
-                out.push(port, frame);
-            } else {
-                self.held.lose(server);
+    /// Sends the packets that waited for a link-layer address that is known now. Call it whenever
+    /// `env` has new neighbours, before [`process`](Self::process): a later packet must not
+    /// overtake a waiting one.
+    pub fn neighbours_resolved<N: Net>(&mut self, env: &Env<'_, N>, out: &mut Output) {
+        for (port, addr) in self.held.neighbours() {
+            let known = env.net.neighbour(port, addr);
+            let Some((mac, info)) = known.zip(env.net.port(port)) else {
+                continue;
+            };
+            for Waiting {
+                mut frame, server, ..
+            } in self.held.take(port, addr)
+            {
+                if mac::ethernet(&mut frame, mac, info.mac).is_ok() {
+                    self.counters.released += 1;
+                    self.counters.emitted += 1;
+                    out.push(port, frame);
+                } else {
+                    self.held.lose(server);
+                }
             }
         }
     }

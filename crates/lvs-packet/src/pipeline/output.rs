@@ -13,8 +13,8 @@ use crate::wire::Mac;
 /// A request that the caller handles before it sends the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Let the kernel resolve a neighbour's link-layer address, and report it to
-    /// [`Pipeline::neighbour_resolved`](super::Pipeline::neighbour_resolved).
+    /// Let the kernel resolve a neighbour's link-layer address, and then call
+    /// [`Pipeline::neighbours_resolved`](super::Pipeline::neighbours_resolved).
     Resolve(PortId, IpAddr),
     /// Let the kernel confirm that a neighbour still answers, because a client repeats its packets
     /// to a server behind it.

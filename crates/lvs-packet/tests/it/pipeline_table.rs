@@ -686,9 +686,10 @@ fn address_of_unknown_neighbour_is_requested() {
     }
     assert_eq!(lab.requests, [Request::Resolve(SERVERS, SERVER.into())]);
     let mut out = Output::new();
+    let known = (SERVERS, SERVER.into());
+    lab.net.neighbours.insert(known, server_mac(SERVER));
     let env = Env::new(&lab.net, &lab.intercept);
-    lab.pipeline
-        .neighbour_resolved(SERVERS, SERVER.into(), server_mac(SERVER), &env, &mut out);
+    lab.pipeline.neighbours_resolved(&env, &mut out);
     let sent = out.frames(SERVERS);
     assert_eq!(sent.len(), 3);
     assert_eq!(sent[0].bytes()[..6], server_mac(SERVER).0);
@@ -697,6 +698,7 @@ fn address_of_unknown_neighbour_is_requested() {
         (3, 3)
     );
     // If no host answers, the waiting packet is dropped.
+    lab.net.neighbours.clear();
     lab.send(CLIENTS, &request);
     lab.pipeline.expire(lab.now + Duration::from_secs(4));
     assert_eq!((lab.pipeline.held.len(), lab.pipeline.held.dropped), (0, 1));

@@ -413,10 +413,12 @@ impl Bed {
             self.net.neighbours.clear();
         }
         for (port, addr) in asked {
+            if answer {
+                self.net.neighbours.insert((port, addr), Mac(PEER));
+            }
             let env = Env::new(&self.net, &self.intercept);
             if answer {
-                self.pipeline
-                    .neighbour_resolved(port, addr, Mac(PEER), &env, &mut self.output);
+                self.pipeline.neighbours_resolved(&env, &mut self.output);
             } else {
                 let decide = &mut self.director;
                 self.pipeline.neighbour_failed(
@@ -441,9 +443,6 @@ impl Bed {
                 }
             }
             self.output.recycle();
-            if answer {
-                self.net.neighbours.insert((port, addr), Mac(PEER));
-            }
         }
     }
 

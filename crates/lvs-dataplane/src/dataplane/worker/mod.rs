@@ -34,7 +34,6 @@ use super::pages;
 use super::priority::Priority;
 use super::report::Report;
 use super::threads::{Requests, Threads, WorkerLink};
-use crate::host::NeighbourNews;
 use crate::io::BATCH;
 use crate::io::port::{Batch, Port, Ports};
 use crate::sync::Ticket;
@@ -332,11 +331,13 @@ impl Worker {
             // A stopping sync master waits for this snapshot, and then sends its messages.
             self.send_sync();
         }
-        if self.pipeline.held.has_local_clients() {
+        if !self.pipeline.held.is_empty() {
+            // The waiting packets leave before a packet that arrives later.
             let env = env(&self.network);
             let now = self.context.now();
-            self.pipeline
-                .local_clients_intercepted(&env, now, &mut self.output);
+            let out = &mut self.output;
+            self.pipeline.local_clients_intercepted(&env, now, out);
+            self.pipeline.neighbours_resolved(&env, out);
             self.flush();
         }
         self.link().taken.store(generation, Ordering::Release);
@@ -691,22 +692,17 @@ impl Worker {
         }
     }
 
-    /// Sends the packets that wait for these neighbours, or drops them if a neighbour has failed.
-    pub(super) fn hear_of_neighbours(&mut self, neighbours: &[NeighbourNews]) {
+    /// Drops the packets that wait for these neighbours, which do not answer.
+    pub(super) fn give_up_neighbours(&mut self, neighbours: &[(PortId, IpAddr)]) {
         if self.pipeline.held.is_empty() {
             return;
         }
         let env = env(&self.network);
-        for &NeighbourNews { port, addr, failed } in neighbours {
-            let out = &mut self.output;
-            if failed {
-                let now = self.context.now();
-                let decider = &mut self.decider;
-                self.pipeline
-                    .neighbour_failed(port, addr, &env, decider, now, out);
-            } else if let Some(mac) = env.net.neighbour(port, addr) {
-                self.pipeline.neighbour_resolved(port, addr, mac, &env, out);
-            }
+        let now = self.context.now();
+        for &(port, addr) in neighbours {
+            let (decider, out) = (&mut self.decider, &mut self.output);
+            self.pipeline
+                .neighbour_failed(port, addr, &env, decider, now, out);
         }
         self.flush();
     }

@@ -84,8 +84,25 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
         })
         .collect();
 
+    publish(&context, 1, SERVER.0, steering);
+    Bed {
+        context,
+        threads,
+        workers,
+        queues,
+        key,
+    }
+}
+
+/// Publishes a snapshot with one link. Of its hosts, only `neighbour` is resolved.
+fn publish(
+    context: &Context,
+    generation: u64,
+    neighbour: [u8; 4],
+    steering: Option<Arc<Steering>>,
+) {
     let network = ([10, 0, 0, 0].into(), 24);
-    let neighbour = (SERVER.0.into(), SERVER_MAC.0);
+    let neighbour = (neighbour.into(), SERVER_MAC.0);
     let mut tables = Tables::new(NetState::of_link(7, network, neighbour));
     let port = KnownPort {
         ifindex: 7,
@@ -104,20 +121,13 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
     tables.add_vip(VIRT.0.into());
     let intercept = Intercept::of(&context.control(), &Intercept::default());
     context.publish(Arc::new(View {
-        generation: 1,
+        generation,
         tables: Arc::new(tables),
         intercept: Arc::new(intercept),
         config: 1,
         steering,
         ..View::default()
     }));
-    Bed {
-        context,
-        threads,
-        workers,
-        queues,
-        key,
-    }
 }
 
 /// Returns what a worker has sent: MAC address, destination address and port of each frame.
@@ -216,6 +226,40 @@ fn two_workers_process_packets_of_one_director() {
     }
     assert!(queues.iter().all(|queue| queue.try_recv().is_err()));
 }
+
+#[test]
+fn packet_that_waits_for_neighbour_leaves_before_later_packet() {
+    let Bed {
+        context,
+        mut workers,
+        ..
+    } = bed(None);
+    let worker = &mut workers[0];
+    let arena = Arena::new(2, 2048).expect("a mapping");
+    publish(&context, 2, [10, 0, 0, 9], None);
+    let mut io = MemoryIo::new();
+    io.input.push_back(syn(&arena, 0, 4000));
+    worker.attach(PORT, Port::Memory(io));
+    worker.receive(PORT);
+    assert_eq!((sent(worker), worker.pipeline.held.len()), (vec![], 1));
+
+    publish(&context, 3, SERVER.0, None);
+    let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
+        panic!("the port exists")
+    };
+    io.input.push_back(syn(&arena, 1, 4001));
+    worker.receive(PORT);
+    let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
+        panic!("the port exists")
+    };
+    let sources = io.take();
+    let sources = sources.iter().map(|frame| {
+        let bytes = frame.bytes();
+        u16::from_be_bytes([bytes[34], bytes[35]])
+    });
+    assert_eq!(sources.collect::<Vec<_>>(), [4000, 4001]);
+}
+
 /// A packet that arrives at any worker is handled by its own worker, in order, and once.
 #[test]
 fn packet_at_wrong_worker_is_passed_to_its_owner() {
