@@ -6,9 +6,8 @@
 //! health/         health checks, a task for each
 //! sources/        the answers of DNS, etcd and Kubernetes
 //! expand/         Config and the answers of the sources ──▶ all services (pure)
-//! decide          quorum, panic mode and sorry server of a service (pure)
 //! admin           the administrative states of servers, which operators set
-//! desired         Config + Discovered + Health + Overrides ──▶ Desired (pure)
+//! desired         quorum, panic mode, sorry server; Config + Discovered + Health + Overrides ──▶ Desired (pure)
 //! reconcile/      Desired and the state of the dataplane ──▶ ordered changes (pure)
 //! dataplane/      the connection to the dataplane: attach or start, apply changes, replace a lost one
 //! daemon/         the main loop, which uses all of these modules
@@ -50,7 +49,6 @@ pub mod convert;
 pub mod counters;
 pub mod daemon;
 pub mod dataplane;
-pub mod decide;
 pub mod desired;
 pub mod events;
 pub mod expand;

@@ -20,7 +20,7 @@ use crate::cluster::Cluster;
 use crate::config::{Config, Server, Service};
 use crate::dataplane::Found;
 use crate::dataplane::control::LastAnswer;
-use crate::decide::ServerView;
+use crate::desired::ServerView;
 use crate::expand::Expanded;
 use crate::health::{Check, Checks, Code, Key, Prober, Reason, Serving};
 use crate::reconcile::Health;

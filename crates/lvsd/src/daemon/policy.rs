@@ -9,7 +9,7 @@ use lvs_core::api::{ServiceId, Standing};
 use super::inputs::Inputs;
 use crate::cluster::{self, Ability};
 use crate::config::{Service, VipMode};
-use crate::decide::{self, Decision};
+use crate::desired::{self, Decision};
 use crate::health::Prober;
 
 /// Decides which servers of each service receive connections.
@@ -75,7 +75,7 @@ impl Policy {
             let views = inputs.views(service);
             let before = self.decisions.get(&service.id).copied();
             let settled = inputs.is_known(service) || inputs.begins_down(service);
-            let Some(now) = decide::decide(service, &views, settled, before) else {
+            let Some(now) = desired::decide(service, &views, settled, before) else {
                 continue;
             };
             let before = before.unwrap_or_default();
@@ -85,7 +85,7 @@ impl Policy {
                     name: service.name.clone(),
                     before,
                     now,
-                    usable: decide::usable(&views),
+                    usable: desired::usable(&views),
                 });
             }
             self.decisions.insert(service.id, now);

@@ -14,7 +14,7 @@ use super::policy::Transition;
 use crate::cluster::News;
 use crate::config::{BelowQuorum, Daemon as Settings, OnCheckFailure, Service};
 use crate::counters::Counters;
-use crate::decide::Decision;
+use crate::desired::Decision;
 use crate::events::{About, Events};
 use crate::health::{Change, Key, Prober, Reason};
 use crate::notify::Notify;

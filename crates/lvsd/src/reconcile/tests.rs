@@ -255,7 +255,7 @@ proptest! {
             // Servers of the file are listed in its order, the last one first; other servers
             // follow.
             if service.config.scheduler == "mh" {
-                let place = |at: &lvs_core::api::ServerInfo| {
+                let place = |at: &ServerInfo| {
                     let found = service.servers.iter().rev().position(|s| s.address == at.server);
                     found.unwrap_or(usize::MAX)
                 };
