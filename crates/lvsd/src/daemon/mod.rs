@@ -391,8 +391,8 @@ impl<P: Prober> Daemon<P> {
             self.changed = true;
         }
         let (goal, changed) = (Arc::clone(&self.goal), self.changed);
-        let (dataplane, news) = (link.dataplane(), link.news());
-        self.inputs.dataplane.last_answer = link.last_answer();
+        let (dataplane, news) = (link.dataplane.in_words(), link.dataplane.news());
+        self.inputs.dataplane.last_answer = link.dataplane.last_answer();
         let mut work = pin!(waiting::blocking(link, move |link, now| {
             link.step(&goal, changed, now)
         }));
@@ -448,11 +448,11 @@ impl<P: Prober> Daemon<P> {
             }
             Step::Fatal(why) => return Err(why),
         }
-        for deed in link.take_manual_changes() {
+        for deed in link.dataplane.take_manual_changes() {
             self.reporter.counters.drift();
             self.reporter.event("drift", deed);
         }
-        let contact = link.contact();
+        let contact = link.dataplane.contact();
         if self.inputs.dataplane.contact.1 != contact.1 {
             self.reporter.contact(contact);
         }
@@ -554,7 +554,7 @@ impl<P: Prober> Daemon<P> {
         self.goal_changed();
         // A dataplane that does not accept the changes must not prevent the exit of the daemon.
         let deadline = Instant::now() + OMEGA_LIMIT;
-        while !all && self.changed && link.contact().1 {
+        while !all && self.changed && link.dataplane.contact().1 {
             let step = async {
                 // The previous step may have set a pause.
                 tokio::time::sleep_until(self.next).await;

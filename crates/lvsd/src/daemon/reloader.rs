@@ -355,7 +355,7 @@ impl<P: Prober> Daemon<P> {
             api.send_replace(config.api.clone());
         }
         let inputs = &mut self.inputs;
-        let addresses = link.addresses();
+        let addresses = link.dataplane.addresses();
         let vips = expanded.own_vips(|ip| addresses.has(ip));
         inputs.vips = vips.into_iter().collect();
         inputs.checks.set(checks_of(&expanded.services));

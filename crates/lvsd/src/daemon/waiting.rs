@@ -66,8 +66,8 @@ impl Signals {
 /// Stops the dataplane and waits until its process has exited. Kills a dataplane that this lvsd
 /// started and that does not exit.
 pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
-    let dataplane = link.dataplane();
-    match link.contact().0 {
+    let dataplane = link.dataplane.in_words();
+    match link.dataplane.contact().0 {
         Some(_) => tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {dataplane}"),
         None => tracing::info!("stopping"),
     }
@@ -80,7 +80,7 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
         Stopped::Not(why) => tracing::warn!("{why}"),
     }
     loop {
-        let (back, running) = blocking(link, |link, _| link.still_running()).await?;
+        let (back, running) = blocking(link, |link, _| link.dataplane.still_running()).await?;
         link = back;
         if !running {
             return Ok(());
@@ -90,7 +90,7 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let (_, ended) = blocking(link, |link, _| link.end()).await?;
+    let (_, ended) = blocking(link, |link, _| link.dataplane.end()).await?;
     ended.map_err(|error| {
         format!("{dataplane} still runs after {STOP_LIMIT:?} ({error}); {UNSTICK}")
     })?;

@@ -1,16 +1,18 @@
-//! Connections to the dataplane and to the proxy of this process.
+//! Connections to the dataplane and to the proxy of this process, which lvsd configures like a
+//! dataplane.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use lvs_core::api::ServiceId;
+use lvs_core::api::{Call, Done, ServiceId, ServiceInfo};
+use lvs_core::filter::FilterLists;
 use tokio::time::Instant;
 
-use super::control::LastAnswer;
-use super::proxy_host::ProxyHost;
-use super::{Found, Goal, Host, Link, Step, Stopped};
+use super::control::{ControlError, DataplaneControl};
+use super::{ConnectError, Found, Given, Goal, Host, Link, Step, Stopped};
+use crate::config::Dataplane;
 use crate::host_addresses::Addresses;
 use crate::reconcile::Desired;
 use lvs_proxy::{self as proxy, Proxy};
@@ -60,7 +62,7 @@ impl Proxied {
 /// Connection to a dataplane, and to the proxy if a service is proxied.
 #[derive(Debug)]
 pub struct Links {
-    dataplane: Link,
+    pub(crate) dataplane: Link,
     proxy: Option<(Proxy, Link)>,
     /// Whether the latest desired state requires a dataplane.
     needed: bool,
@@ -75,16 +77,6 @@ impl Links {
             proxy: None,
             needed: true,
         }
-    }
-
-    /// Reads the host's present addresses.
-    pub fn addresses(&self) -> Addresses {
-        self.dataplane.addresses()
-    }
-
-    /// The flag that interrupts a step.
-    pub fn news(&self) -> Arc<AtomicBool> {
-        self.dataplane.news()
     }
 
     /// Makes one step towards `goal`; see [`Link::step`].
@@ -122,7 +114,8 @@ impl Links {
                 Err(error) => return Step::Fatal(format!("cannot start the proxy: {error}")),
             };
             let mut link = Link::new(Box::new(ProxyHost(proxy.clone())), true, now);
-            link.share_news(self.dataplane.news());
+            // New input interrupts both.
+            link.news = self.dataplane.news();
             self.proxy = Some((proxy, link));
         }
         let Some((proxy, link)) = &mut self.proxy else {
@@ -139,26 +132,6 @@ impl Links {
             ..Goal::default()
         };
         link.step(&goal, changed, now)
-    }
-
-    /// Returns the manual changes since the last call, as text.
-    pub fn take_manual_changes(&mut self) -> Vec<String> {
-        self.dataplane.take_manual_changes()
-    }
-
-    /// Time of the dataplane's last answer, which is also updated during a step.
-    pub fn last_answer(&self) -> LastAnswer {
-        self.dataplane.last_answer()
-    }
-
-    /// Process id of the dataplane, if known, and whether it answers.
-    pub fn contact(&self) -> (Option<u32>, bool) {
-        self.dataplane.contact()
-    }
-
-    /// The description of the dataplane for messages.
-    pub fn dataplane(&self) -> String {
-        self.dataplane.dataplane()
     }
 
     /// Number of proxied connections, which end when this process exits.
@@ -179,16 +152,6 @@ impl Links {
             return Stopped::Asked;
         }
         self.dataplane.stop(now)
-    }
-
-    /// Whether the dataplane that this daemon started still runs.
-    pub fn still_running(&mut self) -> bool {
-        self.dataplane.still_running()
-    }
-
-    /// Kills a dataplane that lvsd started; see [`Link::end`].
-    pub fn end(&mut self) -> Result<(), String> {
-        self.dataplane.end()
     }
 }
 
@@ -215,5 +178,72 @@ fn merged(one: &Found, other: &Found) -> Found {
             .collect(),
         seen: Arc::clone(&one.seen),
         proxied: Arc::clone(&other.seen),
+    }
+}
+
+/// The proxy, which lvsd configures like a dataplane.
+#[derive(Clone, Debug)]
+struct ProxyHost(Proxy);
+
+impl Host for ProxyHost {
+    fn connect(&mut self, _: Duration) -> Result<Box<dyn DataplaneControl>, ConnectError> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn is_proxy(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self, _: &Dataplane) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn ended(&mut self) -> Option<String> {
+        None
+    }
+
+    fn kill(&mut self) {}
+
+    fn end(&mut self, _: u32) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn alive(&mut self, _: u32) -> bool {
+        true
+    }
+
+    fn started_by_us(&self, _: u32) -> bool {
+        false
+    }
+
+    fn identity(&self, _: u32) -> String {
+        "proxy".to_owned()
+    }
+
+    fn remember(&mut self, _: &Given) {}
+
+    fn recall(&self) -> Given {
+        Given::default()
+    }
+
+    fn addresses(&self) -> Addresses {
+        Addresses::default()
+    }
+}
+
+impl DataplaneControl for ProxyHost {
+    fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError> {
+        Ok(self.0.services())
+    }
+
+    fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError> {
+        Ok(self.0.filters())
+    }
+
+    fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {
+        self.0
+            .apply(changes)
+            .map(|()| Done::default())
+            .map_err(ControlError::Refused)
     }
 }

@@ -11,17 +11,13 @@
 //! Functions block for a short time, so that the daemon calls them outside of its event loop.
 //! Callers pass the present time.
 
-mod carry_out;
 pub mod control;
 mod describe;
-mod drift;
 #[cfg(test)]
 pub(crate) mod fake;
-mod given;
 mod links;
-mod plan;
+mod memory;
 pub mod process;
-mod proxy_host;
 #[cfg(test)]
 mod tests;
 
@@ -33,19 +29,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lvs_api::guidance::for_lvsd;
-use lvs_core::api::{Call, Info, ReasonCount, ServiceId, ServiceInfo};
+use lvs_core::api::{Info, ReasonCount, ServerInfo, ServiceId, ServiceInfo};
 use lvs_core::attempts::RecentAttempts;
 use tokio::time::Instant;
 
 use crate::config::Dataplane;
-use crate::dataplane::carry_out::CarryOut;
-use crate::dataplane::control::{ControlError, DataplaneControl, LastAnswer};
-use crate::dataplane::describe::{Names, without_dataplane};
-use crate::dataplane::drift::{Base, Drift};
-pub use crate::dataplane::given::Given;
-use crate::dataplane::given::{Weights, weights};
+use crate::dataplane::control::{CarryOut, ControlError, DataplaneControl, LastAnswer};
+pub use crate::dataplane::describe::Planned;
+use crate::dataplane::describe::{Names, planned_changes, without_dataplane};
 pub use crate::dataplane::links::{Links, Proxied};
-pub use crate::dataplane::plan::Planned;
+pub use crate::dataplane::memory::Given;
+use crate::dataplane::memory::{Base, DrainChange, Memory};
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, Plan, diff};
 
@@ -229,7 +223,7 @@ pub struct DataplaneView {
 }
 
 /// A server in a dataplane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObservedServer {
     /// The weight after the changes of this step.
     pub weight: i32,
@@ -281,19 +275,6 @@ pub struct Link {
     news: Arc<AtomicBool>,
     /// Logged errors that still apply.
     complaints: HashSet<String>,
-}
-
-/// State of the dataplane that is kept between two comparisons.
-#[derive(Default)]
-struct Memory {
-    drift: Drift,
-    /// Manual changes that have not been reported yet, as text.
-    deeds: Vec<String>,
-    /// Removed servers with connections, and the ends of their drain times.
-    leaving: HashMap<(ServiceId, SocketAddr), Instant>,
-    given: Given,
-    /// Weights as of the last comparison, and after lvsd's changes since then.
-    weights: Weights,
 }
 
 /// Starts of dataplanes, and the pauses between them.
@@ -358,11 +339,6 @@ impl Link {
         Arc::clone(&self.news)
     }
 
-    /// Uses the flag of another link, which then interrupts both.
-    fn share_news(&mut self, news: Arc<AtomicBool>) {
-        self.news = news;
-    }
-
     /// Whether a dataplane answers. With `look`, connects to a running dataplane if necessary, but
     /// starts none.
     fn is_there(&mut self, look: bool, now: Instant) -> bool {
@@ -402,9 +378,9 @@ impl Link {
                 self.compared = Some(now);
                 self.in_step()
             }
-            Err(Loss { why, silent: true }) => self.hangs(why, self.pid, now),
-            Err(Loss { why, .. }) => {
-                self.lost(&why, now);
+            Err(ControlError::Silent(why)) => self.hangs(why, self.pid, now),
+            Err(lost) => {
+                self.lost(&lost.why(), now);
                 Step::Waiting(Duration::ZERO)
             }
         }
@@ -557,9 +533,8 @@ impl Link {
         };
         self.pid = (info.pid != 0).then_some(info.pid);
         self.ours = started || self.host.started_by_us(info.pid);
-        self.memory.weights.clear();
-        self.memory.drift.forget();
-        self.memory.given = Given::of(self.host.identity(info.pid), self.host.recall());
+        let identity = self.host.identity(info.pid);
+        self.memory.begin(Given::of(identity, self.host.recall()));
         if self.host.is_proxy() {
             return;
         }
@@ -585,33 +560,19 @@ impl Link {
 
     /// Applies the differences from `goal`. Returns the number of refused changes; `None` if
     /// interrupted.
-    fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
+    fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, ControlError> {
         let mut refusals = Vec::new();
         let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
             // Without the list of services, lvsd changes nothing.
             return Ok(Some(self.remember(refusals)));
         };
         seen.reasons = self.reasons(&mut refusals)?;
-        let drained =
-            self.memory
-                .given
-                .respect(&mut desired, &actual, &self.memory.weights, &goal.readied);
-        let by_hand: HashSet<_> = self.memory.given.drained().iter().copied().collect();
-        let deeds = self
-            .memory
-            .drift
-            .respect(&mut desired, &actual, |service, server| {
-                by_hand.contains(&(service, server))
-                    || drained.iter().any(|(key, _)| *key == (service, server))
-            });
-        for deed in deeds {
-            tracing::warn!(event = "drift", "{deed}");
-            self.memory.deeds.push(deed);
+        let base = Base::of(&actual);
+        let memory = &mut self.memory;
+        let (drained, changed) = memory.respect(&mut desired, &actual, &base, &goal.readied);
+        if changed {
+            self.host.remember(&memory.given);
         }
-        if self.memory.given.withdraw(&mut desired, &actual) || !drained.is_empty() {
-            self.host.remember(&self.memory.given);
-        }
-        self.memory.weights = weights(&actual);
         let overdue = self
             .memory
             .leaving
@@ -641,22 +602,13 @@ impl Link {
                 names.service_with_place(id)
             ));
         }
-        let Some(control) = self.control.as_mut() else {
-            return Err(Loss::from("not connected"));
-        };
-        let mut work = CarryOut::new(control.as_mut(), &self.answered, &names, Base::of(&actual));
+        let control = connected(&mut self.control)?;
+        let mut work = CarryOut::new(control, &self.answered, &names, base);
         let carried = work.run(&plan.changes, &self.news);
         refusals.append(&mut work.refusals);
-        let CarryOut {
-            weights: given,
-            own_vips,
-            base,
-            ..
-        } = work;
-        self.memory.weights.extend(given);
-        self.memory.drift.base(base);
-        let vips = own_vips.clone().unwrap_or_else(|| actual.vips.clone());
-        let mut found = self.found(&desired, &actual, &plan, vips);
+        let CarryOut { own_vips, base, .. } = work;
+        let mut found = self.found(&desired, &actual, &plan, &base);
+        self.memory.base = Some(base);
         found.refused = refusals.clone();
         seen.services = std::mem::take(&mut actual.services);
         found.seen = Arc::new(seen);
@@ -669,59 +621,38 @@ impl Link {
         Ok(complete.then_some(refused))
     }
 
-    /// State of the dataplane after `plan`.
-    fn found(
-        &self,
-        desired: &Desired,
-        actual: &Actual,
-        plan: &Plan,
-        vips: BTreeSet<IpAddr>,
-    ) -> Found {
-        let mut found = Found {
+    /// State of the dataplane after the changes of this step: `base`.
+    fn found(&self, desired: &Desired, actual: &Actual, plan: &Plan, base: &Base) -> Found {
+        let services = actual.services.iter();
+        let seen = services.flat_map(|service| {
+            let servers = service.servers.iter();
+            servers.map(|server| ((service.service, server.server), server))
+        });
+        let seen: HashMap<(ServiceId, SocketAddr), &ServerInfo> = seen.collect();
+        let servers = base.servers().map(|(key, config)| {
+            let seen = seen.get(&key).map(|server| ObservedServer {
+                weight: config.weight,
+                active: server.active,
+                inactive: server.inactive,
+                unanswered: server.unanswered,
+                attempts: server.attempts,
+                latency_us: server.latency_us,
+            });
+            let new = || ObservedServer {
+                weight: config.weight,
+                ..ObservedServer::default()
+            };
+            (key, seen.unwrap_or_else(new))
+        });
+        Found {
             conflicts: plan.conflicts.iter().copied().collect(),
             drained: self.memory.given.drained().iter().copied().collect(),
             drift: self.memory.drift.in_words(desired),
             unnamed: plan.unnamed.len(),
-            vips,
-            servers: HashMap::new(),
+            vips: base.vips.clone(),
+            servers: servers.collect(),
             ..Found::default()
-        };
-        for service in &actual.services {
-            for server in &service.servers {
-                let key = (service.service, server.server);
-                if let Some(weight) = self.memory.weights.get(&key) {
-                    let seen = ObservedServer {
-                        weight: *weight,
-                        active: server.active,
-                        inactive: server.inactive,
-                        unanswered: server.unanswered,
-                        attempts: server.attempts,
-                        latency_us: server.latency_us,
-                    };
-                    found.servers.insert(key, seen);
-                }
-            }
         }
-        for change in &plan.changes {
-            match change {
-                Call::ServerDelete { service, server } => {
-                    found.servers.remove(&(*service, *server));
-                }
-                Call::ServerAdd(spec) => {
-                    let seen = ObservedServer {
-                        weight: spec.config.weight,
-                        active: 0,
-                        inactive: 0,
-                        unanswered: None,
-                        attempts: RecentAttempts::default(),
-                        latency_us: None,
-                    };
-                    found.servers.insert((spec.service, spec.server), seen);
-                }
-                _ => {}
-            }
-        }
-        found
     }
 
     /// Connects, and lists the servers in the dataplane.
@@ -755,15 +686,15 @@ impl Link {
         let pid = info.and_then(Result::ok).map_or(0, |info| info.pid);
         self.memory.given = Given::of(self.host.identity(pid), self.host.recall());
         let mut refusals = Vec::new();
-        let looked = self.look(goal, &mut refusals).map_err(|loss| loss.why)?;
+        let looked = self.look(goal, &mut refusals);
+        let looked = looked.map_err(ControlError::why)?;
         let Some((mut desired, actual, _)) = looked else {
             return Err(refusals.join("; "));
         };
-        self.memory
-            .given
-            .respect(&mut desired, &actual, &Weights::new(), &goal.readied);
-        self.memory.given.withdraw(&mut desired, &actual);
-        Ok(plan::planned_changes(&desired, &actual, gone))
+        let base = Base::of(&actual);
+        let memory = &mut self.memory;
+        memory.respect(&mut desired, &actual, &base, &goal.readied);
+        Ok(planned_changes(&desired, &actual, gone))
     }
 
     /// Reads the dataplane's state, and returns it with the desired state. If the dataplane refuses
@@ -775,10 +706,8 @@ impl Link {
         &mut self,
         goal: &Goal,
         refusals: &mut Vec<String>,
-    ) -> Result<Option<(Desired, Actual, DataplaneView)>, Loss> {
-        let Some(control) = self.control.as_mut() else {
-            return Err(Loss::from("not connected"));
-        };
+    ) -> Result<Option<(Desired, Actual, DataplaneView)>, ControlError> {
+        let control = connected(&mut self.control)?;
         let Some(services) = lost_only(control.services(), &self.answered, refusals)? else {
             return Ok(None);
         };
@@ -825,10 +754,8 @@ impl Link {
     }
 
     /// Reads the packet counters by reason.
-    fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
-        let Some(control) = self.control.as_mut() else {
-            return Err(Loss::from("not connected"));
-        };
+    fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, ControlError> {
+        let control = connected(&mut self.control)?;
         let mut reasons = lost_only(control.drops(), &self.answered, refusals)?.unwrap_or_default();
         for_lvsd(&mut reasons);
         Ok(reasons)
@@ -888,10 +815,11 @@ impl Link {
         // An empty goal that adopts nothing deletes only lvsd's services.
         match self.sync(&Goal::default(), now) {
             Ok(_) => Stopped::Asked,
-            Err(Loss { why, .. }) => self.gone().map_or_else(
+            Err(lost) => self.gone().map_or_else(
                 || {
                     Stopped::Not(format!(
-                        "the services of lvsd may still be in the dataplane: {why}"
+                        "the services of lvsd may still be in the dataplane: {}",
+                        lost.why()
                     ))
                 },
                 Stopped::Already,
@@ -958,7 +886,7 @@ impl Link {
     }
 
     /// Text that names the dataplane in messages, with its process id if known.
-    pub fn dataplane(&self) -> String {
+    pub fn in_words(&self) -> String {
         match self.pid {
             Some(pid) => format!("the dataplane (pid {pid})"),
             None => "the dataplane".to_owned(),
@@ -967,7 +895,7 @@ impl Link {
 }
 
 /// Logs which servers another program has drained or undrained.
-fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
+fn log_drained(names: &Names<'_>, changes: &[DrainChange]) {
     for ((service, server), is) in changes {
         let service = names.service_in_words(service);
         if *is {
@@ -980,20 +908,13 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
     }
 }
 
-/// The reason why the connection is lost.
-#[derive(Debug)]
-struct Loss {
-    why: String,
-    /// Whether the dataplane runs, but does not answer.
-    silent: bool,
-}
-
-impl From<&str> for Loss {
-    fn from(why: &str) -> Self {
-        Self {
-            why: why.to_owned(),
-            silent: false,
-        }
+/// The connection to the dataplane.
+fn connected(
+    control: &mut Option<Box<dyn DataplaneControl>>,
+) -> Result<&mut dyn DataplaneControl, ControlError> {
+    match control {
+        Some(control) => Ok(control.as_mut()),
+        None => Err(ControlError::Lost("not connected".to_owned())),
     }
 }
 
@@ -1002,7 +923,7 @@ fn lost_only<T>(
     result: Result<T, ControlError>,
     answered: &LastAnswer,
     refusals: &mut Vec<String>,
-) -> Result<Option<T>, Loss> {
+) -> Result<Option<T>, ControlError> {
     answered.note(&result);
     match result {
         Ok(value) => Ok(Some(value)),
@@ -1010,7 +931,6 @@ fn lost_only<T>(
             refusals.push(failure.message);
             Ok(None)
         }
-        Err(ControlError::Lost(why)) => Err(Loss { why, silent: false }),
-        Err(ControlError::Silent(why)) => Err(Loss { why, silent: true }),
+        Err(lost) => Err(lost),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use lvs_core::api::{ServerSpec, ServiceInfo};
+use lvs_core::api::{Call, ServerSpec, ServiceInfo};
 use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
 use proptest::prelude::*;
 
