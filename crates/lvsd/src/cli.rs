@@ -31,6 +31,7 @@ use tracing::Level;
 
 use crate::admin::{self, Admin};
 use crate::api::{self, Api};
+use crate::channels::{self, Events};
 use crate::cluster;
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::control_socket;
@@ -39,12 +40,10 @@ use crate::daemon::{self, Options, Signal};
 use crate::dataplane::process::{
     GIVEN, Machine, become_dataplane, beside_us, end_politely, lock, send,
 };
-use crate::events::Events;
 use crate::expand::expand;
 use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;
-use crate::requests;
 use crate::schema;
 use crate::sources::{self, Gathered};
 use crate::watchdog::{self, Pulses};
@@ -856,7 +855,7 @@ fn run(
         });
         let network = Network { pins: pins.ok() };
         let events = Events::default();
-        let (sender, requests) = requests::channel();
+        let (sender, requests) = channels::channel();
         let api = Arc::new(Api::new(sender, &events, Arc::clone(&counters)));
         let opened = control_socket::open(&address, &config.dataplane, Arc::clone(&api));
         if let Err(error) = opened {

@@ -146,9 +146,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::events::{About, Events};
-    use crate::requests::{ChangeRequest, Request, answer, channel};
-    use crate::snapshot::Snapshot;
+    use crate::channels::{About, ChangeRequest, Events, Request, Snapshot, answer, channel};
 
     /// Opens a control socket. A task replaces the daemon: it accepts every change, but refuses a
     /// reload without `force`.

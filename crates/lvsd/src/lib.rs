@@ -12,12 +12,10 @@
 //! dataplane/      the connection to the dataplane: attach or start, apply changes, replace a lost one
 //! daemon/         the main loop, which uses all of these modules
 //! cluster/        keepalived, announcements, maintenance of this director
-//! requests        requests of clients to the loop
-//! snapshot        the state of daemon and dataplane at one moment
+//! channels        requests of clients to the loop, snapshots of the state, the stream of events
 //! control_socket  the daemon's own control socket
 //! api/            metrics, JSON over HTTP, the dashboard
 //! counters        the daemon's own counters
-//! events          the stream of events
 //! notify_command  the program that receives events
 //! notify          messages to the service manager
 //! watchdog        the service manager's watchdog
@@ -40,6 +38,7 @@ pub mod admin;
 pub mod api;
 #[cfg(test)]
 mod cases;
+pub mod channels;
 pub mod cli;
 pub mod clock;
 pub mod cluster;
@@ -50,7 +49,6 @@ pub mod counters;
 pub mod daemon;
 pub mod dataplane;
 pub mod desired;
-pub mod events;
 pub mod expand;
 pub mod health;
 pub mod host_addresses;
@@ -58,9 +56,7 @@ pub mod last_good;
 pub mod notify_command;
 pub mod reconcile;
 mod replace;
-pub mod requests;
 pub mod schema;
-pub mod snapshot;
 pub mod sources;
 pub mod text;
 pub mod token;

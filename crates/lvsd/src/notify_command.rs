@@ -148,7 +148,7 @@ pub(crate) fn end_group(pid: Option<u32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::{About, Events};
+    use crate::channels::{About, Events};
 
     fn notice(script: &str, limit: Duration) -> Notice {
         Notice {

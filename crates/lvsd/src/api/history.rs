@@ -6,8 +6,8 @@ use std::time::Duration;
 use lvs_core::stats::Counts;
 use serde::Serialize;
 
+use crate::channels::Snapshot;
 use crate::clock::Now;
-use crate::snapshot::Snapshot;
 
 /// Interval between two points.
 pub const STEP: Duration = Duration::from_secs(15);

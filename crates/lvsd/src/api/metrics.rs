@@ -23,9 +23,9 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::processes;
+use crate::channels::Snapshot;
 use crate::clock::unix_time;
 use crate::counters::{self, BOUNDS, Times};
-use crate::snapshot::Snapshot;
 
 /// Writes metrics: for each its kind, its name, its value or samples, and its description.
 macro_rules! metrics {

@@ -41,11 +41,9 @@ use lvs_sys::lock;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
+use crate::channels::{Answer, ChangeRequest, Events, Request, Snapshot, request_change, unix_ms};
 use crate::config;
 use crate::counters::Counters;
-use crate::events::{Events, unix_ms};
-use crate::requests::{Answer, ChangeRequest, Request, request_change};
-use crate::snapshot::Snapshot;
 use crate::token::{self, Named, Token};
 use history::History;
 use pages::{Own, Pages};

@@ -13,9 +13,9 @@ use serde::Serialize;
 
 use super::causes::{Cause, causes};
 use super::host;
+use crate::channels::Snapshot;
 use crate::clock::unix_time;
 use crate::config::label;
-use crate::snapshot::Snapshot;
 use crate::verdict::{self, ServiceState};
 
 /// Maximum number of servers in the list of broken ones.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use tokio::sync::Mutex;
 
-use crate::snapshot::Snapshot;
+use crate::channels::Snapshot;
 
 /// Maximum number of old versions of one page that are stored for slow clients; a further client
 /// receives the last version.

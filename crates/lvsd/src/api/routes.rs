@@ -15,9 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::peer::{Deadline, FULL, Peer};
 use super::stream::{self, Stream};
 use super::{Api, Holder, host, metrics, overview};
+use crate::channels::{ChangeRequest, Snapshot};
 use crate::clock::Now;
-use crate::requests::ChangeRequest;
-use crate::snapshot::Snapshot;
 use crate::token::{self, Named, Role};
 
 /// Maximum length of the body of a request in bytes.

@@ -13,7 +13,7 @@ use super::overview::tests::snapshot;
 use super::overview::{Detail, Overview};
 use super::peer::Peer;
 use super::*;
-use crate::requests::{answer, channel};
+use crate::channels::{answer, channel};
 use crate::token::Role;
 
 /// An API for a fake daemon with one service; the receiver gets the API's requests to the daemon.

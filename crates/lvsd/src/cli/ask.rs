@@ -7,7 +7,7 @@ use std::time::Duration;
 use lvs_api::daemon::{Client, Event, Reloaded, Status};
 use lvs_api::{Address, starting};
 
-use crate::events::unix_ms;
+use crate::channels::unix_ms;
 
 pub(super) fn connect(dataplane: &Address) -> Result<Client, String> {
     starting::connect_daemon(dataplane)?.ok_or_else(|| {

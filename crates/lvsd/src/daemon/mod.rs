@@ -38,17 +38,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::admin::Admin;
+use crate::channels::{Events, Request};
 use crate::cluster::{self, Cluster};
 use crate::config::{self, Config, Service};
 use crate::counters::Counters;
 use crate::dataplane::{Goal, Host, Links, Proxied, Step};
 use crate::desired::{Overrides, desired};
-use crate::events::Events;
 use crate::expand::{Expanded, expand};
 use crate::health::{self, Checks, Prober};
 use crate::last_good;
 use crate::notify::Notify;
-use crate::requests::Request;
 use crate::sources::Sources;
 use crate::watchdog::Pulse;
 use inputs::{Inputs, Observed};

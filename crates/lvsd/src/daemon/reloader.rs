@@ -12,13 +12,13 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::Daemon;
+use crate::channels::{Answer, answer};
 use crate::clock::{Now, unix_time};
 use crate::config::{Config, LoadError, Peers, Report, Severity, checks_of};
 use crate::dataplane::Links;
 use crate::expand::{Expanded, expand};
 use crate::health::Prober;
 use crate::last_good;
-use crate::requests::{Answer, answer};
 use crate::sources::{Gathered, Wanted};
 
 /// The part of the configuration that is read again: the file, the sources, or both.

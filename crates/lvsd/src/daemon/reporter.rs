@@ -11,11 +11,11 @@ use tokio::time::Instant;
 
 use super::inputs::Inputs;
 use super::policy::Transition;
+use crate::channels::{About, Events};
 use crate::cluster::News;
 use crate::config::{BelowQuorum, Daemon as Settings, OnCheckFailure, Service};
 use crate::counters::Counters;
 use crate::desired::Decision;
-use crate::events::{About, Events};
 use crate::health::{Change, Key, Prober, Reason};
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};

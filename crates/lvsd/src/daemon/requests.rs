@@ -14,11 +14,9 @@ use tokio::time::timeout;
 
 use super::Daemon;
 use crate::admin::Kept;
+use crate::channels::{About, ChangeRequest, Request, Snapshot, answer};
 use crate::clock::Now;
-use crate::events::About;
 use crate::health::Prober;
-use crate::requests::{ChangeRequest, Request, answer};
-use crate::snapshot::Snapshot;
 
 /// Maximum number of servers whose checks have separate histograms: each has 16 lines in the
 /// metrics.

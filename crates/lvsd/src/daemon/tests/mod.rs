@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use lvs_core::api::{Call, ServiceId};
 
 use super::*;
+use crate::channels::ChangeRequest;
 use crate::dataplane::fake::World;
 use crate::health::Check;
 use crate::health::{Advice, ProbeError};
-use crate::requests::ChangeRequest;
 use crate::sources::Gathered;
 use lvs_api::daemon::{
     AdminDone, AdminSpec, AdminState, Event, Reloaded, ServerStatus, ServiceKey, Status, Target,
