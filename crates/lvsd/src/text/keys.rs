@@ -1,5 +1,7 @@
-//! Reads tables whose keys depend on a kind, such as health checks.
+//! Reads tables whose keys depend on a kind, such as health checks, and reports unknown keys of any
+//! table, with suggestions.
 
+use std::fmt;
 use std::io;
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
@@ -7,12 +9,103 @@ use std::path::Path;
 use lvs_api::files::open_without_waiting;
 use lvs_api::words::meant;
 use lvs_core::api::ServiceId;
+use serde::Deserialize;
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use toml::Spanned;
 
-use super::{Diagnostic, Findings, Value, read_at_most, unknown_key};
+use super::{Diagnostic, Findings, read_at_most};
 
 /// Maximum size of a file that a key names, in bytes.
 const FILE_MAX: u64 = 1 << 20;
+
+/// A TOML value with the positions of all its parts, for tables whose keys depend on a kind.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Value {
+    /// `"..."`
+    String(String),
+    /// A whole number, limited to the range of `i64`.
+    Integer(i64),
+    /// A number with a fraction.
+    Float(f64),
+    /// `true`, `false`
+    Boolean(bool),
+    /// `[...]`
+    Array(Vec<Spanned<Self>>),
+    /// `{...}`
+    Table(Vec<(Spanned<String>, Spanned<Self>)>),
+}
+
+impl Value {
+    /// A description of the value for messages.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Self::String(text) => format!("the string {text:?}"),
+            Self::Integer(number) => format!("the number `{number}`"),
+            Self::Float(number) => format!("the number `{number}`"),
+            Self::Boolean(word) => format!("the word `{word}`"),
+            Self::Array(_) => "an array".to_owned(),
+            Self::Table(_) => "a table".to_owned(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = Value;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value")
+            }
+
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<Value, E> {
+                Ok(Value::String(v.to_owned()))
+            }
+
+            fn visit_bool<E: de::Error>(self, v: bool) -> Result<Value, E> {
+                Ok(Value::Boolean(v))
+            }
+
+            fn visit_f64<E: de::Error>(self, v: f64) -> Result<Value, E> {
+                Ok(Value::Float(v))
+            }
+
+            fn visit_i64<E: de::Error>(self, v: i64) -> Result<Value, E> {
+                Ok(Value::Integer(v))
+            }
+
+            fn visit_u64<E: de::Error>(self, v: u64) -> Result<Value, E> {
+                Ok(Value::Integer(i64::try_from(v).unwrap_or(i64::MAX)))
+            }
+
+            fn visit_i128<E: de::Error>(self, v: i128) -> Result<Value, E> {
+                Ok(Value::Integer(if v < 0 { i64::MIN } else { i64::MAX }))
+            }
+
+            fn visit_u128<E: de::Error>(self, _: u128) -> Result<Value, E> {
+                Ok(Value::Integer(i64::MAX))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+                let mut all = Vec::new();
+                while let Some(item) = seq.next_element()? {
+                    all.push(item);
+                }
+                Ok(Value::Array(all))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+                let mut all = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    all.push(entry);
+                }
+                Ok(Value::Table(all))
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
 
 /// The keys of a table, and the list to which errors about them are added.
 ///
@@ -230,4 +323,81 @@ impl Keys<'_> {
 
 pub(crate) fn read_file(path: &str) -> io::Result<Vec<u8>> {
     read_at_most(open_without_waiting(Path::new(path))?, FILE_MAX)
+}
+
+/// Renamed, moved and removed keys: each with a key that the table contains today, and the new
+/// spelling or the replacement.
+const RENAMED: [(&str, &str, &str); 30] = [
+    ("in_kernel", "fast_path", "write `fast_path`"),
+    ("outlive", "warm_restart", "write `warm_restart`"),
+    (
+        "adopt",
+        "manage_all_services",
+        "write `manage_all_services`",
+    ),
+    (
+        "drift",
+        "manual_changes",
+        "write `manual_changes`, \"revert\" or \"report\"",
+    ),
+    (
+        "max_remove",
+        "max_removed_percent",
+        "write `max_removed_percent`",
+    ),
+    ("alpha", "start_down", "write `start_down`"),
+    ("omega", "remove_on_exit", "write `remove_on_exit`"),
+    ("min_share", "panic_below", "write `panic_below`"),
+    ("upper", "resume_below", "write `max_connections`"),
+    ("lower", "resume_below", "write `resume_below`"),
+    ("drain", "withdraw_delay", "write `withdraw_delay`"),
+    ("hold", "hold_without_lvsd", "write `hold_without_lvsd`"),
+    ("address", "host_addresses", "write `host_addresses`"),
+    ("peers", "mismatch_alarm_after", "write `addresses`"),
+    ("wait", "mismatch_alarm_after", "write `connect_timeout`"),
+    (
+        "alarm",
+        "mismatch_alarm_after",
+        "write `mismatch_alarm_after`",
+    ),
+    (
+        "token_file",
+        "allowed_hosts",
+        "write [[api.token]] with `name`, `file` (this path) and role = \"admin\"",
+    ),
+    ("procfs", "allowed_hosts", PROCFS),
+    ("procfs_connections", "allowed_hosts", PROCFS),
+    ("role", "ipvs", IPVS),
+    ("interface", "ipvs", IPVS),
+    ("syncid", "ipvs", IPVS),
+    ("group", "ipvs", IPVS),
+    ("port", "ipvs", IPVS),
+    ("ttl", "ipvs", IPVS),
+    ("maxlen", "ipvs", IPVS),
+    ("key_file", "ipvs", "write it below [sync.peers]"),
+    ("listen", "ipvs", "write it below [sync.peers]"),
+    ("wait", "ipvs", "write `connect_timeout` below [sync.peers]"),
+    (
+        "alarm",
+        "ipvs",
+        "write `mismatch_alarm_after` below [sync.peers]",
+    ),
+];
+
+const IPVS: &str = "write it below [sync.ipvs]";
+const PROCFS: &str = "write `lvs-run -- COMMAND` to start the program that reads these files: it reads /proc/net/ip_vs* of the dataplane; and remove this key";
+
+/// Reports a key that the table does not accept.
+pub(crate) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
+    let finding =
+        Diagnostic::error(span, format!("unknown key `{key}`")).label("not a key of this table");
+    let mut renamed = RENAMED.iter();
+    let renamed = renamed.find(|(old, beside, _)| *old == key && known.contains(beside));
+    if let Some((_, _, help)) = renamed {
+        return finding.help(*help);
+    }
+    match meant(key, known.iter().copied()) {
+        Some(word) => finding.help(format!("did you mean `{word}`?")),
+        None => finding.help(format!("this table has the keys: {}", known.join(", "))),
+    }
 }
