@@ -33,7 +33,7 @@ use crate::admin::{self, Admin};
 use crate::api::{self, Api};
 use crate::channels::{self, Events};
 use crate::cluster;
-use crate::config::{Config, Facts, LoadError, Report, check_filter};
+use crate::config::{Config, LoadError, Report, check_filter};
 use crate::control_socket;
 use crate::counters::Counters;
 use crate::daemon::{self, Options, Signal};
@@ -41,6 +41,7 @@ use crate::dataplane::process::{
     GIVEN, Machine, become_dataplane, beside_us, end_politely, lock, send,
 };
 use crate::expand::expand;
+use crate::facts::Facts;
 use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;

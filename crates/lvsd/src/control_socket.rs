@@ -17,7 +17,8 @@ use tokio::net::UnixStream;
 
 use crate::api::http;
 use crate::api::{Api, FULL, Peer};
-use crate::config::{Dataplane, Facts};
+use crate::config::Dataplane;
+use crate::facts::Facts;
 
 /// The groups that may use the socket.
 #[derive(Clone, Debug, Default)]

@@ -22,7 +22,7 @@
 //! last_good       the last valid configuration, for a start with an invalid file
 //! verdict         the state of services and director, as a word and a line (pure)
 //! token           the tokens for changes over TCP
-//! host_addresses  the addresses of the host
+//! facts           interfaces, groups and addresses of the host
 //! clock           deadlines that a step of the wall clock does not move
 //! text/           findings with their place in a text, and keys of tables
 //! schema          the keys of the file, for editors and manual pages
@@ -50,8 +50,8 @@ pub mod daemon;
 pub mod dataplane;
 pub mod desired;
 pub mod expand;
+pub mod facts;
 pub mod health;
-pub mod host_addresses;
 pub mod last_good;
 pub mod notify_command;
 pub mod reconcile;

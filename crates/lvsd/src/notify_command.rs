@@ -12,7 +12,7 @@ use tokio::process::Command;
 use tokio::sync::{broadcast, oneshot, watch};
 
 /// Settings of the notification program.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// The program and its arguments; empty if no program is configured.
     pub words: Vec<String>,
@@ -20,6 +20,16 @@ pub struct Notice {
     pub limit: Duration,
     /// User and group of the program, if lvsd runs as root.
     pub user: Option<(u32, u32)>,
+}
+
+impl Default for Notice {
+    fn default() -> Self {
+        Self {
+            words: Vec::new(),
+            limit: Duration::from_secs(10),
+            user: None,
+        }
+    }
 }
 
 /// Ids of a user and its group, by name or number.

@@ -11,9 +11,7 @@
 
 mod check;
 pub(crate) mod clash;
-mod facts;
 mod files;
-pub(crate) mod fit;
 mod ports;
 mod raw;
 mod shape;
@@ -34,7 +32,6 @@ use rustix::io::Errno;
 
 pub(crate) use check::check_filter;
 pub(crate) use clash::label;
-pub use facts::Facts;
 pub use ports::ManyPorts;
 pub(crate) use ports::{generated_mark, is_generated};
 pub(crate) use raw::DEFAULTS;
@@ -44,7 +41,9 @@ use shape::shape;
 pub(crate) use crate::text::bounded;
 pub use crate::text::{Diagnostic, Files, Report, Severity};
 
+use crate::facts::Facts;
 use crate::health::Check;
+use crate::notify_command::Notice;
 use crate::sources::{Cluster, Lookups, Source, kubernetes};
 use crate::token::Named;
 use lvs_proxy as proxy;
@@ -115,12 +114,8 @@ pub struct Daemon {
     pub confine: Option<String>,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
-    /// The notification program and its arguments; empty if there is none.
-    pub notify: Vec<String>,
-    /// User and group of the notification program.
-    pub notify_user: Option<(u32, u32)>,
-    /// Time limit of the notification program; `None` for [`Self::NOTIFY_TIMEOUT`].
-    pub notify_timeout: Option<Duration>,
+    /// The notification program.
+    pub notify: Notice,
 }
 
 /// Settings in `[api]`.
@@ -150,8 +145,6 @@ pub enum OnDrift {
 impl Daemon {
     /// Default of `max_removed_percent`.
     pub const MAX_REMOVE: u8 = 50;
-    /// The default time limit of the notification program.
-    pub const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
     /// Number of servers that every reload may remove.
     const FEW: usize = 10;
 

@@ -9,9 +9,7 @@
 //!                                                  └──────────▶ Reporter ◀────────────┘
 //! ```
 
-mod directors;
 mod inputs;
-mod plan;
 mod policy;
 mod reloader;
 mod reporter;
@@ -51,10 +49,9 @@ use crate::notify::Notify;
 use crate::sources::Sources;
 use crate::watchdog::Pulse;
 use inputs::{Inputs, Observed};
-pub use plan::plan;
 use policy::Policy;
 use reloader::{Done, Reloader};
-pub use reloader::{loaded_at_start, refused, too_much_away};
+pub use reloader::{loaded_at_start, plan, refused, too_much_away};
 use reporter::{Reporter, log_reason};
 use waiting::Signals;
 

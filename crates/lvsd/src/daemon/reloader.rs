@@ -1,7 +1,9 @@
 //! Reloads: the file and the answers of DNS, etcd and Kubernetes are read and checked outside of
-//! the loop, one at a time, and then loaded or refused.
+//! the loop, one at a time, and then loaded or refused. [`plan`] describes the changes of a reload
+//! in advance.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,13 +14,16 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::Daemon;
+use crate::admin::Admin;
 use crate::channels::{Answer, answer};
 use crate::clock::{Now, unix_time};
 use crate::config::{Config, LoadError, Peers, Report, Severity, checks_of};
-use crate::dataplane::Links;
+use crate::dataplane::{Goal, Host, Link, Links, Planned, Proxied};
+use crate::desired::{Overrides, desired};
 use crate::expand::{Expanded, expand};
-use crate::health::Prober;
+use crate::health::{Advice, Key, Prober};
 use crate::last_good;
+use crate::reconcile::Health;
 use crate::sources::{Gathered, Wanted};
 
 /// The part of the configuration that is read again: the file, the sources, or both.
@@ -350,7 +355,8 @@ impl<P: Prober> Daemon<P> {
         self.reloader.count(&expanded);
         self.reloader.held_back = None;
         self.policy.load(&expanded.services);
-        self.reporter.set_command(&config.daemon);
+        let notice = &self.reporter.notice;
+        notice.send_replace(config.daemon.notify.clone());
         if let Some(api) = &self.api {
             api.send_replace(config.api.clone());
         }
@@ -374,6 +380,56 @@ impl<P: Prober> Daemon<P> {
         inputs.config = config;
         inputs.expanded = expanded;
     }
+}
+
+/// The changes in the dataplane that a reload of a file would make, as text. New servers have not
+/// been checked and count as up. `names` are the names of the running daemon's services.
+///
+/// # Errors
+/// No dataplane runs, or it does not answer.
+pub fn plan(
+    host: impl Host,
+    (config, expanded): (&Config, &Expanded),
+    admin: &Admin,
+    names: &HashMap<ServiceId, String>,
+) -> Result<Planned, String> {
+    let mut link = Link::new(Box::new(host), true, Instant::now());
+    let addresses = link.addresses();
+    let vips = expanded.own_vips(|ip| addresses.has(ip));
+    let vips: BTreeSet<IpAddr> = vips.into_iter().collect();
+    let there = link.servers(config.dataplane.hang_limit)?;
+    let health = |key: &Key| {
+        let health = match there.contains(key) {
+            // The server keeps its present state.
+            true => Health::Unknown,
+            false => Health::Up,
+        };
+        (health, Advice::NONE)
+    };
+    let overrides = Overrides {
+        admin,
+        decisions: &HashMap::new(),
+        vips: Some(&vips),
+        generation: 0,
+    };
+    let mut desired = desired(config, expanded, health, &overrides);
+    // The running daemon has the proxied services.
+    let proxied = Proxied::part(&mut desired, expanded.proxied(), 0);
+    let goal = Goal {
+        proxied: None,
+        desired,
+        announced: vips,
+        dataplane: config.dataplane.clone(),
+        readied: HashSet::new(),
+    };
+    let mut planned = link.plan(&goal, names)?;
+    if let Some(proxied) = proxied {
+        let services = counted(proxied.desired.services.len(), "proxied service");
+        planned.not_compared = Some(format!(
+            "{services} not compared: `lvsd status` shows the present ones"
+        ));
+    }
+    Ok(planned)
 }
 
 /// The status of a file that was read at the start and is in force.

@@ -13,7 +13,7 @@ use super::inputs::Inputs;
 use super::policy::Transition;
 use crate::channels::{About, Events};
 use crate::cluster::News;
-use crate::config::{BelowQuorum, Daemon as Settings, OnCheckFailure, Service};
+use crate::config::{BelowQuorum, OnCheckFailure, Service};
 use crate::counters::Counters;
 use crate::desired::Decision;
 use crate::health::{Change, Key, Prober, Reason};
@@ -30,7 +30,7 @@ pub(super) struct Reporter {
     pub(super) counters: Arc<Counters>,
     notify: Notify,
     /// The settings of the notify command.
-    notice: watch::Sender<Notice>,
+    pub(super) notice: watch::Sender<Notice>,
     /// The task of the notify command: the sender of its stop signal, and the handle to wait for
     /// its exit.
     commands: (oneshot::Sender<()>, JoinHandle<()>),
@@ -67,15 +67,6 @@ impl Reporter {
     /// Sends an event that is not about a single service.
     pub(super) fn event(&mut self, event: &str, words: impl Into<String>) {
         self.events.send(event, About::default(), words);
-    }
-
-    /// Sets the notify command.
-    pub(super) fn set_command(&mut self, settings: &Settings) {
-        self.notice.send_replace(Notice {
-            words: settings.notify.clone(),
-            limit: settings.notify_timeout.unwrap_or(Settings::NOTIFY_TIMEOUT),
-            user: settings.notify_user,
-        });
     }
 
     /// Waits until the notify command has processed all events, up to a time limit.

@@ -1,12 +1,13 @@
-//! The state of daemon and dataplane as `lvsd status` shows it.
+//! The state of daemon and dataplane: as `lvsd status` shows it, and as this director writes it to
+//! etcd for the others of its cluster.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use lvs_api::daemon::{
-    AdminState, CheckNotMade, DataplaneStatus, ProxyStatus, ServerStatus, ServiceStatus,
-    SourceStatus, Status,
+    AdminState, CheckNotMade, DataplaneStatus, DirectorSeen, ProxyStatus, ServerStatus,
+    ServiceStatus, SourceStatus, Status,
 };
 use lvs_api::{directors, guidance};
 use lvs_core::api::{
@@ -18,6 +19,7 @@ use crate::clock::Now;
 use crate::config::{Peers, Service};
 use crate::dataplane::ObservedServer;
 use crate::health::{Code, Prober};
+use crate::sources::etcd::Director;
 use crate::verdict;
 
 impl<P: Prober> Daemon<P> {
@@ -121,6 +123,47 @@ impl<P: Prober> Daemon<P> {
             .as_ref()
             .is_some_and(|sync| !sync.is_empty());
         (wanted || counts != SyncCounts::default()).then_some(counts)
+    }
+
+    /// Writes the record of this director to etcd.
+    pub(super) fn publish_director(&mut self) {
+        let inputs = &self.inputs;
+        if inputs.config.cluster.is_none() {
+            return;
+        }
+        let expanded = &inputs.expanded;
+        let director = Director {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            revision: expanded.revision.number,
+            digest: expanded.revision.digest,
+            services: expanded.services.len(),
+            servers: expanded.servers(),
+            ready: self.reporter.ready && inputs.dataplane.contact.1 && inputs.cluster.has_peers(),
+            maintenance: inputs.cluster.is_in_maintenance(),
+            left_out: !expanded.left_out.is_empty() || self.reloader.held_back.is_some(),
+        };
+        inputs.sources.announce(director);
+    }
+
+    /// The entries of all directors.
+    pub(super) fn directors(&self) -> Vec<DirectorSeen> {
+        let Some(cluster) = &self.inputs.config.cluster else {
+            return Vec::new();
+        };
+        let all = self.inputs.sources.directors().into_iter();
+        all.map(|(name, director)| DirectorSeen {
+            own: name == cluster.director,
+            name,
+            version: director.version,
+            revision: u64::try_from(director.revision).unwrap_or(0),
+            digest: format!("{:08x}", director.digest),
+            services: director.services,
+            servers: director.servers,
+            ready: director.ready,
+            maintenance: director.maintenance,
+            left_out: director.left_out,
+        })
+        .collect()
     }
 
     /// The number of servers that accept new connections now. Unless lvsd proxies the service, the

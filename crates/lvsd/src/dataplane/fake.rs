@@ -19,7 +19,7 @@ use lvs_core::{Control, Instant, Options};
 use crate::config::Dataplane;
 use crate::dataplane::control::{ControlError, DataplaneControl};
 use crate::dataplane::{ConnectError, Given, Host};
-use crate::host_addresses::Addresses;
+use crate::facts::Addresses;
 use crate::reconcile::Actual;
 
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::control::{ControlError, DataplaneControl};
 use super::{ConnectError, Found, Given, Goal, Host, Link, Step, Stopped};
 use crate::config::Dataplane;
-use crate::host_addresses::Addresses;
+use crate::facts::Addresses;
 use crate::reconcile::Desired;
 use lvs_proxy::{self as proxy, Proxy};
 

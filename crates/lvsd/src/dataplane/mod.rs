@@ -40,7 +40,7 @@ use crate::dataplane::describe::{Names, planned_changes, without_dataplane};
 pub use crate::dataplane::links::{Links, Proxied};
 pub use crate::dataplane::memory::Given;
 use crate::dataplane::memory::{Base, DrainChange, Memory};
-use crate::host_addresses::Addresses;
+use crate::facts::Addresses;
 use crate::reconcile::{Actual, Desired, Plan, diff};
 
 /// Time limit for the first answer of a started dataplane, unless `hang_limit` is longer.

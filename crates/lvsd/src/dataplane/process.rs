@@ -19,7 +19,7 @@ use crate::config::Dataplane;
 use crate::dataplane::control;
 use crate::dataplane::control::DataplaneControl;
 use crate::dataplane::{ConnectError, Given, Host};
-use crate::host_addresses::Addresses;
+use crate::facts::Addresses;
 use crate::replace::replace;
 
 /// Environment variable in dataplanes that lvsd started.

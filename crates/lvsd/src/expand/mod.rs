@@ -17,8 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use lvs_core::api::ServiceId;
 use lvs_core::{Family, Forwarding, Protocol, ServiceKey};
 
-use crate::config::clash::{Taken, is_it, listens_at, listens_everywhere};
-use crate::config::fit::{misfit, unusable};
+use crate::config::clash::{Taken, is_it, listens_at, listens_everywhere, misfit, unusable};
 use crate::config::{
     Config, Discovery, Files, SERVICES_MAX, Server, Service, VipMode, bounded, label,
 };

@@ -7,7 +7,7 @@ use lvs_api::words::meant;
 use super::Checker;
 use crate::config::raw::RawDaemon;
 use crate::config::{Daemon, OnDrift};
-use crate::notify_command;
+use crate::notify_command::{self, Notice};
 use crate::text::Diagnostic;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -37,9 +37,14 @@ impl Checker<'_> {
                     &[("revert", OnDrift::Repair), ("report", OnDrift::Report)],
                 )
                 .unwrap_or_default(),
-            notify: self.notify(raw),
-            notify_user: self.notify_user(raw),
-            notify_timeout: raw.notify_timeout.as_ref().map(|time| time.get_ref().0),
+            notify: Notice {
+                words: self.notify(raw),
+                user: self.notify_user(raw),
+                limit: raw
+                    .notify_timeout
+                    .as_ref()
+                    .map_or(Notice::default().limit, |time| time.get_ref().0),
+            },
         }
     }
 }

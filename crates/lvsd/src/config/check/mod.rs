@@ -5,9 +5,7 @@ mod api;
 mod cluster;
 mod daemon;
 mod dataplane;
-mod decisions;
 mod discovery;
-mod filter;
 mod forward;
 mod health;
 mod kubernetes;
@@ -30,10 +28,10 @@ pub(crate) use self::daemon::check_filter;
 use self::sense::ServerPlace;
 use lvs_api::words::meant;
 
-use crate::config::facts::Facts;
 use crate::config::raw::{RawConfig, Whole};
 use crate::config::shape::{self, NOWHERE};
 use crate::config::{Config, Files, Service};
+use crate::facts::Facts;
 use crate::text::{Diagnostic, Findings, Severity};
 
 /// Maximum duration of a slow start in seconds: one day.

@@ -52,7 +52,7 @@ impl Checker<'_> {
             .filter(|one| listens_everywhere(one))
             .collect();
         let facts = self.facts;
-        let has = |ip| facts.is_some_and(|facts| facts.has_address(ip));
+        let has = |ip| facts.is_some_and(|facts| facts.addresses.has(ip));
         // With direct routing, the host itself serves connections to its own address.
         let translates = |server: &Server| server.config.forwarding != Forwarding::Route;
         let loopback: HashSet<(ServiceId, SocketAddr)> = services

@@ -14,7 +14,7 @@ use super::proxy::{is_proxied, is_word};
 use super::{Checker, WEIGHT_MAX, port};
 use crate::config::ManyPorts;
 use crate::config::Server;
-use crate::config::fit::{misfit, unusable};
+use crate::config::clash::{misfit, unusable};
 use crate::config::raw::{RawServer, RawService};
 use crate::text::Diagnostic;
 
@@ -277,7 +277,11 @@ impl Checker<'_> {
             return None;
         }
         // As in the kernel (`ip_vs_new_dest`), which accepts the first address of a network.
-        if what != "VIP" && self.facts.is_some_and(|facts| facts.is_broadcast(ip)) {
+        if what != "VIP"
+            && self
+                .facts
+                .is_some_and(|facts| facts.addresses.is_broadcast(ip))
+        {
             self.report(
                 Diagnostic::error(
                     span,
@@ -343,7 +347,8 @@ fn digits(text: &str) -> bool {
 mod tests {
     use std::net::IpAddr;
 
-    use crate::config::{Config, Facts, Files};
+    use crate::config::{Config, Files};
+    use crate::facts::Facts;
 
     #[test]
     fn broadcast_address_of_this_host_is_refused_as_server() {

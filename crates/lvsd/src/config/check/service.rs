@@ -1,12 +1,14 @@
-//! Checks of a service: its address, its keys and its servers.
+//! Checks of a service: its address, its keys and its servers. Its keys include the filter of new
+//! connections, and the settings for missing servers: quorum, panic mode, sorry server.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::path::Path;
 
 use lvs_core::api::ServiceId;
-use lvs_core::filter::SourceFilter;
-use lvs_core::{Family, Forwarding};
+use lvs_core::filter::{FilterLists, SourceFilter, parse_prefixes};
+use lvs_core::{Family, Forwarding, Prefix};
 use toml::Spanned;
 
 use super::proxy::is_proxied;
@@ -15,11 +17,15 @@ use super::sense::ServerPlace;
 use super::server::{ServerDefaults, no_address};
 use super::{Checker, WEIGHT_MAX};
 use crate::config::clash::{Taken, label};
+use crate::config::files::read_bounded;
 use crate::config::ports::{self, ManyPorts};
-use crate::config::raw::RawService;
-use crate::config::{BelowQuorum, Server, Service, VipMode};
+use crate::config::raw::{OneOrMore, RawFilter, RawQuorum, RawService, RawTarget};
+use crate::config::{BelowQuorum, Quorum, Server, Service, VipMode};
 use crate::health::Passive;
 use crate::text::Diagnostic;
+
+/// Maximum quorum: no service has more servers.
+const QUORUM_MAX: i64 = 65_536;
 
 impl Checker<'_> {
     pub(super) fn services(
@@ -378,10 +384,183 @@ impl Checker<'_> {
         let (mark, family) = (many.mark(), many.family());
         Some((ServiceId::Fwmark { mark, family }, family))
     }
+
+    fn quorum(&mut self, raw: &RawService) -> Quorum {
+        let Some(quorum) = &raw.quorum else {
+            return Quorum::default();
+        };
+        let servers = raw.server.len();
+        let bound = 1..=QUORUM_MAX;
+        let quorum_of = |up: i64, down: i64| Quorum {
+            up: u32::try_from(up).unwrap_or(1),
+            down: u32::try_from(down).unwrap_or(1),
+        };
+        let read = match quorum.get_ref() {
+            RawQuorum::Number(number) => {
+                let spanned = Spanned::new(quorum.span(), *number);
+                let up = self.number(Some(&spanned), "quorum", bound).unwrap_or(1);
+                quorum_of(up, up)
+            }
+            RawQuorum::Table(table) => {
+                let Some(up) = &table.up else {
+                    self.report(
+                        Diagnostic::error(quorum.span(), "`up` of the quorum is missing")
+                            .help("write { up = 3, down = 2 }, or a number for both"),
+                    );
+                    return Quorum::default();
+                };
+                let most = self.number(Some(up), "`up`", bound.clone()).unwrap_or(1);
+                let least = self.number(table.down.as_ref(), "`down`", bound);
+                let least = least.unwrap_or(most);
+                if let Some(down) = &table.down
+                    && least > most
+                {
+                    self.report(
+                        Diagnostic::error(
+                            down.span(),
+                            format!("`down` ({least}) is above `up` ({most})"),
+                        )
+                        .context(up.span(), "the quorum is reached at this number")
+                        .help("the quorum is lost below `down` servers, which is at most `up`"),
+                    );
+                }
+                quorum_of(most, least)
+            }
+        };
+        if self.complete && servers > 0 && usize::try_from(read.up).is_ok_and(|up| up > servers) {
+            self.report(
+                Diagnostic::warning(
+                    quorum.span(),
+                    format!(
+                        "the quorum is {}, and the service has {}",
+                        read.up,
+                        lvs_api::words::counted(servers, "server")
+                    ),
+                )
+                .label("the quorum is never reached")
+                .help("use at most the number of servers"),
+            );
+        }
+        read
+    }
+
+    fn below_quorum(&mut self, raw: &RawService, id: Option<ServiceId>) -> BelowQuorum {
+        let words = [
+            ("keep", BelowQuorum::Keep),
+            ("give-up", BelowQuorum::GiveUp),
+        ];
+        let below = self
+            .word(raw.below_quorum.as_ref(), &words)
+            .unwrap_or_default();
+        if let (Some(at), BelowQuorum::GiveUp) = (&raw.below_quorum, below) {
+            let host = raw.vip.as_ref().is_some_and(|vip| vip.get_ref() == "host");
+            let mark = matches!(id, Some(ServiceId::Fwmark { .. })) && raw.address.is_none();
+            if host || mark {
+                self.report(
+                    Diagnostic::error(
+                        at.span(),
+                        "the dataplane cannot release an address that it does not own",
+                    )
+                    .help("remove this line; `notify` can inform the owner of the address"),
+                );
+            }
+        }
+        below
+    }
+
+    fn min_share(&mut self, raw: &RawService) -> u8 {
+        let percent = self.number(raw.panic_below.as_ref(), "`panic_below`", 0..=100);
+        percent
+            .and_then(|percent| u8::try_from(percent).ok())
+            .unwrap_or(0)
+    }
+
+    /// Returns the sorry server, an ordinary server with weight 1 by default, and reports errors in
+    /// it.
+    fn sorry(
+        &mut self,
+        raw: &RawService,
+        id: Option<ServiceId>,
+        defaults: &ServerDefaults,
+        servers: &[Server],
+    ) -> Option<Server> {
+        let sorry = raw.sorry.as_ref()?;
+        let id = id?;
+        let server = RawTarget::server(sorry);
+        let address = server.get_ref().address.as_ref();
+        let place = address.map_or(sorry.span(), Spanned::span);
+        // The sorry server has no check, because no other server could replace it.
+        let defaults = ServerDefaults {
+            forward: defaults.forward,
+            tunnel: defaults.tunnel,
+            check: None,
+        };
+        let mut checked = self.server(&server, raw, &id, &defaults)?;
+        if servers
+            .iter()
+            .any(|server| server.address == checked.address)
+        {
+            self.report(
+                Diagnostic::error(place, "the sorry server is a server of the service")
+                    .help("use another address; this server is used only while too few of the other servers are usable"),
+            );
+            return None;
+        }
+        self.servers.push(ServerPlace {
+            service: id,
+            address: checked.address,
+            place,
+        });
+        checked.check = None;
+        Some(checked)
+    }
+
+    pub(super) fn filter(&mut self, raw: &Spanned<RawFilter>) -> SourceFilter {
+        let (span, raw) = (raw.span(), raw.get_ref());
+        let mut lists = FilterLists::default();
+        for (list, words, files) in [
+            (&mut lists.allow, &raw.allow, &raw.allow_file),
+            (&mut lists.deny, &raw.deny, &raw.deny_file),
+        ] {
+            for (word, place) in each(words.as_ref()) {
+                match word.parse::<Prefix>() {
+                    Ok(prefix) => list.push(prefix),
+                    Err(reason) => self.report(Diagnostic::error(place, reason)),
+                }
+            }
+            for (path, place) in each(files.as_ref()) {
+                match read_prefixes(path) {
+                    Ok(more) => list.extend(more),
+                    Err(reason) => self.report(Diagnostic::error(place, reason).help(
+                        "name a file of networks, separated by whitespace or line breaks; # begins a comment",
+                    )),
+                }
+            }
+        }
+        SourceFilter::new(lists).unwrap_or_else(|reason| {
+            self.report(Diagnostic::error(self.first_line(&span), reason));
+            SourceFilter::default()
+        })
+    }
 }
 
 /// Whether the port part of the text is one number.
 fn is_one_number(address: &str) -> bool {
     let port = address.trim().rsplit_once(':').map_or("", |(_, port)| port);
     !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The words of a key, each with the place of the key's value.
+fn each(value: Option<&Spanned<OneOrMore>>) -> impl Iterator<Item = (&str, Range<usize>)> {
+    value.into_iter().flat_map(|value| {
+        let all = value.get_ref().0.iter();
+        all.map(|word| (word.as_str(), value.span()))
+    })
+}
+
+fn read_prefixes(path: &str) -> Result<Vec<Prefix>, String> {
+    let failed = |error: &dyn std::fmt::Display| format!("cannot read {path}: {error}");
+    let bytes = read_bounded(Path::new(path)).map_err(|error| failed(&error))?;
+    let text = String::from_utf8(bytes).map_err(|error| failed(&error))?;
+    parse_prefixes(&text).map_err(|(line, reason)| format!("{path}, line {line}: {reason}"))
 }

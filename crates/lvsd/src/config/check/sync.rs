@@ -197,7 +197,7 @@ impl Checker<'_> {
             let listen = listen.unwrap_or_else(|| (ip, 0).into());
             return directors::with_port(peer).port() == directors::with_port(listen).port();
         }
-        let here = self.facts.is_some_and(|facts| facts.has_address(ip));
+        let here = self.facts.is_some_and(|facts| facts.addresses.has(ip));
         here || listen.is_some_and(|listen| listen.ip() == ip)
     }
 
@@ -234,7 +234,7 @@ mod tests {
 
     use crate::cases::cases;
     use crate::config::Config;
-    use crate::config::facts::Facts;
+    use crate::facts::Facts;
 
     /// Checks a configuration on a host that has 192.0.2.1.
     fn here(keys: &str) -> Result<(), String> {
