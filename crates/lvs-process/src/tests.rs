@@ -92,7 +92,7 @@ fn unique(what: &str) -> Address {
 }
 
 #[test]
-fn server_answers_calls_lists_and_refusals() {
+fn control_socket_sends_results_lists_and_refusals() {
     let address = unique("calls");
     let _handle = start(&address);
     let mut client = Client::connect(&address).expect("the server accepts the connection");
@@ -265,7 +265,7 @@ fn padded(request: &str, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn requests_are_bounded_by_rights_of_client() {
+fn longest_request_depends_on_rights_of_client() {
     let hello = "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}";
     let get = "{\"id\":2,\"method\":\"timeouts.get\"}";
     let reader = Some(Refusal::User);

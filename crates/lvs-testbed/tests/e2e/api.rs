@@ -500,7 +500,7 @@ fn api_agrees_with_commands() -> Result<()> {
 /// Operates the dashboard in a browser.
 #[test]
 #[ignore = "needs Chromium"]
-fn dashboard_works_in_browser() -> Result<()> {
+fn dashboard_shows_state_and_makes_changes_in_browser() -> Result<()> {
     let mut site = site("page")?;
     configure(&site)?;
     let mut lvsd = start(&site)?;

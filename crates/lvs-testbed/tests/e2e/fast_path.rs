@@ -543,7 +543,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
+fn fast_path_forwards_every_byte_over_ipv6() -> Result<()> {
     for (forward, flag) in [
         (Forward::Nat, "-m"),
         (Forward::FullNat, "--fullnat"),

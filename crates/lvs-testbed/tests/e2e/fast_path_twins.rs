@@ -44,34 +44,34 @@ fn same(names: &[&str], seed: u64) {
 }
 
 #[test]
-fn kernel_fast_path_equals_userspace_nat() {
+fn kernel_fast_path_sends_same_nat_frames_as_userspace() {
     same(&["nat4", "nat6"], 1);
 }
 
 #[test]
-fn kernel_fast_path_equals_userspace_full_nat() {
+fn kernel_fast_path_sends_same_full_nat_frames_as_userspace() {
     same(&["fullnat4", "fullnat6"], 7);
 }
 
 #[test]
-fn kernel_fast_path_equals_userspace_direct_routing() {
+fn kernel_fast_path_sends_same_direct_routing_frames_as_userspace() {
     same(&["dr4", "dr6"], 2);
 }
 
 #[test]
-fn kernel_fast_path_equals_userspace_ipip() {
+fn kernel_fast_path_sends_same_ipip_frames_as_userspace() {
     same(&["ipip-4in4", "ipip-6in6", "ipip-6in4"], 3);
 }
 
 #[test]
 #[ignore = "long"]
-fn kernel_fast_path_equals_userspace_gre() {
+fn kernel_fast_path_sends_same_gre_frames_as_userspace() {
     same(&["gre-bare-4in4", "gre-bare-6in6"], 4);
 }
 
 #[test]
 #[ignore = "long"]
-fn kernel_fast_path_equals_userspace_gue() {
+fn kernel_fast_path_sends_same_gue_frames_as_userspace() {
     same(&["gue-bare-4in4", "gue-bare-6in6", "gue-6in4"], 5);
 }
 

@@ -264,7 +264,7 @@ fn data_connections_are_to_the_virtual_address(
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_transfer_files_nat() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_through_nat() -> Result<()> {
     let ftp = Ftp::new(options("ftp-others", Forward::Nat), &["--helper", "ftp"])?;
     ftp.serve(ftp.site.service(21), "-s rr")?;
     ftp.other_clients()?;
@@ -273,7 +273,7 @@ fn lftp_and_tnftp_transfer_files_nat() -> Result<()> {
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_transfer_files_direct_routing() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_by_direct_routing() -> Result<()> {
     let ftp = Ftp::new(options("ftp-dr-others", Forward::Dr), &[])?;
     ftp.serve(ftp.site.service(21), "-s rr -p 300")?;
     ftp.other_clients()
@@ -281,7 +281,7 @@ fn lftp_and_tnftp_transfer_files_direct_routing() -> Result<()> {
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_transfer_files_nat_ipv6() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_through_ipv6_nat() -> Result<()> {
     let ftp = Ftp::new(
         options("ftp-six-others", Forward::Nat),
         &["--helper", "ftp"],
@@ -341,7 +341,7 @@ fn ftp_nat_with_dataplane_vip_without_offloads_transfers_files() -> Result<()> {
 /// The host routes all packets to the dataplane, including those of data connections from port 20.
 #[test]
 #[ignore = "long"]
-fn ftp_transfers_work_through_tun_device() -> Result<()> {
+fn ftp_through_tun_device_transfers_files() -> Result<()> {
     let mut options = options("ftp-hop", Forward::Nat);
     options.vip = Vip::Dataplane;
     options.ip_forward = true;
@@ -352,7 +352,7 @@ fn ftp_transfers_work_through_tun_device() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn ftp_transfers_work_nat_ipv6() -> Result<()> {
+fn ftp_ipv6_nat_transfers_files() -> Result<()> {
     let ftp = Ftp::new(options("ftp-six", Forward::Nat), &["--helper", "ftp"])?;
     let vip = IpAddr::V6(ftp.site.vip6);
     ftp.serve(SocketAddr::new(vip, 21), "-s rr")?;

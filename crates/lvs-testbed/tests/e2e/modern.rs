@@ -196,19 +196,19 @@ fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
 }
 
 #[test]
-fn connections_of_removed_server_are_reset_at_both_ends_nat() -> Result<()> {
+fn nat_connections_of_removed_server_are_reset_at_both_ends() -> Result<()> {
     remove_one_server(Forward::Nat, false)?;
     remove_one_server(Forward::Nat, true)
 }
 
 #[test]
-fn connections_of_removed_server_are_reset_at_both_ends_direct_routing() -> Result<()> {
+fn direct_routing_connections_of_removed_server_are_reset_at_both_ends() -> Result<()> {
     remove_one_server(Forward::Dr, false)?;
     remove_one_server(Forward::Dr, true)
 }
 
 #[test]
-fn connections_of_removed_server_are_reset_at_both_ends_tunnel() -> Result<()> {
+fn tunnel_connections_of_removed_server_are_reset_at_both_ends() -> Result<()> {
     remove_one_server(Forward::Tun, false)
 }
 

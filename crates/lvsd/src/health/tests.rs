@@ -140,7 +140,7 @@ async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason(
 
 /// A flood fills the connection table, for example: the server is not at fault.
 #[tokio::test(start_paused = true)]
-async fn check_that_the_dataplane_drops_is_made_of_the_own_address() {
+async fn check_dropped_by_dataplane_uses_own_address_of_server() {
     let paths = Paths::default();
     *paths.drops.lock().unwrap() = true;
     let (mut checks, mut reports) = Checks::new(paths.clone(), None);
