@@ -1,8 +1,9 @@
-//! Costs of the decisions and of the packet path in memory: by step, and by the numbers of
-//! connections, clients, services and servers.
+//! Measures the CPU time of scheduling decisions and of the packet path in memory, for several
+//! numbers of connections, clients, services and servers.
 //!
-//! The baseline of `pipeline` is `line table`, a table with look-ups only, in the same run.
-//! `LVS_BENCH_LARGE=1` adds 10,000,000 connections, which need 4 GB and a minute.
+//! The benchmark `line table`, which only looks packets up in a table, is the baseline of the
+//! benchmark `pipeline` in the same run. `LVS_BENCH_LARGE=1` adds a case with 10,000,000
+//! connections, which needs 4 GB and a minute.
 
 use std::cell::RefCell;
 use std::env;
@@ -107,7 +108,7 @@ fn pipeline(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Returns the time of `times` packets; `nanoseconds` measures the mean of a million packets.
+/// Returns the time of `times` packets. `nanoseconds` returns the mean time of a packet.
 fn scaled(times: u64, mut nanoseconds: impl FnMut() -> f64) -> Duration {
     #[expect(clippy::cast_precision_loss, reason = "a mean")]
     Duration::from_secs_f64(nanoseconds() * times as f64 / 1e9)

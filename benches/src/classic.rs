@@ -1,6 +1,6 @@
-//! Old Unix services behind one virtual address, as far as they are hard to balance: a terminal
-//! (telnet), commands with a second connection back to the client (rsh), a printer that checks its
-//! client's port (lpd), a session over two ports, and a file over UDP.
+//! Old Unix services that are hard to balance, behind one virtual address: a terminal (telnet),
+//! commands with a second connection back to the client (rsh), a printer that checks its client's
+//! port (lpd), a session over two ports, and a file over UDP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -19,17 +19,17 @@ pub(crate) const TELNET: u16 = 23;
 pub(crate) const RSH: u16 = 514;
 pub(crate) const LPD: u16 = 515;
 pub(crate) const UDP: u16 = 7005;
-/// For each of three ways to balance a session: its name, and the port at which it logs in. It
-/// continues at the next port.
+/// The name and the login port of each session service. A session continues at the port after its
+/// login port. The services are balanced in different ways.
 pub(crate) const SESSIONS: [(&str, u16); 3] = [
     ("session", 7001),
     ("session, mark", 7003),
     ("session, port 0", 7007),
 ];
 
-/// Source ports of a client's privileged programs (rcmd).
+/// Source ports of rcmd(3), which only privileged programs can bind.
 const RESERVED: RangeInclusive<u16> = 512..=1023;
-/// Source ports of a printing client (RFC 1179).
+/// Source ports from which a print server accepts clients (RFC 1179).
 const PRINTERS: RangeInclusive<u16> = 721..=731;
 /// Length in bytes of a block of the UDP file, and of a print job.
 const BLOCK: usize = 1024;
@@ -301,7 +301,6 @@ impl Use {
     }
 }
 
-/// Wraps a transaction that has no state.
 fn once<T: FnMut() -> Result<()>>(transaction: T) -> Result<T> {
     Ok(transaction)
 }

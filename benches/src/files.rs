@@ -21,7 +21,7 @@ const FILES: u32 = 16;
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Bytes that a server sends at a time.
 const CHUNK: u64 = 16 << 10;
-/// Unused capacity of a server is lost after this time.
+/// A server that has sent less than its maximum rate can catch up on at most this time.
 const LATE: Duration = Duration::from_millis(20);
 /// Pause after a failed request.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -166,7 +166,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(builder.enable_all().build()?)
 }
 
-/// The unused capacity of a server.
+/// Limits the rate of a server.
 #[derive(Debug)]
 struct Capacity {
     bytes_a_second: u64,

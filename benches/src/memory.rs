@@ -32,7 +32,8 @@ const OWN_MAC: Mac = Mac([2, 0, 0, 0, 13, 0]);
 const SERVER_MAC: Mac = Mac([2, 0, 0, 0, 5, 0]);
 const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 12, 0]);
 
-/// The clients of connections: connection `n` is of the client address `n mod 2^bits`.
+/// The clients of a director's connections: connection number `n` belongs to client address number
+/// `n mod 2^bits`.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients {
     /// Number of addresses, as a power of two.
@@ -347,7 +348,8 @@ fn write(
     }
 }
 
-/// Makes a copy of the template a packet from a client, or to a client.
+/// Copies the client's address and port into `bytes`, a copy of `template`: as the source or, with
+/// `reply`, as the destination. Sets the checksums.
 fn write_client(bytes: &mut [u8], template: &[u8; 64], client: (Ipv4Addr, u16), reply: bool) {
     let (addr, port) = client;
     let (addr_at, port_at) = if reply { (30, 36) } else { (26, 34) };

@@ -41,8 +41,7 @@ pub(crate) const VIP: &str = "10.73.0.1";
 pub(crate) const VIP6: &str = "fd00:73::1";
 pub(crate) const SERVER: &str = "10.72.0.11";
 pub(crate) const SERVER6: &str = "fd00:72::11";
-/// Connection limit of the dataplane: for the largest case, and other cases that use the same
-/// dataplane.
+/// Connection limit of the dataplane, sufficient for the largest measured case.
 const CONNECTIONS: u32 = 10_100_000;
 /// Connection limit of the dataplane with the kernel fast path for TCP: lower than [`CONNECTIONS`],
 /// because memory for all connections is allocated at the start. A flood has a limit of 1.2 times
@@ -50,9 +49,9 @@ const CONNECTIONS: u32 = 10_100_000;
 pub(crate) const FAST_PATH: u32 = 1_000_000;
 /// Arguments of `ipvsadm` that keep connections from ending during a measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
-/// The CPU of the endpoints.
+/// The CPU on which clients and servers run.
 const ENDPOINTS: usize = 0;
-/// The CPU of the director.
+/// The CPU on which the director runs.
 const DIRECTOR: usize = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,5 +1,5 @@
-//! Services whose real servers have a set capacity, for each peer, and clients that request files
-//! in a loop.
+//! Starts services on each compared program, with real servers of limited capacity, and clients
+//! that request files in a loop.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -108,8 +108,8 @@ pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
 }
 
 impl Farm {
-    /// Starts servers, and configures the peer to use them. `checked`: the peer also checks them by
-    /// its own means.
+    /// Starts servers, and configures the peer to use them. `checked`: the peer also makes its own
+    /// health checks of the servers.
     pub(super) fn start(bed: &mut Bed, services: &[Service], checked: bool) -> Result<Self> {
         let own = std::env::current_exe()?.display().to_string();
         let mut words = vec!["-c".to_owned(), "0".to_owned(), own, "endpoint".to_owned()];

@@ -532,12 +532,12 @@ pub struct ServiceStatus {
     /// dataplane stay unchanged.
     #[serde(default)]
     pub unheard: bool,
-    /// Numbers of packets, by reason, that opened no connection because the dataplane refused them,
-    /// since the dataplane has the service.
+    /// By reason: how many packets of new connections the dataplane has refused since the service
+    /// was added to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
-    /// Numbers of packets of the service's connections, by reason, that the dataplane dropped or
-    /// refused, since the dataplane has the service.
+    /// By reason: how many packets of the service's connections the dataplane has dropped or
+    /// refused since the service was added to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drops: Vec<Refusals>,
     /// The servers of the service, in the order of the file, and then servers that will be removed.
@@ -577,8 +577,7 @@ pub struct ServerStatus {
     /// dataplane; absent without a measurement, and with direct routing and tunnels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
-    /// Set after three consecutive checks that lvsd's host could not perform, until it performs
-    /// one.
+    /// Set while lvsd's host could not perform the last three or more checks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_not_made: Option<CheckNotMade>,
     /// The statistics of the server's checks; absent before the first check.
@@ -607,8 +606,8 @@ pub struct CheckStatus {
     /// 99th percentile of the duration in the last 5 minutes, in microseconds, rounded in the same
     /// way.
     pub p99_us: u64,
-    /// Number of consecutive checks, up to and including the last slow one, that each took half a
-    /// second or longer.
+    /// Number of the most recent checks that each took half a second or longer; 0 if the last check
+    /// was faster.
     #[serde(default)]
     pub slow_in_a_row: u64,
     /// Number of times that the server went down in the last 23 to 24 hours.

@@ -207,7 +207,7 @@ impl Lock {
     }
 }
 
-/// Follows the process id in the lock file of a stopping process.
+/// The word after the process id in the lock file of a process that is stopping.
 const LEAVES: &str = "ending";
 
 /// The process that has locked `file`, or locked it last.

@@ -13,8 +13,8 @@ pub(super) const USER_MAX: usize = 8;
 /// Maximum number of lists that are sent to read-only clients at the same time. Each user can have
 /// one.
 const LISTS_MAX: usize = 4;
-/// Maximum time that a read-only user waits, until its own previous list, or that of another user,
-/// is complete.
+/// Longest time that a read-only user waits to receive a list, until its previous list is complete
+/// and fewer than [`LISTS_MAX`] lists are being sent.
 const LIST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The limited slots for connections, which all connections of a socket share.

@@ -94,9 +94,11 @@ impl Client {
         self.post("maintenance", spec)
     }
 
-    /// Makes lvsd read the file again. `force`: whatever the number of removed servers is.
+    /// Makes lvsd read its file again. With `force`, the new file may remove any number of servers.
     ///
-    /// # Errors As [`status`](Self::status).
+    /// # Errors
+    ///
+    /// As [`status`](Self::status).
     pub fn reload(&mut self, force: bool) -> Result<Reloaded, String> {
         self.silence = SILENCE_OF_RELOAD;
         let reloaded = self.post("reload", &serde_json::json!({ "force": force }));

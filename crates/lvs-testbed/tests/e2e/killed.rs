@@ -25,7 +25,7 @@ const DEAD: Duration = Duration::from_secs(5);
 /// Time between two kills of a dataplane.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// Keeper of the connections while no dataplane runs.
+/// The means by which connections survive while no dataplane runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// The kernel fast path.

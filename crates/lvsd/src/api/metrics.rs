@@ -701,12 +701,12 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
     )
 }
 
-/// Packets of a service that were not forwarded.
+/// Function that returns how many packets of a service were not forwarded, by reason.
 type Losses = fn(&ServiceInfo) -> &[Refusals];
 
-/// The metrics of packets that were not forwarded, by service and reason, each with the reasons
-/// whose series begin before the first packet. Only a few of the many reasons to drop a packet of a
-/// connection can occur for a service, so that these series begin with the first packet.
+/// The metrics of packets that were not forwarded, by service and reason: name, description, value,
+/// and the reasons whose series exist before the first packet. Only a few of the many reasons for
+/// dropped packets can occur for a service, so their series begin with the first packet.
 const LOSSES: [(&str, &str, Losses, &[DropReason]); 2] = [
     (
         "lvs_service_refused",

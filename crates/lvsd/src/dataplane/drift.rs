@@ -112,7 +112,7 @@ enum ChangedItem {
 pub(super) struct Drift {
     base: Option<Base>,
     left: BTreeMap<ChangedItem, ManualChange>,
-    /// Number of the loaded file during which the kept manual changes were made.
+    /// Number of the configuration that was in use when the kept manual changes were made.
     file: u64,
 }
 

@@ -82,7 +82,7 @@ impl Links {
         self.dataplane.addresses()
     }
 
-    /// The flag that interrupts a step.
+    /// The flag by which a caller ends a running step early, because new input has arrived.
     pub fn news(&self) -> Arc<AtomicBool> {
         self.dataplane.news()
     }
