@@ -376,7 +376,7 @@ mod tests {
         let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
         let nested = format!("sh -c '{spin}'; true");
         let status = Command::new("sh").args(["-c", &nested]).status();
-        assert!(status.expect("a shell").success());
+        assert!(status.expect("the shell can be started").success());
         let then = Snapshot::take();
         let own = [std::process::id()];
         assert!(

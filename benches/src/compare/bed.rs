@@ -391,7 +391,7 @@ impl Bed {
             Contender::FastPath(method) => self.start_dataplane("af_packet", method, None),
             Contender::Xdp => self.start_dataplane("af_packet", Method::Nat, None),
             Contender::Other => {
-                let dir = yardsticks.other.as_deref().context("no --other")?;
+                let dir = yardsticks.other.as_deref().context("--other is missing")?;
                 self.start_dataplane("af_packet", Method::Nat, Some(dir))
             }
             Contender::Tun => self.start_dataplane("tun", Method::Nat, None),
@@ -675,7 +675,7 @@ fn receiver(device: &str) -> Result<u32> {
             thread.is_some()
         },
     )?;
-    thread.context("found")
+    thread.context("no receiving thread was found")
 }
 
 fn kernel_thread(prefix: &str) -> Option<u32> {

@@ -479,5 +479,6 @@ fn resident(pid: u32) -> Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<f64>().ok());
-    kib.map(|kib| kib * 1024.0).context("no VmRSS")
+    kib.map(|kib| kib * 1024.0)
+        .context("the status of the process has no VmRSS")
 }

@@ -291,7 +291,7 @@ fn lvsd(director: &Host, services: &[Service], directory: &Path) -> Result<Proc>
     ];
     let mut daemon = director.spawn("taskset", &words)?;
     let lvsadm = programs::find("lvsadm")?;
-    let last = services.last().context("services")?.port;
+    let last = services.last().context("there is no service")?.port;
     let there = lvs_testbed::wait_until(
         "the dataplane to have lvsd's services",
         Duration::from_secs(10),
@@ -434,7 +434,7 @@ mod tests {
             scheduler: "wrr",
             servers: vec![(1, 1), (3, 1)],
         };
-        let text = nftables(&[service]).expect("rules");
+        let text = nftables(&[service]).expect("the rules can be written");
         assert!(
             text.contains("numgen random mod 4 map { 0 : 10.72.0.11, 1-3 : 10.72.0.12 }"),
             "{text}"

@@ -665,13 +665,16 @@ mod tests {
     #[test]
     fn admin_states_match_documentation() {
         let text = r#"{"target":{"service":{"protocol":"tcp","address":"192.0.2.1:80"},"host":"10.0.0.1","port":80},"state":"drain","who":"ann","why":"disk"}"#;
-        let spec: AdminSpec = serde_json::from_str(text).expect("a wish");
+        let spec: AdminSpec = serde_json::from_str(text).expect("the JSON is valid");
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 1], 80).into(),
         };
         let has = |host: u8, port| spec.target.has(service, ([10, 0, 0, host], port).into());
         assert!(has(1, 80) && !has(1, 81) && !has(2, 80));
-        assert_eq!(serde_json::to_string(&spec).expect("JSON"), text);
+        assert_eq!(
+            serde_json::to_string(&spec).expect("the value can be written as JSON"),
+            text
+        );
         serde_json::from_str::<MaintenanceSpec>(r#"{"why":"disk"}"#)
             .expect_err("the field `on` is missing");
     }

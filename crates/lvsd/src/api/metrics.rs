@@ -861,14 +861,20 @@ mod tests {
             .collect();
         assert!(queries.len() > 20, "{queries:?}");
         let dashboard = include_str!("../../../../contrib/grafana/lvsd.json");
-        let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
+        let dashboard: serde_json::Value =
+            serde_json::from_str(dashboard).expect("the JSON is valid");
         let of = |value: &serde_json::Value, list: &str| -> Vec<serde_json::Value> {
             value[list].as_array().expect(list).clone()
         };
         let before = queries.len();
         for panel in of(&dashboard, "panels") {
             for target in of(&panel, "targets") {
-                queries.push(target["expr"].as_str().expect("a query").to_owned());
+                queries.push(
+                    target["expr"]
+                        .as_str()
+                        .expect("`expr` is a text")
+                        .to_owned(),
+                );
             }
         }
         for variable in of(&dashboard["templating"], "list") {

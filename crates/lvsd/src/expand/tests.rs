@@ -391,7 +391,7 @@ fn pool_in_etcd_service_is_equal_to_pool_in_file() {
     };
     assert_eq!(server.address, "10.0.0.9:8080".parse().unwrap());
     assert_eq!(server.config.weight, 3);
-    let check = server.check.as_ref().expect("the service's check");
+    let check = server.check.as_ref().expect("the server has a check");
     assert_eq!(check.server, server.address);
     let place = expanded.files.place(server.line);
     assert_eq!(place, "etcd:/lvs/services/a:4");
