@@ -53,7 +53,7 @@ async fn check_state_is_kept_only_for_identical_check() {
     let first = config(&[(1, tcp)]);
     checks.set(checks_of(&first.services));
     assert_eq!(health(&checks, &first), [Unknown]);
-    let report = reports.recv().await.expect("a report");
+    let report = reports.recv().await.expect("the check reports a result");
     checks.take(report);
     assert_eq!(health(&checks, &first), [Up]);
 
@@ -111,11 +111,12 @@ const BY_DEFAULT: &str = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"n
 async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason() {
     let paths = Paths::default();
     let (mut checks, mut reports) = Checks::new(paths.clone(), None);
-    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    let (config, _) =
+        Config::from_toml("test.toml", BY_DEFAULT).expect("the configuration is valid");
     let key = keys(&config)[0];
     checks.take_serving(Serving::default());
     checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("a report");
+    let report = reports.recv().await.expect("the check reports a result");
     assert!(checks.take(report).changes[0].up);
     for (fail, fault) in [
         ([true, false], true),
@@ -131,8 +132,12 @@ async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason(
         assert!(reports.try_recv().is_err(), "the server stays up");
     }
     *paths.fail.lock().unwrap() = [true, true];
-    let report = reports.recv().await.expect("a report");
-    let change = checks.take(report).changes.pop().expect("a change");
+    let report = reports.recv().await.expect("the check reports a result");
+    let change = checks
+        .take(report)
+        .changes
+        .pop()
+        .expect("the server changes its state");
     assert!(!change.up);
     assert_eq!(change.reason.text, "no answer through the VIP");
     assert_eq!(checks.client_path(&key), None);
@@ -144,11 +149,12 @@ async fn check_dropped_by_dataplane_uses_own_address_of_server() {
     let paths = Paths::default();
     *paths.drops.lock().unwrap() = true;
     let (mut checks, mut reports) = Checks::new(paths.clone(), None);
-    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    let (config, _) =
+        Config::from_toml("test.toml", BY_DEFAULT).expect("the configuration is valid");
     let key = keys(&config)[0];
     checks.take_serving(Serving::default());
     checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("a report");
+    let report = reports.recv().await.expect("the check reports a result");
     assert!(checks.take(report).changes[0].up);
     tokio::time::sleep(Duration::from_secs(20)).await;
     let through = paths.take();
@@ -172,7 +178,8 @@ async fn check_dropped_by_dataplane_uses_own_address_of_server() {
 async fn check_without_via_goes_through_the_service_while_the_vip_is_here() {
     let paths = Paths::default();
     let (mut checks, _reports) = Checks::new(paths.clone(), None);
-    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    let (config, _) =
+        Config::from_toml("test.toml", BY_DEFAULT).expect("the configuration is valid");
     checks.set(checks_of(&config.services));
     let vips = |vips: &[&str]| Serving {
         vips: Some(vips.iter().map(|vip| vip.parse().unwrap()).collect()),
@@ -214,7 +221,9 @@ async fn services_with_the_same_check_share_one_probe() {
     let all = config(&[(1, tcp), (2, tcp), (3, tcp)]);
     checks.set(checks_of(&all.services));
     assert_eq!(checks.len(), 1);
-    let changes = checks.take(reports.recv().await.expect("a report")).changes;
+    let changes = checks
+        .take(reports.recv().await.expect("the check reports a result"))
+        .changes;
     let stated: Vec<Key> = changes.iter().map(|change| change.key).collect();
     assert_eq!(stated, keys(&all));
     assert_eq!(health(&checks, &all), [Health::Up; 3]);
@@ -337,7 +346,11 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     let since = Instant::now();
     let down = reports.recv().await.expect("the server is reported down");
     assert!(since.elapsed() <= Duration::from_secs(1));
-    let change = checks.take(down).changes.pop().expect("a change");
+    let change = checks
+        .take(down)
+        .changes
+        .pop()
+        .expect("the server changes its state");
     assert!(
         !change.up
             && change.reason.text.contains("refused")
@@ -347,12 +360,19 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     // Repeated attempts of waiting clients do not keep a server down.
     *well.down.lock().unwrap() = false;
     take(&mut checks, 330);
-    let good = reports.recv().await.expect("a good check");
+    let good = reports.recv().await.expect("the check reports a result");
     assert!(checks.take(good).changes.is_empty());
     let known = checks.known(&key).expect("the server is checked");
     assert!(known.reason.text.contains("succeeded"), "{known:?}");
-    let up = reports.recv().await.expect("up again");
-    assert!(checks.take(up).changes.pop().expect("a change").up);
+    let up = reports.recv().await.expect("the check reports a result");
+    assert!(
+        checks
+            .take(up)
+            .changes
+            .pop()
+            .expect("the server changes its state")
+            .up
+    );
     let before = asked(&well);
     take(&mut checks, 332);
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -372,7 +392,11 @@ async fn long_reasons_are_truncated() {
     let config = config(&[(1, "type = \"tcp\"")]);
     checks.set(checks_of(&config.services));
     let report = reports.recv().await.expect("the server is reported down");
-    let change = checks.take(report).changes.pop().expect("a change");
+    let change = checks
+        .take(report)
+        .changes
+        .pop()
+        .expect("the server changes its state");
     assert!(
         (250..=256).contains(&change.reason.text.len()),
         "{}",
@@ -427,7 +451,7 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     let mut logged = Vec::new();
     for reason in ["status 503", "refused", "status 503", "status 500"] {
         stated.set(Err(ProbeError::server(reason)));
-        let news = checks.take(reports.recv().await.expect("another reason"));
+        let news = checks.take(reports.recv().await.expect("the check reports a result"));
         assert!(news.changes.is_empty() && !news.advice, "no event");
         assert_eq!(
             checks
@@ -446,7 +470,7 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     // A program that returns another reason each time does not fill the log.
     for n in 0..100 {
         stated.set(Err(ProbeError::server(format!("at {n}"))));
-        let news = checks.take(reports.recv().await.expect("another reason"));
+        let news = checks.take(reports.recv().await.expect("the check reports a result"));
         logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
     assert_eq!(
@@ -464,7 +488,7 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     );
     // While the server returns, the old reason is not shown.
     stated.set(Ok(Advice::NONE));
-    let news = checks.take(reports.recv().await.expect("a good check"));
+    let news = checks.take(reports.recv().await.expect("the check reports a result"));
     assert!(news.changes.is_empty() && news.reasons.is_empty());
     let reason = checks
         .known(&key)
@@ -512,17 +536,20 @@ async fn check_that_cannot_run_is_reported_until_it_runs() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let known = checks.known(&key).expect("the server is checked");
     assert_eq!(known.up, Some(true), "whose state is unchanged");
-    let not_made = known.not_made.expect("reported");
+    let not_made = known.not_made.expect("the check is reported as not made");
     assert_eq!(not_made.reason, "no descriptors");
     assert!((61..64).contains(&not_made.since.elapsed().as_secs()));
     assert!(reports.try_recv().is_err(), "one attempt suffices");
     // Another cause is shown; a check that runs ends the report.
     stated.set(Err(ProbeError::Local("no memory".into())));
-    checks.take(reports.recv().await.expect("another cause"));
+    checks.take(reports.recv().await.expect("the check reports a result"));
     let known = checks.known(&key).expect("the server is checked").not_made;
-    assert_eq!(known.expect("reported").reason, "no memory");
+    assert_eq!(
+        known.expect("the check is reported as not made").reason,
+        "no memory"
+    );
     stated.set(Ok(Advice::NONE));
-    let news = checks.take(reports.recv().await.expect("healed"));
+    let news = checks.take(reports.recv().await.expect("the check reports a result"));
     assert!(news.changes.is_empty());
     assert_eq!(
         checks.known(&key).expect("the server is checked").not_made,

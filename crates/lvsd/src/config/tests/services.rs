@@ -400,13 +400,13 @@ fn check_goes_through_the_service_by_default_if_possible() {
         let loaded = Config::from_toml("test.toml", &text);
         let (config, _) = loaded.unwrap_or_else(|report| panic!("{report}"));
         let check = config.services[0].servers[0].check.as_ref();
-        let via = check.expect("a check").via;
+        let via = check.expect("the server has a check").via;
         assert_eq!(via.map(|via| via.by_default), by_default, "{keys}");
     }
     let proxied = checked("", "").replace("\"nat\"", "\"proxy\"");
-    let (config, _) = Config::from_toml("test.toml", &proxied).expect("valid");
+    let (config, _) = Config::from_toml("test.toml", &proxied).expect("the configuration is valid");
     let check = config.services[0].servers[0].check.as_ref();
-    assert!(check.expect("a check").via.is_none());
+    assert!(check.expect("the server has a check").via.is_none());
 }
 
 #[test]
