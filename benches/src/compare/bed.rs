@@ -474,7 +474,7 @@ impl Bed {
         .with_context(|| process.log())?;
         ensure!(
             process.is_running(),
-            "it ended; it printed:\n{}",
+            "the program ended; it printed:\n{}",
             process.log()
         );
         let rules = self.rules(method)?;
@@ -652,7 +652,7 @@ pub(crate) fn ready(mut process: Proc) -> Result<Proc> {
     )?;
     ensure!(
         process.is_running(),
-        "it ended; it printed:\n{}",
+        "the program ended; it printed:\n{}",
         process.log()
     );
     Ok(process)

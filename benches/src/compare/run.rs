@@ -193,7 +193,9 @@ impl<'a> Runner<'a> {
             }
             self.beds.insert(key, bed);
         }
-        self.beds.get_mut(&key).context("the bed was not made")
+        self.beds
+            .get_mut(&key)
+            .context("the hosts were not created")
     }
 
     fn flooded(&mut self, who: Contender, place: Place, flood: Flood) -> Result<&mut Bed> {

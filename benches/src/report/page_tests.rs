@@ -147,7 +147,11 @@ fn check(seen: &Seen, experiment: &dyn Experiment, document: &Document, plot: &s
         seen.texts.contains(&plot.title.to_owned()),
         "{id} has no title: {seen:?}"
     );
-    assert!(seen.outside.is_empty(), "{id}: cut off: {:?}", seen.outside);
+    assert!(
+        seen.outside.is_empty(),
+        "{id}: elements are cut off: {:?}",
+        seen.outside
+    );
     let ticks = seen
         .texts
         .iter()
@@ -166,11 +170,11 @@ fn check(seen: &Seen, experiment: &dyn Experiment, document: &Document, plot: &s
         assert!(seen.texts.contains(&peer), "{id}: the legend lacks {peer}");
         let drawn = seen.drawn.iter().find(|(own, ..)| *own == colour);
         let (_, width, height) =
-            drawn.unwrap_or_else(|| panic!("{id}: nothing of {peer} in {colour}"));
+            drawn.unwrap_or_else(|| panic!("{id}: nothing is drawn for {peer} in {colour}"));
         // The marks must be wider than the legend's key.
         assert!(
             *height > 0.05 && (*width > 0.5 || !bars.is_empty()),
-            "{id}: {peer} is {width} by {height}"
+            "{id}: the marks of {peer} are too small: {width} by {height} of the plot"
         );
     }
 }

@@ -170,7 +170,7 @@ fn report_draws_plots_of_all_web_experiments() {
             assert!(svg.contains(words), "{plot}: {words}");
         }
         for colour in ["#000000", "#999999"] {
-            assert!(svg.contains(colour), "{plot}: nothing in {colour}");
+            assert!(svg.contains(colour), "{plot}: nothing is drawn in {colour}");
         }
     }
     for words in [

@@ -235,7 +235,7 @@ fn checksums_of_outer_headers_are_correct() {
         let mut frame = Frame::from_bytes(&inner);
         tunnel::encapsulate(&mut frame, &outer).expect("the space suffices");
         let ip = frame.bytes();
-        let parts = oracle::parts(ip).expect("a right outer header");
+        let parts = oracle::parts(ip).expect("the outer header is valid");
         assert_eq!(
             (parts.src, parts.dst, parts.len),
             (outer.src, outer.dst, ip.len())

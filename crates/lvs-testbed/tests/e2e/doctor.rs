@@ -122,7 +122,7 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
         (
             "ingress",
             "eth0",
-            "may drop packets, but no packets of services",
+            "may drop packets, but has no effect on packets of services",
             "lvsadm filter add",
         ),
         (

@@ -253,11 +253,17 @@ fn data_connections_are_to_the_virtual_address(
         "too few passive data connections were listed: {listed:#?}"
     );
     let named = ftp.ports_named()?;
-    ensure!(named.len() == active, "clients named the ports {named:?}");
+    ensure!(
+        named.len() == active,
+        "clients did not name {active} ports: {named:?}"
+    );
     // The listing shows a port once, even if a client named it twice.
     for port in named {
         let data = |line: &String| line.contains(&format!(":{port} {virt}:20 "));
-        ensure!(listed.iter().any(data), "no port {port} in {listed:#?}");
+        ensure!(
+            listed.iter().any(data),
+            "no data connection to port {port} was listed: {listed:#?}"
+        );
     }
     Ok(())
 }

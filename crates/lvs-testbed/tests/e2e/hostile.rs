@@ -53,7 +53,7 @@ fn weather(seed: u64, names: &[&str]) {
         let resident = resident();
         assert!(
             resident < RESIDENT_MAX,
-            "{name}: {resident} bytes of memory"
+            "{name}: the tests use too much memory: {resident} bytes"
         );
     }
     println!("{drops:?}");

@@ -616,7 +616,7 @@ impl Bed {
         let permitted: BTreeSet<Right> = permitted.map(|(_, right)| right).collect();
         ensure!(
             used == permitted,
-            "used {used:#?}, permitted {permitted:#?}"
+            "the directors do not use exactly the permitted rights: used {used:#?}, permitted {permitted:#?}"
         );
         println!(
             "rights: {} permitted, and exactly these are used",

@@ -569,7 +569,10 @@ fn port_of_refused_local_client_can_be_used_again() -> Result<()> {
         let service = SocketAddr::new(vip, 81);
         for port in [40_001, 40_002, 40_001] {
             let refused = ask(service, port)?;
-            ensure!(refused == "7", "{service} from {port}: {refused}");
+            ensure!(
+                refused == "7",
+                "the connection to {service} from port {port} was not refused: curl's exit status is {refused}"
+            );
         }
     }
     ensure!(hidden_clients(&site)? > 0);

@@ -293,7 +293,11 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
     let steady = site.client.steady_load(&load)?;
     for round in 0..20 {
         let status = lvsd.stop(Signal::SIGTERM)?;
-        ensure!(status.success(), "round {round}: {status}: {}", lvsd.log());
+        ensure!(
+            status.success(),
+            "round {round}: lvsd failed at its exit: {status}: {}",
+            lvsd.log()
+        );
         ensure!(
             usable(&site) == 3,
             "round {round}: not all 3 servers are usable"
