@@ -177,7 +177,7 @@ fn settings_that_kernel_ipvs_lacks_are_parsed() {
         ),
         (
             "forward = \"nat\"\nslow_start = \"500ms\"",
-            "error: not a time for a slow start\n --> test.toml:4:14\n",
+            "error: `slow_start` is not a valid time\n --> test.toml:4:14\n",
         ),
         (
             "forward = \"nat\"\nlimits = { source_bits_v4 = 33 }",

@@ -128,7 +128,7 @@ impl Page {
                     let why = error.to_string();
                     let why = why.lines().last().unwrap_or_default().to_owned();
                     let at = keys.place("regex");
-                    keys.report(Diagnostic::error(at, "not a regular expression").label(why).help(
+                    keys.report(Diagnostic::error(at, "`regex` is not a regular expression").label(why).help(
                         "its syntax is that of docs.rs/regex; write it in single quotes, as in regex = 'ok \\d+'",
                     ));
                 }

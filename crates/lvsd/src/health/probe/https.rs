@@ -109,7 +109,10 @@ mod tests {
                 "a certificate without its key",
             ),
             (format!("key = \"{path}\""), "a key without its certificate"),
-            ("sni = \"not a name\"".to_owned(), "not the name of a host"),
+            (
+                "sni = \"not a name\"".to_owned(),
+                "`sni` is not the name of a host",
+            ),
             ("host = \"a b\"".to_owned(), "is not a host"),
         ] {
             let text = format!(

@@ -143,9 +143,11 @@ impl Tls {
             .is_some_and(|name| ServerName::try_from(name.as_str()).is_err())
         {
             let at = keys.place(if own.is_some() { "sni" } else { "host" });
-            keys.report(Diagnostic::error(at, "not the name of a host").help(
-                "write the name that is in the server's certificate: sni = \"www.example.org\"",
-            ));
+            keys.report(
+                Diagnostic::error(at, "`sni` is not the name of a host").help(
+                    "write the name that is in the server's certificate: sni = \"www.example.org\"",
+                ),
+            );
             return None;
         }
         let made_of = MadeOf { ca, cert, key, sni };
