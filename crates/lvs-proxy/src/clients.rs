@@ -333,7 +333,7 @@ mod tests {
     fn some(admission: Admission) -> Slot {
         match admission {
             Admission::Free(slot) | Admission::Instead(slot) => slot,
-            Admission::Full => panic!("full"),
+            Admission::Full => panic!("the client was not admitted: the table is full"),
         }
     }
 

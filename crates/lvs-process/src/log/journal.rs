@@ -153,7 +153,10 @@ mod tests {
     fn journal_record_has_its_fields_and_complete_text() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let path = directory.path().join("socket");
-        assert!(Journal::at(&path, String::new()).is_err(), "nobody listens");
+        assert!(
+            Journal::at(&path, String::new()).is_err(),
+            "a sender was created without a socket"
+        );
         let journal = UnixDatagram::bind(&path).expect("the socket can be opened");
         let sender = Journal::at(&path, "lvsd".to_owned()).expect("the socket exists");
         let mut fields = Fields::default();

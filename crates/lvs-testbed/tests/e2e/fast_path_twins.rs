@@ -31,12 +31,18 @@ fn same(names: &[&str], seed: u64) {
                 println!(
                     "{name}: {all} of {frames} frames were forwarded by the programs, {early} of them by XDP"
                 );
-                assert!(all > frames / 20, "{all} of {frames}");
+                assert!(
+                    all > frames / 20,
+                    "only {all} of {frames} frames were forwarded"
+                );
                 // The XDP program runs for half of the frames; it forwards no frames into tunnels.
                 let tunnel = !["nat", "fullnat", "dr"]
                     .iter()
                     .any(|kind| name.starts_with(kind));
-                assert!(tunnel && early == 0 || early > all / 4, "{early} of {all}");
+                assert!(
+                    tunnel && early == 0 || early > all / 4,
+                    "XDP forwarded {early} of {all} frames"
+                );
             }
             Err(error) => not_tested(&error),
         }

@@ -135,7 +135,11 @@ impl Ftp {
             uploads[0].join("up-2"),
         ] {
             let found = sum(site, &path).with_context(|| what.to_owned())?;
-            ensure!(found == self.sum, "{what}: {} differs", path.display());
+            ensure!(
+                found == self.sum,
+                "{what}: {} differs from what was sent",
+                path.display()
+            );
         }
         for name in ["up-1", "up-2"] {
             fs::remove_file(uploads[0].join(name))?;
@@ -318,7 +322,7 @@ fn ftp_nat_with_helper_transfers_files() -> Result<()> {
     ))?;
     for number in 1..=8 {
         let found = sum(&ftp.site, &dir.join(number.to_string()))?;
-        ensure!(found == ftp.sum, "download {number} differs");
+        ensure!(found == ftp.sum, "download {number} differs from the file");
     }
     let listing = ftp.site.lvsadm("-L -n")?;
     let shares = lvs_testbed::listing::rows(&listing)

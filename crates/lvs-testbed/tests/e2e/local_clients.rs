@@ -295,7 +295,10 @@ fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
         listener.log().matches(&honest).count() == 2
     })?;
     let log = listener.log().replace("ready\n", "").replace(&honest, "");
-    ensure!(log.is_empty(), "not empty: {log}");
+    ensure!(
+        log.is_empty(),
+        "the server received forged datagrams: {log}"
+    );
     Ok(())
 }
 

@@ -451,7 +451,7 @@ fn probes_leave_no_connection_in_time_wait() -> Result<()> {
     std::thread::sleep(Duration::from_secs(2));
     for host in [&site.director, &site.servers[0]] {
         let left = host.sh("ss -Htan state time-wait")?;
-        ensure!(left.is_empty(), "not empty: {left}");
+        ensure!(left.is_empty(), "connections are left in TIME-WAIT: {left}");
     }
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())

@@ -50,7 +50,10 @@ fn fetch(site: &Site) -> Result<()> {
     let servers = rows.iter().filter(|row| row.is_server());
     for server in servers {
         let transfers = server.number(3)?;
-        ensure!(transfers == clients.len() as u64, "InActConn: {listing}");
+        ensure!(
+            transfers == clients.len() as u64,
+            "InActConn is not the number of clients: {listing}"
+        );
     }
     Ok(())
 }

@@ -28,7 +28,7 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
 /// Returns the report of each worker, and checks that there are exactly four.
 fn workers(site: &Site) -> Result<Vec<Value>> {
     let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
-    ensure!(listed.len() == 4, "not 4 entries: {listed:?}");
+    ensure!(listed.len() == 4, "not 4 workers are listed: {listed:?}");
     let numbers: Vec<u64> = listed.iter().filter_map(|w| w["number"].as_u64()).collect();
     ensure!(
         numbers == [0, 1, 2, 3],
@@ -84,7 +84,7 @@ fn workers_forward_every_byte_through_nat() -> Result<()> {
     );
     ensure!(
         connections <= total && connections + resets >= total,
-        "{resets} resets: {workers:?}"
+        "the workers do not have {total} connections, of which {resets} were reset: {workers:?}"
     );
     ensure!(
         sum(&workers, "capacity") >= 1 << 16,

@@ -146,7 +146,7 @@ async fn request_with_foreign_host_header_is_refused_over_tcp_only() {
     )
     .await;
     assert_eq!(code, 421);
-    assert!(deeds.try_recv().is_err(), "the daemon received no request");
+    assert!(deeds.try_recv().is_err(), "the daemon received a request");
     for host in ["198.51.100.1:9560", "[2001:db8::1]", "localhost", "x"] {
         let (code, ..) = send(&api, stranger(), &request("GET", "/v1/status", host)).await;
         assert_eq!(code, 200, "{host}");
@@ -204,7 +204,7 @@ fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String>
         "integer" => value.is_i64() || value.is_u64(),
         "number" => value.is_number(),
         "null" => value.is_null(),
-        other => panic!("{at}: what is {other}?"),
+        other => panic!("{at}: the schema has the unknown type {other}"),
     };
     if !fits {
         return vec![format!("{at}: {value} is not of type {kind}")];
@@ -283,7 +283,7 @@ fn api_examples_match_their_types() {
                     ("/v1/maintenance", _) => again::<DirectorStatus>(example),
                     ("/v1/reload", "answer") => again::<Reloaded>(example),
                     ("/v1/reload" | "/v1/health", _) => example.clone(),
-                    _ => panic!("which type is {method} {path} of?"),
+                    _ => panic!("the test has no type for {method} {path}"),
                 };
                 assert_eq!(&same, example, "{method} {path}");
             }
@@ -636,7 +636,7 @@ async fn status_queries_reach_the_loop_twice_a_second_at_most() {
                     looks += 1;
                     drop(reply.send(snapshot("web")));
                 }
-                Request::Change { .. } => panic!("nothing is to change"),
+                Request::Change { .. } => panic!("a change was requested"),
             }
         }
         looks
@@ -783,8 +783,8 @@ async fn event_stream_without_reader_is_closed() {
         };
         tokio::select! {
             ended = &mut task => ended.expect("the thread ends without a panic"),
-            () = sending => unreachable!("it does not stop"),
-            () = tokio::time::sleep(Duration::from_secs(90)) => panic!("it continues"),
+            () = sending => unreachable!("the endless loop has ended"),
+            () = tokio::time::sleep(Duration::from_secs(90)) => panic!("the stream was not closed"),
         }
         drop(client);
     }

@@ -129,7 +129,7 @@ async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason(
         let reason = checks.client_path(&key).map(|reason| reason.text);
         let expected = fault.then(|| "no answer through the VIP".to_owned());
         assert_eq!(reason, expected, "{fail:?}");
-        assert!(reports.try_recv().is_err(), "the server stays up");
+        assert!(reports.try_recv().is_err(), "the server was reported down");
     }
     *paths.fail.lock().unwrap() = [true, true];
     let report = reports.recv().await.expect("the check reports a result");
@@ -171,7 +171,7 @@ async fn check_dropped_by_dataplane_uses_own_address_of_server() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(paths.take().last(), Some(&true), "after 30 s");
     assert_eq!(own_address(&checks), "");
-    assert!(reports.try_recv().is_err(), "the server stays up");
+    assert!(reports.try_recv().is_err(), "the server was reported down");
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,7 +233,11 @@ async fn services_with_the_same_check_share_one_probe() {
     // One service is removed, and the others continue.
     checks.set(checks_of(&config(&[(2, tcp)]).services));
     assert_eq!(checks.len(), 1);
-    assert_eq!(health(&checks, &all), [Health::Up; 3], "or is not checked");
+    assert_eq!(
+        health(&checks, &all),
+        [Health::Up; 3],
+        "removing a service changed the health of a server"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -326,7 +330,11 @@ async fn unanswered_clients_trigger_a_check_at_once() {
         take(&mut checks, count);
     }
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert_eq!(asked(&well), before, "an answer arrived in between");
+    assert_eq!(
+        asked(&well),
+        before,
+        "a check was made although clients got answers in between"
+    );
     // A flood from another host: the server is checked at most once in `fast_interval`, and is up.
     let begun = Instant::now();
     for count in 1..=100 {
@@ -335,8 +343,11 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     }
     let more = asked(&well) - before;
     let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
-    assert!((1..=seconds + 1).contains(&more), "{more} in {seconds} s");
-    assert!(reports.try_recv().is_err(), "no server is set down");
+    assert!(
+        (1..=seconds + 1).contains(&more),
+        "{more} checks were made in {seconds} s"
+    );
+    assert!(reports.try_recv().is_err(), "a server was set down");
     assert!(checks.timing.counters.get().prompted > 0);
 
     // If the check fails as well, one failure is sufficient.
@@ -452,7 +463,10 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     for reason in ["status 503", "refused", "status 503", "status 500"] {
         stated.set(Err(ProbeError::server(reason)));
         let news = checks.take(reports.recv().await.expect("the check reports a result"));
-        assert!(news.changes.is_empty() && !news.advice, "no event");
+        assert!(
+            news.changes.is_empty() && !news.advice,
+            "an event was reported"
+        );
         assert_eq!(
             checks
                 .known(&key)
@@ -463,7 +477,11 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
         );
         logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
-    assert_eq!(logged, ["status 503", "status 500"], "each once");
+    assert_eq!(
+        logged,
+        ["status 503", "status 500"],
+        "a reason was not logged exactly once"
+    );
     // A repeated reason is not reported.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(reports.try_recv().is_err());
@@ -484,7 +502,7 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     assert_eq!(
         logged.len(),
         REASONS_MAX - 1,
-        "with the reason of the change"
+        "the limit of logged reasons, with the reason of the change, was not kept"
     );
     // While the server returns, the old reason is not shown.
     stated.set(Ok(Advice::NONE));
@@ -529,17 +547,23 @@ async fn check_that_cannot_run_is_reported_until_it_runs() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     stated.set(Err(ProbeError::Local("no descriptors".into())));
     tokio::time::sleep(Duration::from_millis(1_900)).await;
-    assert!(reports.try_recv().is_err(), "not after two");
+    assert!(
+        reports.try_recv().is_err(),
+        "the check was reported as not made after two attempts"
+    );
     let news = checks.take(reports.recv().await.expect("the third report arrives"));
     assert!(news.changes.is_empty() && news.reasons.is_empty() && !news.advice);
     assert_eq!(checks.not_made(), 1);
     tokio::time::sleep(Duration::from_secs(60)).await;
     let known = checks.known(&key).expect("the server is checked");
-    assert_eq!(known.up, Some(true), "whose state is unchanged");
+    assert_eq!(known.up, Some(true), "the state of the server changed");
     let not_made = known.not_made.expect("the check is reported as not made");
     assert_eq!(not_made.reason, "no descriptors");
     assert!((61..64).contains(&not_made.since.elapsed().as_secs()));
-    assert!(reports.try_recv().is_err(), "one attempt suffices");
+    assert!(
+        reports.try_recv().is_err(),
+        "the same cause was reported twice"
+    );
     // Another cause is shown; a check that runs ends the report.
     stated.set(Err(ProbeError::Local("no memory".into())));
     checks.take(reports.recv().await.expect("the check reports a result"));

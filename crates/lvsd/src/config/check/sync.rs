@@ -338,9 +338,11 @@ mod tests {
             Config::from_toml("lvsd.toml", &text).map(|_| ())
         };
         let sync = "[sync.ipvs]\ninterface = \"eth1\"\n";
-        file("", "[2001:db8::7]:80").expect("a tunnel of the other family");
-        file(sync, "10.0.0.7:80").expect("of the same family");
-        let report = file(sync, "[2001:db8::7]:80").expect_err("the dataplane would refuse it");
+        file("", "[2001:db8::7]:80")
+            .expect("a tunnel of the other family is accepted without [sync.ipvs]");
+        file(sync, "10.0.0.7:80").expect("a server of the same family is accepted");
+        let report =
+            file(sync, "[2001:db8::7]:80").expect_err("a server of the other family is refused");
         let message = report.render(false);
         assert_eq!(report.errors(), 1, "{message}");
         assert!(

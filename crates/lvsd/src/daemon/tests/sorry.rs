@@ -42,7 +42,11 @@ async fn sorry_server_replaces_the_others_below_the_quorum() {
     assert_eq!(status.services[0].servers[1].health, "up");
     daemon.dead.set(ONE, false);
     daemon.weights(&both).await;
-    assert_eq!(deleted(&daemon.world.changes()), 0, "connections go on");
+    assert_eq!(
+        deleted(&daemon.world.changes()),
+        0,
+        "a server with connections was deleted"
+    );
     daemon.stop().await;
 }
 

@@ -305,7 +305,11 @@ mod tests {
         let mut other = good.clone();
         other[1] ^= 1;
         assert_eq!(read(&other, &asked), Ok(None));
-        assert_eq!(read(&asked, &asked), Ok(None), "the query itself");
+        assert_eq!(
+            read(&asked, &asked),
+            Ok(None),
+            "the query was accepted as its own answer"
+        );
         for n in 0..good.len() {
             let _ = read(&good[..n], &asked);
         }
