@@ -53,7 +53,8 @@ impl Dataplane {
     /// Starts a dataplane in this thread's network namespace. When it returns, the control socket
     /// answers and packets are forwarded.
     ///
-    /// # Errors See [`StartError`].
+    /// # Errors
+    /// See [`StartError`].
     pub fn start(config: Config) -> Result<Self, StartError> {
         check_interface_names(&config.interfaces)?;
         let address = config.address.clone().unwrap_or_default();

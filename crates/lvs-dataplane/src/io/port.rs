@@ -29,7 +29,8 @@ impl Port {
     /// Receives up to [`BATCH`](super::BATCH) frames of each queue. Returns the number of received
     /// frames; 0 if none is waiting.
     ///
-    /// # Errors As [`PacketIo::recv`].
+    /// # Errors
+    /// As [`PacketIo::recv`].
     pub fn recv(&mut self, batch: &mut Batch) -> io::Result<usize> {
         match self {
             Self::AfPacket(io) => batch.fill(io.as_mut()),
