@@ -130,7 +130,7 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// All buckets are full at first.
+    /// Creates the buckets, all of them full.
     pub fn new(limits: Limits) -> Self {
         Self {
             all: Bucket::new(limits.per_second, limits.burst),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn all_receivers_share_a_burst() {
+    fn icmp_errors_to_all_receivers_share_a_burst() {
         let limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let sent = (0..200u32)

@@ -42,10 +42,7 @@ impl Route {
         }
     }
 
-    /// Adds a route that is unreachable.
-    ///
-    /// # Panics
-    /// If `to` is not a prefix.
+    /// A route to a prefix whose destinations are unreachable.
     pub fn unreachable(to: &str) -> Self {
         Self {
             to: parse_prefix(to),

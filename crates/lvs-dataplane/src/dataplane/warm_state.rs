@@ -197,7 +197,9 @@ impl WarmState for WarmRestart {
             (None, None) => Ok(()),
         };
         if let Err(error) = held {
-            warn!("if this dataplane is killed, the host resets its connections: {error}");
+            warn!(
+                "the state keeper does not keep the shield or the device: if this dataplane is killed, the host resets its connections: {error}"
+            );
         }
     }
 
