@@ -37,8 +37,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits for `per_second` errors to all receivers together; the other limits have the same
-    /// ratio to it as in the kernel's defaults. 0 disables all limits.
+    /// Limits of `per_second` errors to all receivers together, at most a twentieth of them at
+    /// once, and of one error per second to one receiver after a burst. 0 disables all limits.
     pub const fn new(per_second: u32) -> Self {
         if per_second == 0 {
             return Self::NONE;

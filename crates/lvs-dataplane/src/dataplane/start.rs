@@ -515,7 +515,8 @@ fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Stee
     Steering::new(workers, seed, !ftp_ports.is_empty())
 }
 
-/// Returns a separate processor for each worker; empty if there are too few.
+/// The processors that this process may use, of which each worker gets another one; empty if there
+/// are fewer processors than workers.
 fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
     let cpus = lvs_sys::permitted_cpus();
     if cpus.len() < workers.get() {

@@ -191,8 +191,8 @@ impl Ports {
         self.refused += refused as u64;
     }
 
-    /// Sends on a port. With the TUN backend, frames for the host are sent through the device that
-    /// received them.
+    /// Sends on a port. With the TUN backend, frames for the host are reinjected through the TUN
+    /// device.
     pub(crate) fn send(&mut self, port: PortId, frames: &mut [Frame]) {
         let refused = if let Some(io) = self.get(port) {
             io.send(frames)

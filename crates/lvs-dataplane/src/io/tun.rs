@@ -231,7 +231,8 @@ impl HostDevice {
         })
     }
 
-    /// Reinjects packets unchanged. Returns the number of refused packets.
+    /// Reinjects packets, with the TTL that they had when they arrived. Returns the number of
+    /// refused packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         if self.is_hop {
             for frame in &mut *frames {

@@ -109,8 +109,9 @@ impl<'a> Tags<'a> {
         matching(self.word(bucket), 0).count_ones()
     }
 
-    /// The slot for a new entry: its home slot if that is free, or another slot of the bucket with
-    /// more free slots.
+    /// The slot for a new entry; `None` if both buckets are full. The first bucket is used if it
+    /// has at least [`AMPLE`] free slots, or as many as the second one. In the bucket, the home
+    /// slot is preferred.
     #[inline]
     pub(super) fn choose(self, buckets: &Buckets) -> Option<usize> {
         let first = self.room(buckets.first);

@@ -93,7 +93,7 @@ pub(crate) struct Wheel {
     portion: usize,
     /// Number of records to distribute now.
     owed: usize,
-    /// The position in the present page up to which portions have been planned.
+    /// Number of portions of the present page that are included in `owed` or already distributed.
     portioned: u64,
     linked: usize,
     /// Whether the bucket of the present tick contains entries that are not due yet.
