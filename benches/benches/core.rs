@@ -1,8 +1,9 @@
-//! Costs of the decisions and of the packet path in memory: by step, and by the numbers of
-//! connections, clients, services and servers.
+//! Measures the CPU time of scheduling decisions and of the packet path in memory, for several
+//! numbers of connections, clients, services and servers.
 //!
-//! The baseline of `pipeline` is `line table`, a table with look-ups only, in the same run.
-//! `LVS_BENCH_LARGE=1` adds 10,000,000 connections, which need 4 GB and a minute.
+//! The benchmark `line table`, which only looks packets up in a table, is the baseline of the
+//! benchmark `pipeline` in the same run. `LVS_BENCH_LARGE=1` adds a case with 10,000,000
+//! connections, which needs 4 GB and a minute.
 
 use std::cell::RefCell;
 use std::env;
@@ -34,12 +35,12 @@ fn steps(criterion: &mut Criterion) {
     group.bench_function("parse", |bencher| {
         bencher.iter(|| {
             let ip = &black_box(&bytes)[14..];
-            let packet = parse::ipv4(ip, false).expect("a packet");
+            let packet = parse::ipv4(ip, false).expect("the packet is parsed");
             black_box(packet.meta(ip, Hook::Local, 0).tuple)
         });
     });
     let mut frame = Frame::from_bytes(&bytes[14..]);
-    let packet = parse::ipv4(frame.bytes(), false).expect("a packet");
+    let packet = parse::ipv4(frame.bytes(), false).expect("the packet is parsed");
     let targets = [([10, 1, 0, 1], 80), ([10, 1, 0, 2], 8080)];
     let mut at = 0;
     group.bench_function("rewrite", |bencher| {
@@ -66,7 +67,7 @@ fn pipeline(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pipeline");
     group.throughput(Throughput::Elements(1));
     group.sample_size(10);
-    let yardsticks = Yardsticks::build().expect("a C compiler");
+    let yardsticks = Yardsticks::build().expect("the yardsticks can be compiled");
     let mut sizes = vec![1_000, 100_000, 1_000_000];
     if env::var_os("LVS_BENCH_LARGE").is_some() {
         sizes.push(10_000_000);
@@ -95,7 +96,8 @@ fn pipeline(criterion: &mut Criterion) {
         let mut table = None;
         group.bench_function(BenchmarkId::new("line table", connections), |bencher| {
             let table = table.get_or_insert_with(|| {
-                LineTable::new(&yardsticks, connections, FEW_CLIENTS.bits, 1).expect("memory")
+                LineTable::new(&yardsticks, connections, FEW_CLIENTS.bits, 1)
+                    .expect("the table has memory")
             });
             bencher.iter_custom(|times| {
                 scaled(times, || {
@@ -107,7 +109,7 @@ fn pipeline(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Returns the time of `times` packets; `nanoseconds` measures the mean of a million packets.
+/// Returns the time of `times` packets. `nanoseconds` returns the mean time of a packet.
 fn scaled(times: u64, mut nanoseconds: impl FnMut() -> f64) -> Duration {
     #[expect(clippy::cast_precision_loss, reason = "a mean")]
     Duration::from_secs_f64(nanoseconds() * times as f64 / 1e9)
@@ -190,7 +192,7 @@ fn first_packet(criterion: &mut Criterion) {
 fn filter(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("filter");
     group.throughput(Throughput::Elements(1));
-    let six: SocketAddr = "[2001:db8::1]:80".parse().expect("an address");
+    let six: SocketAddr = "[2001:db8::1]:80".parse().expect("the address is valid");
     for prefixes in [1_u32, 10, 1_000, 10_000, 65_536] {
         for dst in [vip(), six] {
             // The multiplication by an odd number scatters the prefixes over all addresses.
@@ -204,7 +206,8 @@ fn filter(criterion: &mut Criterion) {
                 }
             };
             let bits = if dst.is_ipv4() { 32 } else { 56 };
-            let deny = (0..prefixes).map(|n| Prefix::new(source(n), bits).expect("short enough"));
+            let deny = (0..prefixes)
+                .map(|n| Prefix::new(source(n), bits).expect("the prefix length is valid"));
             let lists = FilterLists {
                 deny: deny.collect(),
                 ..FilterLists::default()
@@ -215,7 +218,7 @@ fn filter(criterion: &mut Criterion) {
                 let config = ServiceConfig::new(Family::V6, "rr");
                 let key = ServiceKey::tcp(six);
                 let added = director.control.add_service(key, config, None);
-                added.expect("a new service");
+                added.expect("the address is not in use");
             }
             let set = director.control.set_filter(None, filter);
             set.expect("a filter for all");

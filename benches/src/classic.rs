@@ -1,6 +1,6 @@
-//! Old Unix services behind one virtual address, as far as they are hard to balance: a terminal
-//! (telnet), commands with a second connection back to the client (rsh), a printer that checks its
-//! client's port (lpd), a session over two ports, and a file over UDP.
+//! Old Unix services that are hard to balance, behind one virtual address: a terminal (telnet),
+//! commands with a second connection back to the client (rsh), a printer that checks its client's
+//! port (lpd), a session over two ports, and a file over UDP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -19,17 +19,17 @@ pub(crate) const TELNET: u16 = 23;
 pub(crate) const RSH: u16 = 514;
 pub(crate) const LPD: u16 = 515;
 pub(crate) const UDP: u16 = 7005;
-/// For each of three ways to balance a session: its name, and the port at which it logs in. It
-/// continues at the next port.
+/// The name and the login port of each session service. A session continues at the port after its
+/// login port. The services are balanced in different ways.
 pub(crate) const SESSIONS: [(&str, u16); 3] = [
     ("session", 7001),
     ("session, mark", 7003),
     ("session, port 0", 7007),
 ];
 
-/// Source ports of a client's privileged programs (rcmd).
+/// Source ports of rcmd(3), which only privileged programs can bind.
 const RESERVED: RangeInclusive<u16> = 512..=1023;
-/// Source ports of a printing client (RFC 1179).
+/// Source ports from which a print server accepts clients (RFC 1179).
 const PRINTERS: RangeInclusive<u16> = 721..=731;
 /// Length in bytes of a block of the UDP file, and of a print job.
 const BLOCK: usize = 1024;
@@ -95,7 +95,7 @@ impl Serve {
             threads.push(thread::spawn(move || blocks(&socket)));
         }
         println!("ready");
-        let first = threads.pop().context("no address")?;
+        let first = threads.pop().context("no address is given")?;
         first
             .join()
             .map_err(|_| anyhow::anyhow!("a server panicked"))?
@@ -301,7 +301,6 @@ impl Use {
     }
 }
 
-/// Wraps a transaction that has no state.
 fn once<T: FnMut() -> Result<()>>(transaction: T) -> Result<T> {
     Ok(transaction)
 }
@@ -415,7 +414,9 @@ fn session(address: Ipv4Addr, port: u16) -> Result<()> {
         let mut stream = open(at(port + 1))?;
         stream.write_all(name.as_bytes())?;
         let mut known = [0];
-        stream.read_exact(&mut known).context("no answer")?;
+        stream
+            .read_exact(&mut known)
+            .context("the server did not answer")?;
         ensure!(
             known == [b'y'],
             "the connection reached another server, which does not have the session"
@@ -449,17 +450,17 @@ mod tests {
     use super::*;
 
     fn served(handler: Handler) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("an address");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("the socket can be opened");
+        let address = listener.local_addr().expect("the socket has an address");
         thread::spawn(move || accept(&listener, handler, &"one".into()));
         address
     }
 
     #[test]
     fn terminal_session_receives_echo() {
-        let mut transaction = type_into(served(terminal)).expect("a banner");
-        transaction().expect("an echo");
-        transaction().expect("another");
+        let mut transaction = type_into(served(terminal)).expect("the terminal sends its banner");
+        transaction().expect("the terminal returns the key");
+        transaction().expect("the terminal returns the key");
     }
 
     #[test]
@@ -469,36 +470,40 @@ mod tests {
             "reserved ports: run this test as root"
         );
         run_command(served(shell)).expect("the client runs");
-        print(served(printer)).expect("it prints");
-        let mut stream = open(served(printer)).expect("connected");
-        stream.write_all(b"\x02lp\n").expect("asked");
+        print(served(printer)).expect("the client can connect to the printer");
+        let mut stream = open(served(printer)).expect("the server accepts the connection");
+        stream
+            .write_all(b"\x02lp\n")
+            .expect("the request can be written");
         let mut answer = [0];
-        stream.read_exact(&mut answer).expect("an answer");
+        stream.read_exact(&mut answer).expect("the server answers");
         assert_eq!(answer, [1]);
-        let stream = open(served(shell)).expect("connected");
-        let refused = until(&mut BufReader::new(stream), b'\n').expect("an answer");
+        let stream = open(served(shell)).expect("the server accepts the connection");
+        let refused = until(&mut BufReader::new(stream), b'\n').expect("the server answers");
         assert!(refused.contains("permission denied"), "{refused}");
     }
 
     #[test]
     fn udp_client_receives_block() {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
-        let address = socket.local_addr().expect("an address");
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("the socket can be opened");
+        let address = socket.local_addr().expect("the socket has an address");
         thread::spawn(move || blocks(&socket));
-        read_blocks(address).expect("a client")().expect("a block");
-        let nobody = UdpSocket::bind("127.0.0.1:0").expect("a port");
-        let address = nobody.local_addr().expect("an address");
-        assert!(read_blocks(address).expect("a client")().is_err());
+        read_blocks(address).expect("the socket can be opened")().expect("the block arrives");
+        let nobody = UdpSocket::bind("127.0.0.1:0").expect("the socket can be opened");
+        let address = nobody.local_addr().expect("the socket has an address");
+        assert!(read_blocks(address).expect("the socket can be opened")().is_err());
     }
 
     #[test]
     fn classic_session_without_server_fails() {
         let wrong: Handler = |stream, peer, _| go_on(stream, peer, "two");
         let asked = |handler| {
-            let mut stream = open(served(handler)).expect("connected");
-            stream.write_all(b"one\n").expect("asked");
+            let mut stream = open(served(handler)).expect("the server accepts the connection");
+            stream
+                .write_all(b"one\n")
+                .expect("the request can be written");
             let mut known = [0];
-            stream.read_exact(&mut known).expect("an answer");
+            stream.read_exact(&mut known).expect("the server answers");
             known[0]
         };
         assert_eq!((asked(go_on), asked(wrong)), (b'y', b'n'));

@@ -21,7 +21,7 @@ const FILES: u32 = 16;
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Bytes that a server sends at a time.
 const CHUNK: u64 = 16 << 10;
-/// Unused capacity of a server is lost after this time.
+/// A server that has sent less than its maximum rate can catch up on at most this time.
 const LATE: Duration = Duration::from_millis(20);
 /// Pause after a failed request.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -166,7 +166,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(builder.enable_all().build()?)
 }
 
-/// The unused capacity of a server.
+/// Limits the rate of a server.
 #[derive(Debug)]
 struct Capacity {
     bytes_a_second: u64,
@@ -355,7 +355,10 @@ impl Client {
             let from = Ipv4Addr::new(a, b, c, source.wrapping_add(1));
             socket.bind((IpAddr::from(from), 0).into())?;
         }
-        let mut stream = socket.connect(self.target).await.context("connect")?;
+        let mut stream = socket
+            .connect(self.target)
+            .await
+            .context("cannot connect to the server")?;
         let request = format!("GET /{size} HTTP/1.0\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut buffer = vec![0; 64 << 10];
@@ -415,23 +418,27 @@ mod tests {
     /// machine, and the files arrive completely.
     #[test]
     fn server_never_exceeds_its_capacity() {
-        let asked = runtime().expect("a runtime").block_on(async {
-            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-            let target = listener.local_addr().expect("an address");
-            tokio::spawn(accept(listener, 400_000));
-            let ask = Ask {
-                targets: vec![target],
-                clients: 2,
-                least: 10_000,
-                most: 20_000,
-                seed: 1,
-                for_ms: 1000,
-                timeout: 60_000,
-                pause: 0,
-                sources: 0,
-            };
-            ask.ask().await.expect("asked")
-        });
+        let asked = runtime()
+            .expect("the runtime can be started")
+            .block_on(async {
+                let listener = TcpListener::bind("127.0.0.1:0")
+                    .await
+                    .expect("the socket can be opened");
+                let target = listener.local_addr().expect("the socket has an address");
+                tokio::spawn(accept(listener, 400_000));
+                let ask = Ask {
+                    targets: vec![target],
+                    clients: 2,
+                    least: 10_000,
+                    most: 20_000,
+                    seed: 1,
+                    for_ms: 1000,
+                    timeout: 60_000,
+                    pause: 0,
+                    sources: 0,
+                };
+                ask.ask().await.expect("the clients can be started")
+            });
         let bytes: u64 = asked[0].bytes.iter().sum();
         assert!(0 < bytes && bytes < 450_000, "{bytes}");
         assert_eq!(

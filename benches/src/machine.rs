@@ -107,8 +107,8 @@ struct Task {
 pub struct Snapshot {
     at: Instant,
     tasks: HashMap<u32, Task>,
-    /// For each process: CPU time in nanoseconds of exited children that their parents have waited
-    /// for, and of the children of those. Exact to two ticks of 10 ms.
+    /// For each process: CPU time in nanoseconds of its exited descendants, after their parents
+    /// have waited for them. Exact to two ticks of 10 ms.
     reaped: HashMap<u32, u64>,
     /// CPU time that the hypervisor gave to other guests, in ticks of 10 ms, on all CPUs.
     stolen: u64,
@@ -376,7 +376,7 @@ mod tests {
         let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
         let nested = format!("sh -c '{spin}'; true");
         let status = Command::new("sh").args(["-c", &nested]).status();
-        assert!(status.expect("a shell").success());
+        assert!(status.expect("the shell can be started").success());
         let then = Snapshot::take();
         let own = [std::process::id()];
         assert!(

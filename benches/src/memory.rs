@@ -32,7 +32,8 @@ const OWN_MAC: Mac = Mac([2, 0, 0, 0, 13, 0]);
 const SERVER_MAC: Mac = Mac([2, 0, 0, 0, 5, 0]);
 const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 12, 0]);
 
-/// The clients of connections: connection `n` is of the client address `n mod 2^bits`.
+/// The clients of a director's connections: connection number `n` belongs to client address number
+/// `n mod 2^bits`.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients {
     /// Number of addresses, as a power of two.
@@ -110,7 +111,7 @@ impl Setup {
             let config = ServiceConfig::new(Family::V4, self.scheduler);
             control
                 .add_service(service, config, None)
-                .expect("a new service");
+                .expect("the address is not in use");
             let servers = if number == 0 { self.servers } else { 1 };
             for server in 0..servers {
                 let addr = SocketAddr::from((Ipv4Addr::from_bits(SERVER.to_bits() + server), PORT));
@@ -118,7 +119,7 @@ impl Setup {
                 let config = ServerConfig::new(weight, Forwarding::Nat);
                 control
                     .add_server(&service, addr, &config, Instant::ZERO)
-                    .expect("a new server");
+                    .expect("the address is not in use");
             }
         }
     }
@@ -347,7 +348,8 @@ fn write(
     }
 }
 
-/// Makes a copy of the template a packet from a client, or to a client.
+/// Copies the client's address and port into `bytes`, a copy of `template`: as the source or, with
+/// `reply`, as the destination. Sets the checksums.
 fn write_client(bytes: &mut [u8], template: &[u8; 64], client: (Ipv4Addr, u16), reply: bool) {
     let (addr, port) = client;
     let (addr_at, port_at) = if reply { (30, 36) } else { (26, 34) };
@@ -504,12 +506,13 @@ impl Default for Churn {
 /// If a change is refused.
 #[must_use]
 pub fn maglev(servers: u32) -> f64 {
-    let scheduler = MaglevHashing::with_table_index(16).expect("a kernel's");
+    let scheduler = MaglevHashing::with_table_index(16).expect("the index is valid");
     let mut pool = Pool::new(Box::new(scheduler));
     let config = ServerConfig::new(1, Forwarding::Nat);
     let server = |n: u32| SocketAddr::from((Ipv4Addr::from_bits(0x0a01_0000 + n), PORT));
     for n in 0..servers {
-        pool.insert(server(n), &config).expect("a new server");
+        pool.insert(server(n), &config)
+            .expect("the address is not in use");
     }
     let request = Request {
         client: server(servers),
@@ -519,7 +522,8 @@ pub fn maglev(servers: u32) -> f64 {
         now: Instant::ZERO,
     };
     assert!(pool.pick(&request).is_some());
-    pool.insert(server(servers), &config).expect("a new server");
+    pool.insert(server(servers), &config)
+        .expect("the address is not in use");
     let start = Clock::now();
     assert!(pool.pick(&request).is_some());
     start.elapsed().as_secs_f64() * 1e3
@@ -534,7 +538,7 @@ mod tests {
     #[test]
     fn example_packet_is_valid() {
         let bytes = example();
-        let packet = parse::ipv4(&bytes[14..], false).expect("a packet");
+        let packet = parse::ipv4(&bytes[14..], false).expect("the packet is parsed");
         assert_eq!(packet.src, Ipv4Addr::new(10, 128, 0, 1));
     }
 

@@ -1,6 +1,6 @@
-//! Cost of offloading a connection to the kernel fast path: plain stores into memory that the
-//! kernel reads, compared with `bpf_map_update_elem`, which a table that only the kernel writes
-//! would need.
+//! Measures the cost of offloading a connection to the kernel fast path: plain stores into memory
+//! that the kernel reads. For comparison, it measures `bpf_map_update_elem`, which a table that
+//! only the kernel writes would need.
 
 use anyhow::Result;
 use lvs_core::memory::Memory;

@@ -65,12 +65,12 @@ mod tests {
     #[test]
     fn median_does_not_depend_on_order() {
         assert_eq!(Spread::of([]), None);
-        let three = Spread::of([3.0, 1.0, 2.0]).expect("three values");
+        let three = Spread::of([3.0, 1.0, 2.0]).expect("the values have a median");
         assert_eq!(
             (three.median, three.min, three.max, three.rounds),
             (2.0, 1.0, 3.0, Rounds(3))
         );
-        let two = Spread::of([4.0, 1.0]).expect("two values");
+        let two = Spread::of([4.0, 1.0]).expect("the values have a median");
         assert!((two.median - 2.5).abs() < f64::EPSILON);
     }
 }

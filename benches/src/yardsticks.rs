@@ -161,8 +161,8 @@ mod tests {
 
     #[test]
     fn yardstick_programs_compile() {
-        let yardsticks = Yardsticks::build().expect("a C compiler");
+        let yardsticks = Yardsticks::build().expect("the yardsticks can be compiled");
         let mut table = LineTable::new(&yardsticks, 1000, 10, 0).expect("the table is allocated");
-        assert!(table.measure().expect("it measures") > 0.0);
+        assert!(table.measure().expect("the table can be measured") > 0.0);
     }
 }

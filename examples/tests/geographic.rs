@@ -15,7 +15,7 @@ fn geographic_clients_use_servers_of_their_region_until_it_is_drained() {
     assert_eq!([to(3), to(4)], ["10.2.0.1:80"; 2], "{printed}");
     assert!(
         to(5).starts_with("10.1."),
-        "not the least loaded of all servers: {printed}"
+        "a client without a region was not sent to the least loaded server: {printed}"
     );
     let drained = [to(7), to(8), to(9), to(10), to(11)];
     assert_eq!(drained, ["10.2.0.1:80"; 5], "{printed}");

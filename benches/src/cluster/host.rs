@@ -259,7 +259,7 @@ impl Host {
                 best = Some((round_trip, clock - middle));
             }
         }
-        let (round_trip, ahead) = best.context("asked")?;
+        let (round_trip, ahead) = best.context("the host has not reported its time")?;
         (self.ahead, self.unsure) = (ahead, round_trip / 2);
         Ok(())
     }
@@ -432,9 +432,9 @@ mod tests {
 
     #[test]
     fn host_places_are_parsed() {
-        assert_eq!(place("local").expect("a place"), Place::Local);
+        assert_eq!(place("local").expect("the place is valid"), Place::Local);
         assert_eq!(
-            place("netns:c-1").expect("a place"),
+            place("netns:c-1").expect("the place is valid"),
             Place::Namespace("c-1".into())
         );
         for (text, to, port) in [

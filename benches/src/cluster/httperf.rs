@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn httperf_figures_are_parsed() {
-        let figures = Figures::parse(PRINTED, 2.0, 1.0).expect("figures");
+        let figures = Figures::parse(PRINTED, 2.0, 1.0).expect("the output is parsed");
         assert_eq!(figures.connections, 500);
         assert_eq!(figures.replies, 490);
         assert_eq!(figures.status, [0, 480, 0, 4, 6]);
@@ -276,7 +276,7 @@ mod tests {
             (figures.response_ms, figures.connect_ms),
             (Some(4.5), Some(0.2))
         );
-        let lifetime = figures.lifetime.expect("percentiles");
+        let lifetime = figures.lifetime.expect("the percentiles are known");
         assert_eq!(
             (lifetime.p50_ms, lifetime.p90_ms, lifetime.p99_ms),
             (1, 2, 6)
@@ -294,7 +294,7 @@ mod tests {
             (3.0, 160.0),
             (9.0, 160.0),
         ] {
-            let figures = Figures::parse(PRINTED, seconds, 1.0).expect("figures");
+            let figures = Figures::parse(PRINTED, seconds, 1.0).expect("the output is parsed");
             assert!(
                 (figures.rate - rate).abs() < 1e-9,
                 "{seconds}: {}",
@@ -302,20 +302,20 @@ mod tests {
             );
         }
         let all_in_time = PRINTED.replace("client-timo 7", "client-timo 0");
-        let figures = Figures::parse(&all_in_time, 2.0, 1.0).expect("figures");
+        let figures = Figures::parse(&all_in_time, 2.0, 1.0).expect("the output is parsed");
         assert!((figures.rate - 160.0).abs() < 1e-9);
     }
 
     #[test]
     fn results_of_several_hosts_are_merged() {
-        let one = Figures::parse(PRINTED, 2.0, 1.0).expect("figures");
+        let one = Figures::parse(PRINTED, 2.0, 1.0).expect("the output is parsed");
         let mut other = one.clone();
         other.replies = 980;
         other.response_ms = Some(9.0);
         let sum = Figures::merge([&one, &other]);
         assert!((sum.rate - 480.0).abs() < 1e-9);
         assert_eq!((sum.connections, sum.errors.timeout), (1000, 14));
-        assert!((sum.response_ms.expect("a time") - 7.5).abs() < 1e-9);
+        assert!((sum.response_ms.expect("the response time is known") - 7.5).abs() < 1e-9);
         // Some connections are missing in the histograms.
         assert_eq!(sum.lifetime, None);
         assert_eq!(Figures::merge([&one, &one]).lifetime, one.lifetime);

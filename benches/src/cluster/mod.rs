@@ -502,10 +502,16 @@ mod tests {
     #[test]
     fn valid_rates_are_parsed_and_invalid_ones_refused() {
         let rates = |text: &str| text.parse::<Rates>().map(|rates| rates.0);
-        assert_eq!(rates("100..300/100").expect("rates"), [100, 200, 300]);
-        assert_eq!(rates("100..250/100").expect("rates"), [100, 200]);
-        assert_eq!(rates("5").expect("rates"), [5]);
-        assert_eq!(rates("5,3").expect("rates"), [5, 3]);
+        assert_eq!(
+            rates("100..300/100").expect("the rates are valid"),
+            [100, 200, 300]
+        );
+        assert_eq!(
+            rates("100..250/100").expect("the rates are valid"),
+            [100, 200]
+        );
+        assert_eq!(rates("5").expect("the rates are valid"), [5]);
+        assert_eq!(rates("5,3").expect("the rates are valid"), [5, 3]);
         for wrong in [
             "",
             "0",

@@ -41,8 +41,7 @@ pub(crate) const VIP: &str = "10.73.0.1";
 pub(crate) const VIP6: &str = "fd00:73::1";
 pub(crate) const SERVER: &str = "10.72.0.11";
 pub(crate) const SERVER6: &str = "fd00:72::11";
-/// Connection limit of the dataplane: for the largest case, and other cases that use the same
-/// dataplane.
+/// Connection limit of the dataplane, sufficient for the largest measured case.
 const CONNECTIONS: u32 = 10_100_000;
 /// Connection limit of the dataplane with the kernel fast path for TCP: lower than [`CONNECTIONS`],
 /// because memory for all connections is allocated at the start. A flood has a limit of 1.2 times
@@ -50,9 +49,9 @@ const CONNECTIONS: u32 = 10_100_000;
 pub(crate) const FAST_PATH: u32 = 1_000_000;
 /// Arguments of `ipvsadm` that keep connections from ending during a measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
-/// The CPU of the endpoints.
+/// The CPU on which clients and servers run.
 const ENDPOINTS: usize = 0;
-/// The CPU of the director.
+/// The CPU on which the director runs.
 const DIRECTOR: usize = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -392,7 +391,7 @@ impl Bed {
             Contender::FastPath(method) => self.start_dataplane("af_packet", method, None),
             Contender::Xdp => self.start_dataplane("af_packet", Method::Nat, None),
             Contender::Other => {
-                let dir = yardsticks.other.as_deref().context("no --other")?;
+                let dir = yardsticks.other.as_deref().context("--other is missing")?;
                 self.start_dataplane("af_packet", Method::Nat, Some(dir))
             }
             Contender::Tun => self.start_dataplane("tun", Method::Nat, None),
@@ -475,7 +474,7 @@ impl Bed {
         .with_context(|| process.log())?;
         ensure!(
             process.is_running(),
-            "it ended; it printed:\n{}",
+            "the program ended; it printed:\n{}",
             process.log()
         );
         let rules = self.rules(method)?;
@@ -653,7 +652,7 @@ pub(crate) fn ready(mut process: Proc) -> Result<Proc> {
     )?;
     ensure!(
         process.is_running(),
-        "it ended; it printed:\n{}",
+        "the program ended; it printed:\n{}",
         process.log()
     );
     Ok(process)
@@ -676,7 +675,7 @@ fn receiver(device: &str) -> Result<u32> {
             thread.is_some()
         },
     )?;
-    thread.context("found")
+    thread.context("no receiving thread was found")
 }
 
 fn kernel_thread(prefix: &str) -> Option<u32> {

@@ -38,16 +38,18 @@ pub(crate) enum Contender {
     Tun,
     /// This project's lvsd as a proxy (`forward = "proxy"`).
     Proxy,
-    /// No decisions: receives by a `TPACKET_V2` ring, as the dataplane does, and sends by
-    /// `sendmmsg`.
+    /// A forwarder without decisions: it receives from a `TPACKET_V2` ring, as the dataplane does,
+    /// and sends by `sendmmsg`.
     NullV2Send,
-    /// No decisions: `TPACKET_V3` ring in, `sendmmsg` out.
+    /// A forwarder without decisions: it receives from a `TPACKET_V3` ring, and sends by
+    /// `sendmmsg`.
     NullV3Send,
-    /// No decisions: `TPACKET_V3` ring in, `TPACKET_V2` ring out.
+    /// A forwarder without decisions: it receives from a `TPACKET_V3` ring, and sends through a
+    /// `TPACKET_V2` ring.
     NullV3Ring,
-    /// No decisions: `recvmmsg` in, `sendmmsg` out.
+    /// A forwarder without decisions: it receives by `recvmmsg`, and sends by `sendmmsg`.
     NullMmsg,
-    /// Minimal forwarding on a TUN device.
+    /// A forwarder without decisions, on a TUN device.
     NullTun,
     /// DPDK's `testpmd`, with its driver for packet sockets.
     Testpmd,
@@ -180,8 +182,8 @@ impl Contender {
 /// The CPU of a contender's work. The generator, or both endpoints of TCP, are on CPU 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Place {
-    /// The defaults of veth: the soft interrupt for receiving on the sender's CPU 0, with a process
-    /// on CPU 1 (`split`) or the kernel's forwarding on CPU 0 as well (`inline`).
+    /// The defaults of veth: CPU 0, which sends, also runs the soft interrupt that receives. The
+    /// director is a process on CPU 1 (`split`), or the kernel forwards on CPU 0 (`inline`).
     Usual,
     /// All of the director's work on CPU 1, with the soft interrupt for receiving in a thread there
     /// (`1c`).

@@ -16,8 +16,8 @@ use crate::yardsticks::Yardsticks;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flood {
     pub(super) flows: u32,
-    /// Binary logarithm of the number of client addresses. Never more addresses than flows are
-    /// used.
+    /// Binary logarithm of the number of client addresses. The number of flows also limits the
+    /// addresses.
     pub(super) client_bits: u32,
     /// Whether packets are sent from the server to the clients.
     pub(super) replies: bool,
@@ -28,7 +28,8 @@ pub(super) struct Flood {
 /// loss.
 const OPENING: u32 = 150_000;
 const OPENING_ONE_CORE: u32 = 60_000;
-/// Lowest rate in packets per second at which connections are opened. A lower one does not help.
+/// The lowest rate, in packets per second, to which losses reduce the rate at which connections are
+/// opened.
 const OPENING_LEAST: u32 = 10_000;
 /// Number of packets in the check. After losses, they are sent again at a lower rate.
 const CHECKED: u64 = 16_384;

@@ -193,7 +193,9 @@ impl<'a> Runner<'a> {
             }
             self.beds.insert(key, bed);
         }
-        self.beds.get_mut(&key).context("the bed was not made")
+        self.beds
+            .get_mut(&key)
+            .context("the hosts were not created")
     }
 
     fn flooded(&mut self, who: Contender, place: Place, flood: Flood) -> Result<&mut Bed> {
@@ -479,5 +481,6 @@ fn resident(pid: u32) -> Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<f64>().ok());
-    kib.map(|kib| kib * 1024.0).context("no VmRSS")
+    kib.map(|kib| kib * 1024.0)
+        .context("the status of the process has no VmRSS")
 }

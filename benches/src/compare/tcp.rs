@@ -68,7 +68,8 @@ impl Tcp {
         bed.pause()?;
         let value = match self {
             Self::Bulk => {
-                let report: Value = serde_json::from_str(&printed).context("iperf3")?;
+                let report: Value =
+                    serde_json::from_str(&printed).context("cannot parse the output of iperf3")?;
                 let bits = report["end"]["sum_received"]["bits_per_second"].as_f64();
                 bits.context("iperf3 reports no rate")? / 1e9
             }

@@ -42,7 +42,13 @@ fn list(site: &Site) -> Result<(f64, f64, u64, u64)> {
         .stdout(Stdio::piped())
         .process_group(0)
         .spawn()?;
-    let mut lines = BufReader::with_capacity(1 << 16, child.stdout.take().context("no output")?);
+    let mut lines = BufReader::with_capacity(
+        1 << 16,
+        child
+            .stdout
+            .take()
+            .context("the output of the listing is not piped")?,
+    );
     let mut line = String::new();
     for _ in 0..3 {
         line.clear();
@@ -70,7 +76,11 @@ pub(super) fn run(counts: &[u32]) -> Result<()> {
         let mut site = Site::new(options)?;
         let _server = large::prepare(&site)?;
         site.start_dataplane(&["--max-connections", &(count + 1000).to_string()])?;
-        let dataplane = site.dataplane.as_ref().context("no dataplane")?.pid();
+        let dataplane = site
+            .dataplane
+            .as_ref()
+            .context("no dataplane was started")?
+            .pid();
         large::open(&site, count)?;
         large::quiet(&site)?;
         let before = memory(dataplane)?.0;

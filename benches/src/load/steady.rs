@@ -66,7 +66,8 @@ pub(super) fn run(rounds: usize) -> Result<()> {
         with.push(rates[1]);
         ratios.push(rates[1] / rates[0]);
     }
-    let spread = |values: &[f64]| Spread::of(values.iter().copied()).context("no rounds");
+    let spread =
+        |values: &[f64]| Spread::of(values.iter().copied()).context("no round was measured");
     let (with, without, ratio) = (spread(&with)?, spread(&without)?, spread(&ratios)?);
     println!(
         "packets/s without replication {:.0}, with replication {:.0}; ratio {:.3} ({:.3} to {:.3}, {rounds} rounds)",
@@ -168,7 +169,12 @@ fn counted(site: &Site) -> Result<Counted> {
         .find(|line| line.starts_with("UDP"))
         .with_context(|| listing.clone())?;
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    let number = |n: usize| -> Result<u64> { Ok(words.get(n).context("a column")?.parse()?) };
+    let number = |n: usize| -> Result<u64> {
+        Ok(words
+            .get(n)
+            .context("the listing has too few columns")?
+            .parse()?)
+    };
     Ok(Counted {
         connections: number(2)?,
         packets: number(3)?,

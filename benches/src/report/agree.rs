@@ -195,16 +195,16 @@ mod tests {
             #[command(flatten)]
             compare: Compare,
         }
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let mut all = vec!["compare".to_owned()];
         for (name, document) in [("a", first), ("b", second)] {
             let place = directory.path().join(name);
-            std::fs::create_dir(&place).expect("made");
-            document.save(&place).expect("saved");
+            std::fs::create_dir(&place).expect("the directory can be created");
+            document.save(&place).expect("the report can be saved");
             all.push(place.display().to_string());
         }
         all.extend(words.iter().map(|word| (*word).to_owned()));
-        let cli = <Cli as clap::Parser>::try_parse_from(all).expect("words");
+        let cli = <Cli as clap::Parser>::try_parse_from(all).expect("the arguments are valid");
         cli.compare.run()
     }
 
@@ -212,7 +212,7 @@ mod tests {
     fn ranges_that_overlap_agree() {
         let first = report(&[[10.0, 20.0], [12.0, 21.0], [11.0, 22.0]]);
         let second = report(&[[12.0, 19.0], [13.0, 20.0], [14.0, 21.0]]);
-        run(&first, &second, &["--margin", "0"]).expect("they overlap");
+        run(&first, &second, &["--margin", "0"]).expect("the ranges overlap");
         run(&first, &first, &["--margin", "0", "--share", "100"])
             .expect("a report agrees with itself");
     }

@@ -257,20 +257,23 @@ mod tests {
 
     #[test]
     fn saved_report_is_loaded() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let document = Document {
             schema: SCHEMA,
             runs: vec![run(1, 0.5, None)],
             ..Document::default()
         };
-        document.save(directory.path()).expect("saved");
+        document
+            .save(directory.path())
+            .expect("the report can be saved");
         let file = directory.path().join("report.json");
-        let loaded = Document::load(&file).expect("loaded");
+        let loaded = Document::load(&file).expect("the report can be loaded");
         assert_eq!(loaded.runs, document.runs);
         assert!(loaded.has("e", "p", 1) && !loaded.has("e", "p", 2));
-        let csv = fs::read_to_string(directory.path().join("report.csv")).expect("CSV");
+        let csv =
+            fs::read_to_string(directory.path().join("report.csv")).expect("the file can be read");
         assert_eq!(csv.lines().nth(1), Some("e,p,1,rate,2,0.5,false"));
-        fs::write(&file, "{}").expect("written");
+        fs::write(&file, "{}").expect("the file can be written");
         assert!(Document::load(&file).is_err());
     }
 }

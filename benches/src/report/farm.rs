@@ -1,5 +1,5 @@
-//! Services whose real servers have a set capacity, for each peer, and clients that request files
-//! in a loop.
+//! Starts services on each compared program, with real servers of limited capacity, and clients
+//! that request files in a loop.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -108,8 +108,8 @@ pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
 }
 
 impl Farm {
-    /// Starts servers, and configures the peer to use them. `checked`: the peer also checks them by
-    /// its own means.
+    /// Starts servers, and configures the peer to use them. `checked`: the peer also makes its own
+    /// health checks of the servers.
     pub(super) fn start(bed: &mut Bed, services: &[Service], checked: bool) -> Result<Self> {
         let own = std::env::current_exe()?.display().to_string();
         let mut words = vec!["-c".to_owned(), "0".to_owned(), own, "endpoint".to_owned()];
@@ -291,7 +291,7 @@ fn lvsd(director: &Host, services: &[Service], directory: &Path) -> Result<Proc>
     ];
     let mut daemon = director.spawn("taskset", &words)?;
     let lvsadm = programs::find("lvsadm")?;
-    let last = services.last().context("services")?.port;
+    let last = services.last().context("there is no service")?.port;
     let there = lvs_testbed::wait_until(
         "the dataplane to have lvsd's services",
         Duration::from_secs(10),
@@ -434,7 +434,7 @@ mod tests {
             scheduler: "wrr",
             servers: vec![(1, 1), (3, 1)],
         };
-        let text = nftables(&[service]).expect("rules");
+        let text = nftables(&[service]).expect("the rules can be written");
         assert!(
             text.contains("numgen random mod 4 map { 0 : 10.72.0.11, 1-3 : 10.72.0.12 }"),
             "{text}"

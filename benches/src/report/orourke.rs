@@ -544,7 +544,7 @@ mod tests {
     fn bars_are_named_after_peers() {
         assert!((bar(&NAMES, "haproxy") - 7.0).abs() < f64::EPSILON);
         for place in PLACES {
-            let peer = place.split(' ').next().expect("a name");
+            let peer = place.split(' ').next().expect("the label has a name");
             let known = PEERS.iter().find(|known| known.name == peer);
             assert!(known.is_some_and(|known| known.who.is_ours()), "{place}");
         }

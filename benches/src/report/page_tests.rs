@@ -147,7 +147,11 @@ fn check(seen: &Seen, experiment: &dyn Experiment, document: &Document, plot: &s
         seen.texts.contains(&plot.title.to_owned()),
         "{id} has no title: {seen:?}"
     );
-    assert!(seen.outside.is_empty(), "{id}: cut off: {:?}", seen.outside);
+    assert!(
+        seen.outside.is_empty(),
+        "{id}: elements are cut off: {:?}",
+        seen.outside
+    );
     let ticks = seen
         .texts
         .iter()
@@ -166,11 +170,11 @@ fn check(seen: &Seen, experiment: &dyn Experiment, document: &Document, plot: &s
         assert!(seen.texts.contains(&peer), "{id}: the legend lacks {peer}");
         let drawn = seen.drawn.iter().find(|(own, ..)| *own == colour);
         let (_, width, height) =
-            drawn.unwrap_or_else(|| panic!("{id}: nothing of {peer} in {colour}"));
+            drawn.unwrap_or_else(|| panic!("{id}: nothing is drawn for {peer} in {colour}"));
         // The marks must be wider than the legend's key.
         assert!(
             *height > 0.05 && (*width > 0.5 || !bars.is_empty()),
-            "{id}: {peer} is {width} by {height}"
+            "{id}: the marks of {peer} are too small: {width} by {height} of the plot"
         );
     }
 }
@@ -179,17 +183,19 @@ fn check(seen: &Seen, experiment: &dyn Experiment, document: &Document, plot: &s
 #[ignore = "needs Chromium"]
 fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
     let document = sample();
-    let mut testbed = Testbed::new("page").expect("a testbed");
-    let [host] = testbed.hosts(["reader"]).expect("a host");
-    draw(&document, testbed.dir()).expect("a page");
-    let browser = Browser::start(&host, testbed.dir()).expect("a browser");
-    browser.screen(1280, 900, false).expect("a screen");
+    let mut testbed = Testbed::new("page").expect("the testbed can be created");
+    let [host] = testbed.hosts(["reader"]).expect("the host can be created");
+    draw(&document, testbed.dir()).expect("the page can be written");
+    let browser = Browser::start(&host, testbed.dir()).expect("the browser can be started");
+    browser
+        .screen(1280, 900, false)
+        .expect("the size of the screen can be set");
     let page = testbed.dir().join("report.html");
     browser
         .open(&format!("file://{}", page.display()))
-        .expect("opened");
-    let seen = browser.run(LOOK).expect("a look");
-    let seen: Vec<Seen> = serde_json::from_value(seen).expect("the visible text");
+        .expect("the page can be opened");
+    let seen = browser.run(LOOK).expect("the script returns a value");
+    let seen: Vec<Seen> = serde_json::from_value(seen).expect("the value describes the plots");
     let plots: Vec<_> = EXPERIMENTS
         .into_iter()
         .flat_map(|experiment| {
@@ -207,12 +213,14 @@ fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
         check(seen, *experiment, &document, plot);
     }
     // A phone scrolls down, and sideways only within a plot or a table.
-    browser.screen(390, 844, false).expect("a screen");
+    browser
+        .screen(390, 844, false)
+        .expect("the size of the screen can be set");
     let wide = browser.run("return document.documentElement.scrollWidth - innerWidth");
-    assert_eq!(wide.expect("a width"), 0);
+    assert_eq!(wide.expect("the width is known"), 0);
     let alone = "return performance.getEntriesByType('resource').length + document.scripts.length";
     assert_eq!(
-        browser.run(alone).expect("a number"),
+        browser.run(alone).expect("the script returns a number"),
         0,
         "the page loads another file"
     );
@@ -227,7 +235,7 @@ fn page_names_missing_peers_and_plots() {
     for run in &mut document.runs {
         run.values.retain(|value| value.plot == "replies");
     }
-    let page = html::page(&document, &[orourke]).expect("a page");
+    let page = html::page(&document, &[orourke]).expect("the page can be written");
     for words in [
         "<li>routing, lvs-tunnel, lvs-nat-fast-path, nftables, nginx, ip_vs dr, ip_vs tunnel: left out with --quick</li>",
         "<li>lvs-nat, lvs-dr, haproxy, ip_vs nat: not requested</li>",
@@ -244,12 +252,12 @@ fn page_names_missing_peers_and_plots() {
         .retain(|run| ["lvs-nat", "haproxy"].contains(&&*run.peer));
     for (plot, document, is_there) in bars.flat_map(|bar| [(bar, &all, true), (bar, &few, false)]) {
         let series = orourke.series(document, plot);
-        let svg = html::plot(plot, &series, orourke.bars(plot)).expect("drawn");
-        let svg = svg.expect("data");
+        let svg = html::plot(plot, &series, orourke.bars(plot)).expect("the plot can be drawn");
+        let svg = svg.expect("the plot has data");
         assert!(svg.contains("haproxy") && svg.contains("nginx") == is_there);
     }
     document.runs.clear();
-    let page = html::page(&document, &[orourke]).expect("a page");
+    let page = html::page(&document, &[orourke]).expect("the page can be written");
     assert!(page.contains("There are too few measurements") && !page.contains("<ul></ul>"));
 }
 
@@ -260,10 +268,10 @@ fn benchmark_report_matches_its_schema() {
     // user.
     const JSONSCHEMA: &str = "/usr/bin/jsonschema";
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/report.schema.json");
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("the temporary directory can be created");
     let file = directory.path().join("report.json");
     let is_valid = |document: &serde_json::Value| {
-        std::fs::write(&file, document.to_string()).expect("written");
+        std::fs::write(&file, document.to_string()).expect("the file can be written");
         let mut command = Command::new(JSONSCHEMA);
         let output = command
             .arg("-i")
@@ -274,7 +282,7 @@ fn benchmark_report_matches_its_schema() {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.success(), error)
     };
-    let good = serde_json::to_value(sample()).expect("JSON");
+    let good = serde_json::to_value(sample()).expect("the value can be written as JSON");
     let (valid, error) = is_valid(&good);
     assert!(valid, "{error}");
     let mut bad = good.clone();
@@ -286,7 +294,7 @@ fn benchmark_report_matches_its_schema() {
     let mut bad = good;
     bad["missing"][0]
         .as_object_mut()
-        .expect("an object")
+        .expect("`missing` is an object")
         .remove("why");
     assert!(!is_valid(&bad).0);
 }

@@ -518,7 +518,7 @@ mod tests {
             ],
             ..Asked::default()
         };
-        let rate = received(&asked, 2.0).expect("bytes came");
+        let rate = received(&asked, 2.0).expect("the clients received bytes");
         assert!((rate - 4.0).abs() < 1e-9, "{rate}");
         assert!(received(&Asked::default(), 2.0).is_err());
     }

@@ -25,8 +25,9 @@ fn json(output: &Output) -> Value {
 /// A program that replaces httperf.
 fn fake(directory: &Path, script: &str) -> String {
     let file = directory.join("httperf");
-    fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("written");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("executable");
+    fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("the file can be written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755))
+        .expect("the permissions can be set");
     file.display().to_string()
 }
 
@@ -43,10 +44,10 @@ fn web(host: &Host, directory: &Path) -> Proc {
          http {{\n  access_log off;\n  server {{ listen 80; location / {{ return 200 'hello'; }} }}\n}}\n",
         directory.display()
     );
-    fs::write(&file, text).expect("written");
+    fs::write(&file, text).expect("the file can be written");
     let server = host
         .spawn("nginx", &["-c", &file.display().to_string()])
-        .expect("nginx");
+        .expect("nginx can be started");
     host.wait_for_port("tcp", 80).expect("nginx listens");
     server
 }
@@ -98,7 +99,7 @@ fn invalid_options_are_refused() {
 
 #[test]
 fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("the temporary directory can be created");
     let seen = directory.path().join("seen").display().to_string();
     let script = format!("echo \"$@\" >>{seen}\ncat {}", printed().display());
     let httperf = fake(directory.path(), &script);
@@ -129,7 +130,7 @@ fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
     let result = json(&output);
     assert_eq!(result["schema"], 1);
     assert_eq!(result["complete"], true);
-    let steps = result["steps"].as_array().expect("steps");
+    let steps = result["steps"].as_array().expect("`steps` is a list");
     assert_eq!(steps.len(), 1, "the run did not stop after 4 % of errors");
     assert_eq!(steps[0]["connections"], 1000);
     assert_eq!(steps[0]["rate"], 480.0);
@@ -181,7 +182,7 @@ fn failed_host_is_named() {
             "its output is longer than that of httperf",
         ),
     ] {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let first = directory.path().join("first").display().to_string();
         let script = format!(
             "if mkdir {first} 2>/dev/null; then {fails}; fi\ncat {}",
@@ -223,7 +224,7 @@ fn failed_host_is_named() {
             "{failed:?}"
         );
         assert_eq!(failed[0]["offered"], 10.0);
-        for step in result["steps"].as_array().expect("steps") {
+        for step in result["steps"].as_array().expect("`steps` is a list") {
             assert_eq!(
                 (&step["incomplete"], &step["rate"]),
                 (&Value::Bool(true), &Value::from(240.0))
@@ -237,21 +238,25 @@ fn failed_host_is_named() {
 #[test]
 #[ignore = "needs httperf"]
 fn hosts_in_namespaces_send_requests_together() {
-    let mut testbed = Testbed::new("cluster").expect("a testbed");
-    let [a, b, server] = testbed.hosts(["a", "b", "server"]).expect("hosts");
+    let mut testbed = Testbed::new("cluster").expect("the testbed can be created");
+    let [a, b, server] = testbed
+        .hosts(["a", "b", "server"])
+        .expect("the hosts can be created");
     let ports = [(&a, "eth0"), (&b, "eth0"), (&server, "eth0")];
     let lan = Link::Lan {
         name: "lan",
         ports: ports.to_vec(),
         mtu: 1500,
     };
-    testbed.connect(&[lan]).expect("a LAN");
+    testbed.connect(&[lan]).expect("the LAN can be created");
     for (host, address) in [(&a, "10.9.0.1"), (&b, "10.9.0.2"), (&server, "10.9.0.3")] {
         let script = format!("ip addr add {address}/24 dev eth0\nip link set eth0 up");
-        host.sh(&script).expect("configured");
+        host.sh(&script).expect("the host can be configured");
     }
     let _web = web(&server, testbed.dir());
-    let prefixes = testbed.expose(&[&a, &b]).expect("names");
+    let prefixes = testbed
+        .expose(&[&a, &b])
+        .expect("the namespaces can be named");
     let names: Vec<_> = prefixes
         .iter()
         .map(|prefix| format!("netns:{}", prefix.trim_start_matches("ip netns exec ")))
@@ -277,7 +282,7 @@ fn hosts_in_namespaces_send_requests_together() {
     let result = json(&output);
     for (step, offered) in result["steps"]
         .as_array()
-        .expect("steps")
+        .expect("`steps` is a list")
         .iter()
         .zip([40, 80])
     {
@@ -286,7 +291,12 @@ fn hosts_in_namespaces_send_requests_together() {
             (&Value::from(offered), &Value::from(offered))
         );
         assert_eq!(step["error_percent"], 0.0);
-        for (host, name) in step["hosts"].as_array().expect("hosts").iter().zip(&names) {
+        for (host, name) in step["hosts"]
+            .as_array()
+            .expect("`hosts` is a list")
+            .iter()
+            .zip(&names)
+        {
             assert_eq!(
                 (&host["host"], &host["connections"]),
                 (&Value::from(&**name), &Value::from(offered / 2))
@@ -300,16 +310,17 @@ fn hosts_in_namespaces_send_requests_together() {
 #[test]
 #[ignore = "needs httperf, ssh and sshd"]
 fn hosts_reached_by_ssh_send_requests() {
-    let mut testbed = Testbed::new("cluster").expect("a testbed");
-    let [host] = testbed.hosts(["machine"]).expect("a host");
+    let mut testbed = Testbed::new("cluster").expect("the testbed can be created");
+    let [host] = testbed.hosts(["machine"]).expect("the host can be created");
     let directory = testbed.dir().to_owned();
     let at = |name: &str| directory.join(name).display().to_string();
     // sshd needs this directory for privilege separation; it exists on this host only.
     host.sh("ip link set lo up\nmount -t tmpfs none /run\nmkdir -m 755 /run/sshd")
-        .expect("prepared");
+        .expect("the host can be prepared");
     for key in ["host", "client"] {
         let words = ["-q", "-t", "ed25519", "-N", "", "-f", &at(key)];
-        host.run("ssh-keygen", &words).expect("a key");
+        host.run("ssh-keygen", &words)
+            .expect("the key can be generated");
     }
     let text = format!(
         "Port 2222\nListenAddress 127.0.0.1\nListenAddress ::1\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
@@ -317,10 +328,10 @@ fn hosts_reached_by_ssh_send_requests() {
         at("host"),
         at("client.pub")
     );
-    fs::write(at("sshd.conf"), text).expect("written");
+    fs::write(at("sshd.conf"), text).expect("the file can be written");
     let _sshd = host
         .spawn("/usr/sbin/sshd", &["-D", "-e", "-f", &at("sshd.conf")])
-        .expect("sshd");
+        .expect("sshd can be started");
     host.wait_for_port("tcp", 2222).expect("sshd listens");
     let _web = web(&host, &directory);
     let key = format!("IdentityFile={}", at("client"));
@@ -379,6 +390,8 @@ fn hosts_reached_by_ssh_send_requests() {
         (&result["complete"], &result["steps"][1]["status"][1]),
         (&Value::Bool(false), &Value::from(20))
     );
-    let why = result["failed"][0]["why"].as_str().expect("a reason");
+    let why = result["failed"][0]["why"]
+        .as_str()
+        .expect("`why` is a text");
     assert!(why.contains("Connection refused"), "{why}");
 }

@@ -13,7 +13,7 @@ fn compare(arguments: &[&str]) -> Command {
 #[test]
 fn compare_lists_rows() {
     let output = compare(&["--list"]).output().expect("compare starts");
-    let list = String::from_utf8(output.stdout).expect("text");
+    let list = String::from_utf8(output.stdout).expect("the text is UTF-8");
     assert!(output.status.success());
     for row in [
         "nat-1k",
@@ -33,7 +33,7 @@ fn compare_lists_rows() {
 #[test]
 fn compare_refuses_unknown_row() {
     let output = compare(&["no-such-row"]).output().expect("compare starts");
-    let error = String::from_utf8(output.stderr).expect("text");
+    let error = String::from_utf8(output.stderr).expect("the text is UTF-8");
     assert!(!output.status.success());
     assert!(error.contains("there is no row no-such-row"), "{error}");
 }
@@ -47,7 +47,7 @@ fn compare_measures_row_in_memory() {
 #[test]
 fn compare_measures_floods() {
     let report = measured(&["routing-1k", "tun-1k"]);
-    let jobs = report["jobs"].as_array().expect("jobs");
+    let jobs = report["jobs"].as_array().expect("`jobs` is a list");
     for job in jobs {
         assert!(job["value"]["median"].as_f64() > Some(0.0), "{job}");
         assert!(job["cpu_ns"].is_object(), "{job}");
@@ -63,9 +63,9 @@ fn measured(rows: &[&str]) -> Value {
     let output = command.output().expect("compare starts");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
-    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("the JSON is valid");
     assert_eq!(report["schema"], 1);
-    let lines = report["rows"].as_array().expect("rows");
+    let lines = report["rows"].as_array().expect("`rows` is a list");
     assert_eq!(lines.len(), rows.len(), "{report}");
     for line in lines {
         assert!(line["error"].is_null(), "{line}");

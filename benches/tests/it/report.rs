@@ -20,14 +20,14 @@ fn report_of(directory: &Path, arguments: &[&str]) -> Output {
 }
 
 fn runs(directory: &Path) -> Vec<(String, u64)> {
-    let text = fs::read_to_string(directory.join("report.json")).expect("a report");
-    let document: Value = serde_json::from_str(&text).expect("JSON");
+    let text = fs::read_to_string(directory.join("report.json")).expect("the file can be read");
+    let document: Value = serde_json::from_str(&text).expect("the JSON is valid");
     assert_eq!(document["schema"], 1);
-    let runs = document["runs"].as_array().expect("runs");
+    let runs = document["runs"].as_array().expect("`runs` is a list");
     let of = |run: &Value| {
         assert_eq!(run["experiment"], "mack");
         assert!(run["cpu"]["elapsed"].as_f64() > Some(0.0), "{run}");
-        for value in run["values"].as_array().expect("values") {
+        for value in run["values"].as_array().expect("`values` is a list") {
             let plot = value["plot"].as_str();
             assert!(
                 plot == Some("latency") || plot == Some("throughput"),
@@ -39,8 +39,8 @@ fn runs(directory: &Path) -> Vec<(String, u64)> {
             );
         }
         (
-            run["peer"].as_str().expect("a peer").to_owned(),
-            run["round"].as_u64().expect("a round"),
+            run["peer"].as_str().expect("`peer` is a text").to_owned(),
+            run["round"].as_u64().expect("`round` is a number"),
         )
     };
     runs.iter().map(of).collect()
@@ -48,7 +48,7 @@ fn runs(directory: &Path) -> Vec<(String, u64)> {
 
 #[test]
 fn report_refuses_unknown_names() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("the temporary directory can be created");
     let output = report(directory.path(), &["no-such"]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(
@@ -67,7 +67,7 @@ fn report_refuses_unknown_names() {
 #[test]
 #[ignore = "needs NetPIPE"]
 fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("the temporary directory can be created");
     let directory = directory.path();
     let peers = ["--peers", "direct,routing", "--rounds"];
     let output = report(directory, &[&peers[..], &["1"]].concat());
@@ -80,10 +80,14 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
     // As if the run had been interrupted after the first peer.
     let file = directory.join("report.json");
     let mut document: Value =
-        serde_json::from_slice(&fs::read(&file).expect("a report")).expect("JSON");
-    document["runs"].as_array_mut().expect("runs").truncate(1);
+        serde_json::from_slice(&fs::read(&file).expect("the file can be read"))
+            .expect("the JSON is valid");
+    document["runs"]
+        .as_array_mut()
+        .expect("`runs` is a list")
+        .truncate(1);
     let kept = document["runs"][0].clone();
-    fs::write(&file, document.to_string()).expect("written");
+    fs::write(&file, document.to_string()).expect("the file can be written");
     let output = report(directory, &[&peers[..], &["2", "--resume"]].concat());
     assert!(
         output.status.success(),
@@ -93,12 +97,12 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
     let all = runs(directory);
     assert_eq!(all.len(), 4);
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), 4, "{all:?}");
-    let document: Value =
-        serde_json::from_slice(&fs::read(&file).expect("a report")).expect("JSON");
+    let document: Value = serde_json::from_slice(&fs::read(&file).expect("the file can be read"))
+        .expect("the JSON is valid");
     assert_eq!(document["runs"][0], kept);
     assert_eq!(document["complete"], true);
 
-    let page = fs::read_to_string(directory.join("report.html")).expect("a page");
+    let page = fs::read_to_string(directory.join("report.html")).expect("the file can be read");
     assert!(
         !page.contains("<script") && !page.contains("src="),
         "the page loads another file"
@@ -108,7 +112,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
     assert!(plots[1].contains("added time (µs)") && plots[1].contains("routing"));
     let lines = [plots[0], plots[2]].into_iter();
     for (plot, unit) in lines.zip(["time (µs)", "throughput (Mbit/s)"]) {
-        let plot = plot.split("</svg>").next().expect("an end");
+        let plot = plot.split("</svg>").next().expect("the element is closed");
         for words in ["message size (bytes)", unit, "direct", "routing"] {
             assert!(plot.contains(words), "{words}: {plot}");
         }
@@ -122,7 +126,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
             assert_eq!(plot.split('<').filter(is_line).count(), 1, "{colour}");
         }
     }
-    let csv = fs::read_to_string(directory.join("report.csv")).expect("CSV");
+    let csv = fs::read_to_string(directory.join("report.csv")).expect("the file can be read");
     assert!(
         csv.starts_with("experiment,peer,round,plot,x,y,disturbed\nmack,direct,1,latency,1,"),
         "{csv}"
@@ -133,7 +137,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
 #[test]
 #[ignore = "needs httperf and wrk"]
 fn report_draws_plots_of_all_web_experiments() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("the temporary directory can be created");
     let directory = directory.path();
     let experiments = ["orourke", "haddad", "--peers", "direct,routing", "--rounds"];
     let output = report_of(directory, &[&experiments[..], &["1"]].concat());
@@ -142,11 +146,11 @@ fn report_draws_plots_of_all_web_experiments() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let text = fs::read_to_string(directory.join("report.json")).expect("a report");
-    let document: Value = serde_json::from_str(&text).expect("JSON");
+    let text = fs::read_to_string(directory.join("report.json")).expect("the file can be read");
+    let document: Value = serde_json::from_str(&text).expect("the JSON is valid");
     assert_eq!(document["missing"], Value::Array(Vec::new()), "{text}");
     assert_eq!(document["runs"].as_array().map(Vec::len), Some(4));
-    let page = fs::read_to_string(directory.join("report.html")).expect("a page");
+    let page = fs::read_to_string(directory.join("report.html")).expect("the file can be read");
     for (plot, units) in [
         ("orourke-replies", ["(requests/s)", "(replies/s)"]),
         ("orourke-errors", ["(requests/s)", "(% of requests)"]),
@@ -158,12 +162,15 @@ fn report_draws_plots_of_all_web_experiments() {
     ] {
         let begin = page.find(&format!("<figure id=\"{plot}\">"));
         let svg = &page[begin.unwrap_or_else(|| panic!("no {plot}"))..];
-        let svg = svg.split("</figure>").next().expect("an end");
+        let svg = svg
+            .split("</figure>")
+            .next()
+            .expect("the element is closed");
         for words in units.into_iter().chain(["direct", "routing"]) {
             assert!(svg.contains(words), "{plot}: {words}");
         }
         for colour in ["#000000", "#999999"] {
-            assert!(svg.contains(colour), "{plot}: nothing in {colour}");
+            assert!(svg.contains(colour), "{plot}: nothing is drawn in {colour}");
         }
     }
     for words in [
@@ -180,7 +187,7 @@ fn report_draws_plots_of_all_web_experiments() {
 /// them.
 #[test]
 fn services_work_through_all_supporting_peers() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("the temporary directory can be created");
     let directory = directory.path();
     let asked = [
         "mack-links",
@@ -195,10 +202,10 @@ fn services_work_through_all_supporting_peers() {
     let output = report_of(directory, &asked);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
-    let text = fs::read_to_string(directory.join("report.json")).expect("a report");
-    let document: Value = serde_json::from_str(&text).expect("JSON");
+    let text = fs::read_to_string(directory.join("report.json")).expect("the file can be read");
+    let document: Value = serde_json::from_str(&text).expect("the JSON is valid");
     assert_eq!(document["missing"], Value::Array(Vec::new()));
-    let runs = document["runs"].as_array().expect("runs");
+    let runs = document["runs"].as_array().expect("`runs` is a list");
     let count = |experiment: &str| {
         let of = runs.iter().filter(|run| run["experiment"] == experiment);
         of.count()
@@ -219,12 +226,13 @@ fn services_work_through_all_supporting_peers() {
         let mut found = runs
             .iter()
             .filter(|run| run["experiment"] == "mack-services" && run["peer"] == peer);
-        let run = found.next().expect("a run");
+        let run = found.next().expect("the peer has a run");
         let mut seen = [0; 10];
-        for value in run["values"].as_array().expect("values") {
-            let bar = value["x"].as_f64().expect("a bar");
+        for value in run["values"].as_array().expect("`values` is a list") {
+            let bar = value["x"].as_f64().expect("`x` is a number");
             let bar = (0..10).find(|known| f64::from(*known).total_cmp(&bar).is_eq());
-            let bar = usize::try_from(bar.expect("one of the ten marks")).expect("small");
+            let bar = usize::try_from(bar.expect("one of the ten marks"))
+                .expect("the number fits into a `usize`");
             seen[bar] = i32::from(value["y"].as_f64() > Some(0.0));
         }
         assert_eq!(seen, works, "{peer}: {}", run["notes"]);

@@ -532,12 +532,12 @@ pub struct ServiceStatus {
     /// dataplane stay unchanged.
     #[serde(default)]
     pub unheard: bool,
-    /// Numbers of packets, by reason, that opened no connection because the dataplane refused them,
-    /// since the dataplane has the service.
+    /// By reason: how many packets of new connections the dataplane has refused since the service
+    /// was added to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
-    /// Numbers of packets of the service's connections, by reason, that the dataplane dropped or
-    /// refused, since the dataplane has the service.
+    /// By reason: how many packets of the service's connections the dataplane has dropped or
+    /// refused since the service was added to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drops: Vec<Refusals>,
     /// The servers of the service, in the order of the file, and then servers that will be removed.
@@ -577,8 +577,7 @@ pub struct ServerStatus {
     /// dataplane; absent without a measurement, and with direct routing and tunnels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
-    /// Set after three consecutive checks that lvsd's host could not perform, until it performs
-    /// one.
+    /// Set while lvsd's host could not perform the last three or more checks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_not_made: Option<CheckNotMade>,
     /// The statistics of the server's checks; absent before the first check.
@@ -607,8 +606,8 @@ pub struct CheckStatus {
     /// 99th percentile of the duration in the last 5 minutes, in microseconds, rounded in the same
     /// way.
     pub p99_us: u64,
-    /// Number of consecutive checks, up to and including the last slow one, that each took half a
-    /// second or longer.
+    /// Number of the most recent checks that each took half a second or longer; 0 if the last check
+    /// was faster.
     #[serde(default)]
     pub slow_in_a_row: u64,
     /// Number of times that the server went down in the last 23 to 24 hours.
@@ -666,13 +665,16 @@ mod tests {
     #[test]
     fn admin_states_match_documentation() {
         let text = r#"{"target":{"service":{"protocol":"tcp","address":"192.0.2.1:80"},"host":"10.0.0.1","port":80},"state":"drain","who":"ann","why":"disk"}"#;
-        let spec: AdminSpec = serde_json::from_str(text).expect("a wish");
+        let spec: AdminSpec = serde_json::from_str(text).expect("the JSON is valid");
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 1], 80).into(),
         };
         let has = |host: u8, port| spec.target.has(service, ([10, 0, 0, host], port).into());
         assert!(has(1, 80) && !has(1, 81) && !has(2, 80));
-        assert_eq!(serde_json::to_string(&spec).expect("JSON"), text);
+        assert_eq!(
+            serde_json::to_string(&spec).expect("the value can be written as JSON"),
+            text
+        );
         serde_json::from_str::<MaintenanceSpec>(r#"{"why":"disk"}"#)
             .expect_err("the field `on` is missing");
     }

@@ -143,7 +143,7 @@ mod tests {
         ] {
             address(text).expect_err(text);
         }
-        address("0.0.0.0:9").expect("to listen at");
+        address("0.0.0.0:9").expect("the address is valid");
         for text in ["0.0.0.0", "::", "[::]:9"] {
             peer(text).expect_err(text);
         }

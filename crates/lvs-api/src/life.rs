@@ -10,8 +10,7 @@ use rustix::process::Signal;
 
 /// Longest wait for a process that is ending.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time limits of a wait for the exit of a process that still seems to run, and of a process in
-/// another PID namespace.
+/// The time for which a caller waits until a process has exited.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     running: Duration,
@@ -19,7 +18,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Limits of a starting dataplane.
+    /// Limits for a starting dataplane that waits until its predecessor has exited.
     pub const START: Self = Self {
         running: Duration::from_millis(300),
         unseen: Duration::from_secs(2),
@@ -126,8 +125,9 @@ impl Patience {
         }
     }
 
-    /// Whether another attempt is useful, after a pause: the owner is ending, has just ended, or
-    /// may just have received the request to end.
+    /// Sleeps for a moment and returns true if the caller should try again: the owner is ending,
+    /// has just ended, or may just have received the request to end. Otherwise returns false at
+    /// once.
     pub fn waits_for(&self, owner: impl Into<Owner>) -> bool {
         let Owner { pid, leaves } = owner.into();
         let limit = match pid.map_or(Life::Gone, Life::of) {

@@ -207,7 +207,7 @@ impl Lock {
     }
 }
 
-/// Follows the process id in the lock file of a stopping process.
+/// The word after the process id in the lock file of a process that is stopping.
 const LEAVES: &str = "ending";
 
 /// The process that has locked `file`, or locked it last.
@@ -270,7 +270,7 @@ mod tests {
 
         let link = directory("link");
         let _ = fs::remove_file(&link);
-        std::os::unix::fs::symlink(&path, &link).expect("a link");
+        std::os::unix::fs::symlink(&path, &link).expect("the link can be created");
         prepare(&link).expect_err("the path is a link");
         fs::remove_file(&link).expect("this test owns the file");
         fs::remove_dir_all(&path).expect("this test owns the file");
@@ -294,7 +294,7 @@ mod tests {
             first.leave();
             assert_eq!(owner_beside(&socket, ".lock"), there(true));
         }
-        let _other = Lock::beside(&socket, ".lvsd.lock", Limits::LOOK).expect("another one");
+        let _other = Lock::beside(&socket, ".lvsd.lock", Limits::LOOK).expect("the lock is free");
         // A process that removes the file releases only its own lock.
         fs::remove_file(path.join("socket.lock")).expect("this test owns the file");
         let second = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the new file is free");
@@ -302,7 +302,8 @@ mod tests {
         drop(second);
         drop(first);
         Lock::beside(&socket, ".lock", Limits::LOOK).expect("the lock is free again");
-        std::os::unix::fs::symlink("/nonexistent", path.join("link.lock")).expect("a link");
+        std::os::unix::fs::symlink("/nonexistent", path.join("link.lock"))
+            .expect("the link can be created");
         Lock::beside(&path.join("link"), ".lock", Limits::LOOK)
             .expect_err("a link is not followed");
         fs::remove_dir_all(&path).expect("this test owns the file");

@@ -44,11 +44,11 @@ mod tests {
 
     #[test]
     fn strict_filter_applies_if_one_of_both_settings_is_strict() {
-        let dir = tempfile::tempdir().expect("a directory");
+        let dir = tempfile::tempdir().expect("the temporary directory can be created");
         let set = |name: &str, value: &str| {
             let path = dir.path().join(name);
-            fs::create_dir_all(&path).expect("a directory");
-            fs::write(path.join("rp_filter"), value).expect("a file");
+            fs::create_dir_all(&path).expect("the directory can be created");
+            fs::write(path.join("rp_filter"), value).expect("the file can be written");
         };
         for (name, value) in [
             ("all", "0"),

@@ -206,7 +206,7 @@ mod tests {
 
     impl Proc {
         fn new() -> Self {
-            let proc = Self(tempfile::tempdir().expect("a directory"));
+            let proc = Self(tempfile::tempdir().expect("the temporary directory can be created"));
             proc.add(5, 1, 1000, "bash\0setup.sh\0", Some(7));
             proc.add(20, 5, 100_000, "lvsadm\0-Ln\0", Some(7));
             proc
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn own_process_is_read_from_proc() {
         let own = Processes::system().process(std::process::id());
-        let own = own.expect("this process");
+        let own = own.expect("the process is in /proc");
         assert!(own.start > 0 && !own.command_line.is_empty());
         assert_eq!(own.parent, std::os::unix::process::parent_id());
     }

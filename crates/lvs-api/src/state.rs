@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn sweep_removes_only_files_of_removed_namespace() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = tempfile::tempdir().expect("the temporary directory can be created");
         let mine = [
             "netns-1.sock.7.lvsd.toml",
             "netns-1.sock.lock",
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn sweep_removes_state_of_same_inode_with_another_cookie() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = tempfile::tempdir().expect("the temporary directory can be created");
         let of = [
             "netns-1.sock.6.lvsd.toml",
             "netns-1.sock.7.lvsd.toml",
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn sweep_keeps_files_of_running_process() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = tempfile::tempdir().expect("the temporary directory can be created");
         files(root.path(), &["netns-3.sock.9.lvsd.json"]);
         let own = root.path().join(OWN);
         let none = || (HashSet::new(), true);
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn sweep_without_visible_processes_removes_only_old_files() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = tempfile::tempdir().expect("the temporary directory can be created");
         files(root.path(), &["netns-3.sock.lock", "netns-4.sock.lock"]);
         let old = fs::File::options()
             .write(true)
@@ -318,13 +318,16 @@ mod tests {
     #[test]
     fn live_process_in_own_namespace_is_found() {
         let own = fs::read_link("/proc/self/ns/net").expect("this process has a network namespace");
-        let own = own.to_str().and_then(of_link).expect("a number");
+        let own = own
+            .to_str()
+            .and_then(of_link)
+            .expect("the name of the namespace has a number");
         assert!(live().0.contains(&own));
     }
 
     #[test]
     fn tidy_removes_all_files_except_named_ones() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = tempfile::tempdir().expect("the temporary directory can be created");
         let names = [
             "dataplane.sock.conf",
             "dataplane.sock.lock",

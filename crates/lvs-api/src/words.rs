@@ -67,8 +67,8 @@ pub fn lasted(seconds: u64) -> String {
     }
 }
 
-/// Formats how often packets were repeated: their number in the last minute, and the ages of the
-/// first and the last one in seconds.
+/// Formats the number of packets in the last minute, and the ages in seconds of the first and the
+/// last packet.
 pub fn times(last_minute: Option<u64>, since: Option<u64>, ago: Option<u64>) -> String {
     let parts = [
         last_minute.map(|packets| format!("{packets} in the last minute")),

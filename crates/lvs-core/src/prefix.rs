@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn source_of_ipv6_is_the_network_of_the_host() {
+    fn ipv6_source_is_its_64_bit_network() {
         for (ip, whole) in [
             ("192.0.2.1", "192.0.2.1"),
             ("::ffff:192.0.2.1", "192.0.2.1"),

@@ -37,8 +37,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits for `per_second` errors to all receivers together; the other limits have the same
-    /// ratio to it as in the kernel's defaults. 0 disables all limits.
+    /// Limits of `per_second` errors to all receivers together, at most a twentieth of them at
+    /// once, and of one error per second to one receiver after a burst. 0 disables all limits.
     pub const fn new(per_second: u32) -> Self {
         if per_second == 0 {
             return Self::NONE;
@@ -130,7 +130,7 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// All buckets are full at first.
+    /// Creates the buckets, all of them full.
     pub fn new(limits: Limits) -> Self {
         Self {
             all: Bucket::new(limits.per_second, limits.burst),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn all_receivers_share_a_burst() {
+    fn icmp_errors_to_all_receivers_share_a_burst() {
         let limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let sent = (0..200u32)

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_syn_passes() {
+    fn repeated_syn_passes_during_flood() {
         let mut flood = Flood::new(client);
         flood.run(Duration::from_secs(2));
         let mut at_once = 0;

@@ -42,10 +42,7 @@ impl Route {
         }
     }
 
-    /// Adds a route that is unreachable.
-    ///
-    /// # Panics
-    /// If `to` is not a prefix.
+    /// A route to a prefix whose destinations are unreachable.
     pub fn unreachable(to: &str) -> Self {
         Self {
             to: parse_prefix(to),
@@ -107,7 +104,7 @@ impl Table {
     }
 }
 
-/// A link-layer address that consists of the last four bytes of an IP address.
+/// A link-layer address that consists of 02:52 and the last four bytes of an IP address.
 pub fn made_up_mac(addr: IpAddr) -> Mac {
     let [a, b, c, d] = match addr {
         IpAddr::V4(addr) => addr.octets(),

@@ -13,8 +13,8 @@ pub(super) const USER_MAX: usize = 8;
 /// Maximum number of lists that are sent to read-only clients at the same time. Each user can have
 /// one.
 const LISTS_MAX: usize = 4;
-/// Maximum time that a read-only user waits, until its own previous list, or that of another user,
-/// is complete.
+/// Longest time that a read-only user waits to receive a list, until its previous list is complete
+/// and fewer than [`LISTS_MAX`] lists are being sent.
 const LIST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The limited slots for connections, which all connections of a socket share.
@@ -176,18 +176,21 @@ mod tests {
     fn reader_gets_one_list_at_a_time_and_writers_any_number() {
         let places = Arc::<Places>::default();
         let (first, second) = (places.take(Some(1)), places.take(Some(1)));
-        let (first, second) = (first.expect("a place"), second.expect("a place"));
-        let writer = places.take(None).expect("a place");
+        let (first, second) = (
+            first.expect("a slot is free"),
+            second.expect("a slot is free"),
+        );
+        let writer = places.take(None).expect("a slot is free");
         let all: Vec<_> = (0..10).map(|_| writer.list()).collect();
         assert!(all.iter().all(Option::is_some));
-        let list = first.list().expect("its first");
+        let list = first.list().expect("the user gets its first list");
         let waits = std::thread::scope(|scope| {
             let waiting = scope.spawn(|| second.list().is_some());
             std::thread::sleep(Duration::from_millis(20));
             let waits = !waiting.is_finished();
             drop(list);
             assert!(
-                waiting.join().expect("no panic"),
+                waiting.join().expect("the thread ends without a panic"),
                 "the waiting list did not start"
             );
             waits
@@ -204,7 +207,7 @@ mod tests {
             let waits = !waiting.is_finished();
             lists.pop();
             assert!(
-                waiting.join().expect("no panic"),
+                waiting.join().expect("the thread ends without a panic"),
                 "the waiting list did not start"
             );
             waits
@@ -215,7 +218,7 @@ mod tests {
     #[test]
     fn shutdown_waits_for_answers_up_to_a_limit() {
         let places = Arc::<Places>::default();
-        let place = places.take(None).expect("a place");
+        let place = places.take(None).expect("a slot is free");
         let answer = place.answer();
         places.wait_for_answers(Duration::from_millis(20));
         assert_eq!(places.state().answers, 1);

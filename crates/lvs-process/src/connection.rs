@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn slowloris_client_is_disconnected() {
-        let (client, server) = UnixStream::pair().expect("sockets");
+        let (client, server) = UnixStream::pair().expect("the sockets can be opened");
         let dripping = thread::spawn(move || {
             while (&client).write_all(b" ").is_ok() {
                 thread::sleep(SHORT / 20);
@@ -268,12 +268,12 @@ mod tests {
             "{error}"
         );
         drop(server);
-        dripping.join().expect("no panic");
+        dripping.join().expect("the thread ends without a panic");
     }
 
     #[test]
     fn slow_reader_is_disconnected() {
-        let (client, server) = UnixStream::pair().expect("sockets");
+        let (client, server) = UnixStream::pair().expect("the sockets can be opened");
         let taking = thread::spawn(move || {
             while (&client).read(&mut [0]).is_ok_and(|count| count > 0) {
                 thread::sleep(SHORT / 20);
@@ -289,7 +289,9 @@ mod tests {
             ),
             "{error}"
         );
-        server.shutdown(std::net::Shutdown::Both).expect("a socket");
+        server
+            .shutdown(std::net::Shutdown::Both)
+            .expect("the socket can be shut down");
         drop(server);
         // Do not join: the server thread reads the remaining bytes one by one.
         drop(taking);

@@ -33,11 +33,17 @@ impl Handler for Fake {
 
     fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure> {
         let value = match call {
-            Call::TimeoutsGet {} => {
-                serde_json::to_value(*self.timeouts.lock().expect("not poisoned"))
-            }
+            Call::TimeoutsGet {} => serde_json::to_value(
+                *self
+                    .timeouts
+                    .lock()
+                    .expect("no thread panicked with the lock"),
+            ),
             Call::TimeoutsSet(timeouts) => {
-                *self.timeouts.lock().expect("not poisoned") = timeouts;
+                *self
+                    .timeouts
+                    .lock()
+                    .expect("no thread panicked with the lock") = timeouts;
                 Ok(json!({}))
             }
             Call::Drops {} => {
@@ -92,7 +98,7 @@ fn unique(what: &str) -> Address {
 }
 
 #[test]
-fn server_answers_calls_lists_and_refusals() {
+fn control_socket_sends_results_lists_and_refusals() {
     let address = unique("calls");
     let _handle = start(&address);
     let mut client = Client::connect(&address).expect("the server accepts the connection");
@@ -105,7 +111,7 @@ fn server_answers_calls_lists_and_refusals() {
     };
     client
         .call::<IgnoredAny>(&Call::TimeoutsSet(set))
-        .expect("it is set");
+        .expect("the timeouts can be set");
     assert_eq!(
         client
             .call::<Timeouts>(&Call::TimeoutsGet {})
@@ -117,11 +123,11 @@ fn server_answers_calls_lists_and_refusals() {
         .list(&Call::Drops {}, |item: ReasonCount| {
             sum += item.packets.count;
         })
-        .expect("a list");
+        .expect("the list arrives");
     assert_eq!((end.count, sum), (100_000, 4_999_950_000));
     let refused = client
         .call::<IgnoredAny>(&Call::Stop {})
-        .expect_err("refused");
+        .expect_err("the unsupported call is accepted");
     assert!(
         matches!(&refused, Error::Refused(f) if f.code == FailureCode::Unsupported),
         "{refused}"
@@ -129,7 +135,7 @@ fn server_answers_calls_lists_and_refusals() {
 }
 
 fn raw(address: &Address, bytes: &[u8]) -> String {
-    let mut stream = address.connect().expect("it listens");
+    let mut stream = address.connect().expect("the connection is accepted");
     // The server may close the connection before it has read everything; its answer still arrives.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
@@ -177,14 +183,15 @@ fn invalid_requests_are_answered_with_errors() {
 #[test]
 fn second_dataplane_is_refused_and_stale_socket_replaced() {
     let dir = std::env::temp_dir().join(format!("lvs-test-stale-{}", std::process::id()));
-    fs::create_dir_all(&dir).expect("a directory");
+    fs::create_dir_all(&dir).expect("the directory can be created");
     let path = dir.join("socket");
     let address = Address::Path(path.clone());
-    let missing = Client::connect(&address).expect_err("no process listens");
+    let missing = Client::connect(&address).expect_err("a process listens at the address");
     assert!(matches!(missing, Error::Absent { .. }), "{missing}");
 
     let first = start(&address);
-    let second = Server::bind(&address, Permissions::default()).expect_err("one is running");
+    let second = Server::bind(&address, Permissions::default())
+        .expect_err("a second server can listen at the address");
     assert!(
         second
             .to_string()
@@ -194,49 +201,53 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
     drop(first);
     assert!(!path.exists(), "the socket file is still there");
 
-    drop(UnixListener::bind(&path).expect("a socket"));
-    let stale = Client::connect(&address).expect_err("nobody listens");
+    drop(UnixListener::bind(&path).expect("the socket can be opened"));
+    let stale = Client::connect(&address).expect_err("a process listens at the address");
     assert!(matches!(stale, Error::Stale { .. }), "{stale}");
     drop(start(&address));
 
-    fs::write(&path, b"x").expect("a file");
-    let file = Server::bind(&address, Permissions::default()).expect_err("not a socket");
+    fs::write(&path, b"x").expect("the file can be written");
+    let file = Server::bind(&address, Permissions::default())
+        .expect_err("a file that is not a socket is accepted");
     assert!(matches!(file, BindError::NotASocket(_)), "{file}");
-    let file = Client::connect(&address).expect_err("not a socket");
+    let file = Client::connect(&address).expect_err("a file that is not a socket is accepted");
     assert!(matches!(file, Error::NotASocket { .. }), "{file}");
     fs::remove_dir_all(&dir).expect("this test owns the file");
-    let lost = Server::bind(&address, Permissions::default()).expect_err("no directory");
+    let lost = Server::bind(&address, Permissions::default())
+        .expect_err("the server listens in a missing directory");
     assert!(lost.to_string().contains("create the directory"), "{lost}");
 
     let name = unique("second");
     let _first = start(&name);
-    let second = Server::bind(&name, Permissions::default()).expect_err("one is running");
+    let second = Server::bind(&name, Permissions::default())
+        .expect_err("a second server can listen at the address");
     assert!(matches!(second, BindError::Running { pid: Some(_), .. }));
 }
 
 #[test]
 fn dead_dataplane_is_reported_to_client() {
     let address = unique("dies");
-    let listener = UnixListener::bind_addr(&address.socket_addr().expect("an address"))
-        .expect("the socket is not in use");
+    let listener =
+        UnixListener::bind_addr(&address.socket_addr().expect("the socket has an address"))
+            .expect("the socket is not in use");
     let thread = thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a client");
+        let (mut stream, _) = listener.accept().expect("a client connects");
         let mut line = String::new();
         BufReader::new(&stream)
             .read_line(&mut line)
-            .expect("a request");
+            .expect("the request can be read");
         stream
             .write_all(b"{\"id\":1,\"resu")
             .expect("the start of the answer is written");
     });
-    let gone = Client::connect(&address).expect_err("it ended");
+    let gone = Client::connect(&address).expect_err("the ended dataplane accepts the connection");
     assert!(matches!(gone, Error::Gone { .. }), "{gone}");
-    thread.join().expect("no panic");
+    thread.join().expect("the thread ends without a panic");
 }
 
 /// The answers to these lines; `denied` makes the client read-only.
 fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
-    let (mut client, server) = UnixStream::pair().expect("sockets");
+    let (mut client, server) = UnixStream::pair().expect("the sockets can be opened");
     let thread = thread::spawn(move || {
         let places = Arc::<Places>::default();
         let reader = denied.map(|_| 1000);
@@ -253,7 +264,7 @@ fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
     let _ = client.shutdown(Shutdown::Write);
     let mut answers = String::new();
     let _ = client.read_to_string(&mut answers);
-    thread.join().expect("no panic");
+    thread.join().expect("the thread ends without a panic");
     answers
 }
 
@@ -265,7 +276,7 @@ fn padded(request: &str, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn requests_are_bounded_by_rights_of_client() {
+fn longest_request_depends_on_rights_of_client() {
     let hello = "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}";
     let get = "{\"id\":2,\"method\":\"timeouts.get\"}";
     let reader = Some(Refusal::User);
@@ -304,24 +315,25 @@ fn in_own_network(body: impl FnOnce() + Send + 'static) {
         lvs_sys::unshare_network().expect("this test makes network namespaces: run it as root");
         body();
     });
-    thread.join().expect("no panic");
+    thread.join().expect("the thread ends without a panic");
 }
 
 #[test]
 fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
     in_own_network(|| {
         let top = std::env::temp_dir().join(format!("lvs-test-usual-{}", std::process::id()));
-        fs::create_dir_all(&top).expect("a directory");
+        fs::create_dir_all(&top).expect("the directory can be created");
         let directory = top.join("lvs");
         let usual = Address::Usual(directory.join("netns-1.sock"));
-        let missing = Client::connect(&usual).expect_err("no process listens");
+        let missing = Client::connect(&usual).expect_err("a process listens at the address");
         assert!(matches!(missing, Error::Absent { .. }), "{missing}");
 
         let first = start(&usual);
         assert_eq!(first.address(), &usual);
         let client = Client::connect(&usual).expect("the server accepts the connection");
         assert!(client.hello().writable);
-        let second = Server::bind(&usual, Permissions::default()).expect_err("one is running");
+        let second = Server::bind(&usual, Permissions::default())
+            .expect_err("a second server can listen at the address");
         assert!(
             matches!(second, BindError::Running { pid: Some(pid), .. } if pid == std::process::id())
         );
@@ -331,7 +343,8 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
         // one.
         let old = start(&Address::by_name());
         Client::connect(&usual).expect("the client finds the socket");
-        let second = Server::bind(&usual, Permissions::default()).expect_err("one is running");
+        let second = Server::bind(&usual, Permissions::default())
+            .expect_err("a second server can listen at the address");
         assert!(second.to_string().contains("@lvs-dataplane"), "{second}");
         drop(old);
 

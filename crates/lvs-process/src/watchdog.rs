@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn watchdog_of_stopping_dataplane_ends_at_first_error() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let address = Address::new(directory.path().join("absent"));
         let notify = Notify::to(OsStr::new("/absent"));
         let (_stop, stopped) = channel();

@@ -21,8 +21,8 @@ use super::Options;
 use super::clients::{Admission, Clients, Slot};
 use super::close_signal::CloseSignal;
 
-/// A timeout of entries in the director, which never expire: the longest that ipvsadm permits, in
-/// seconds.
+/// Timeout in seconds of connections in the director: the longest that ipvsadm permits, because
+/// these connections must not expire.
 const NEVER: u32 = 31 * 86_400;
 /// Number of forwarded bytes after which the proxy reports them, unless `COUNT_AFTER` passes
 /// earlier.

@@ -333,7 +333,7 @@ mod tests {
     fn some(admission: Admission) -> Slot {
         match admission {
             Admission::Free(slot) | Admission::Instead(slot) => slot,
-            Admission::Full => panic!("full"),
+            Admission::Full => panic!("the client was not admitted: the table is full"),
         }
     }
 
@@ -383,7 +383,7 @@ mod tests {
         let clients = Arc::new(Clients::default());
         let mut held = std::collections::VecDeque::new();
         for n in 0..2000_u16 {
-            let of = u8::try_from(n % 7 * (n % 11) % 50).expect("small");
+            let of = u8::try_from(n % 7 * (n % 11) % 50).expect("the number fits into 8 bits");
             held.push_back(slot(&clients, of, client(n, 1), 0));
             if n % 3 == 0 {
                 held.pop_front();

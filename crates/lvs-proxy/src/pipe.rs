@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pipes_are_bounded() {
+    fn pipe_above_limit_is_not_created() {
         // Simulates other threads that use all pipes but one.
         PIPES.fetch_add(PIPES_MAX - 1, Ordering::Relaxed);
         let before = PIPES.load(Ordering::Relaxed);

@@ -36,7 +36,7 @@ impl Bench {
 
     fn at(service: ServiceId, options: Options, servers: &[SocketAddr]) -> Self {
         let (ServiceId::Tcp { address } | ServiceId::Udp { address }) = service else {
-            panic!("no address");
+            panic!("the service is not a TCP or UDP service");
         };
         let proxy = Proxy::start().unwrap();
         proxy.set_options([(service, options)].into());
@@ -109,7 +109,11 @@ async fn relay_copies_bytes_and_closes_each_direction_independently() {
     client.shutdown().await.unwrap();
     let mut got = Vec::new();
     client.read_to_end(&mut got).await.unwrap();
-    assert!(got == expected.1, "{} bytes", got.len());
+    assert!(
+        got == expected.1,
+        "the client received other data: {} bytes",
+        got.len()
+    );
     assert!(served.await.unwrap() == expected.0);
     bench.until_active(0).await;
     while bench.proxy.connections() > 0 {
@@ -271,7 +275,12 @@ async fn client_without_proxy_header_is_disconnected() {
     silent.write_all(b"PROXY TCP4 192.0").await.unwrap();
     let mut nothing = [0];
     let given_up = tokio::time::timeout(Duration::from_secs(30), silent.read(&mut nothing));
-    assert!(given_up.await.expect("not in half a minute").is_err());
+    assert!(
+        given_up
+            .await
+            .expect("the client is disconnected within half a minute")
+            .is_err()
+    );
 }
 
 #[tokio::test]
@@ -476,7 +485,7 @@ async fn datagram_flood_evicts_only_its_own_clients() {
                     return;
                 }
             }
-            panic!("no answer");
+            panic!("the client received no answer to 500 datagrams");
         };
         asked().await;
         asked().await;

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn run_in_time_slices_succeeds() {
+    fn kernel_accepts_time_slices_of_100_microseconds() {
         let ran = std::thread::spawn(|| run_in_slices(0, Duration::from_micros(100)));
         ran.join().expect("no panic").expect("no limit forbids it");
     }

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_memory_works_with_small_and_large_pages() {
+    fn table_memory_has_full_capacity_with_small_and_large_pages() {
         for large in [false, true] {
             let control = Control::new(Options {
                 max_connections: 1000,

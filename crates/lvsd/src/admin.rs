@@ -85,7 +85,8 @@ impl StoredOverride {
     }
 }
 
-/// Returns the path of the overrides of the configuration file `config` in a state directory.
+/// Returns the path of the file in the state directory `directory` that stores the overrides for
+/// the configuration file `config`.
 pub fn path(directory: &Path, config: &Path) -> PathBuf {
     let config = whole(config).unwrap_or_else(|_| config.to_owned());
     let name = config.to_string_lossy();

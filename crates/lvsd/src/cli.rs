@@ -302,8 +302,8 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Runs the command of the command line. Signals that are ignored at the start (`ignored`) end
-/// every command except the daemon.
+/// Runs the command of the command line. The daemon ignores the signals in `ignored`; most other
+/// commands restore their default action.
 pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     // A signal may arrive while a long file is being read.
     let early = match arguments.command {

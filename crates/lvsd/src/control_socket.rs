@@ -304,7 +304,7 @@ mod tests {
     #[ignore = "by hand: another test starts it"]
     fn helper_process_sends_reload_request() {
         use std::os::linux::net::SocketAddrExt;
-        let name = std::env::var("DOOR").expect("DOOR is set");
+        let name = std::env::var("DOOR").expect("the variable DOOR is set");
         let name = std::os::unix::net::SocketAddr::from_abstract_name(name)
             .expect("the socket name is valid");
         let mut stream = std::os::unix::net::UnixStream::connect_addr(&name)

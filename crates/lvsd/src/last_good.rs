@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_good_file_is_valid_only_with_its_dataplane() {
+    fn last_good_file_is_used_only_with_its_dataplane() {
         let directory = tempfile::tempdir().unwrap();
         let address = Address::new(directory.path().join("dataplane.sock"));
         let kept = path(&address).unwrap();

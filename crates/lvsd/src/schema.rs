@@ -296,7 +296,7 @@ mod tests {
             let known = report
                 .split("this table has the keys: ")
                 .nth(1)
-                .expect("it lists them");
+                .expect("the error lists the keys");
             let known = known.lines().next().unwrap_or_default();
             for key in known.split(", ").map(str::trim) {
                 assert!(

@@ -191,16 +191,17 @@ mod tests {
 
     #[test]
     fn previous_token_that_another_name_has_now_is_dropped() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let named = |name: &str| Named {
             name: name.to_owned(),
             file: directory.path().join(name),
             role: Role::Drain,
         };
         let write = |name: &str, token: &str| {
-            std::fs::write(directory.path().join(name), token).expect("written");
+            std::fs::write(directory.path().join(name), token).expect("the file can be written");
             let private = std::fs::Permissions::from_mode(0o600);
-            std::fs::set_permissions(directory.path().join(name), private).expect("permissions");
+            std::fs::set_permissions(directory.path().join(name), private)
+                .expect("the permissions can be set");
         };
         let (one, two) = ("0123456789abcdef", "fedcba9876543210");
         let read = |before: &[(Named, Token)]| read_all(vec![named("ann"), named("bob")], before);

@@ -88,21 +88,21 @@ mod tests {
     /// The fake ipvsadm records its input, and refuses lines with a certain word.
     #[test]
     fn rules_are_passed_to_ipvsadm_unchanged() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let (program, notes) = (directory.path().join("ipvsadm"), directory.path().join("n"));
         let script = format!(
             "#!/bin/sh\necho \"$@\" >{0}\ncat >>{0}\n! grep 'Memory allocation' {0} >&2\n",
             notes.display()
         );
-        fs::write(&program, script).expect("written");
+        fs::write(&program, script).expect("the file can be written");
         let all = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(&program, all).expect("executable");
+        fs::set_permissions(&program, all).expect("the permissions can be set");
         let rules = "-A -t 10.73.0.1:80 -s rr\n-a -t 10.73.0.1:80 -r 10.72.0.11:80 -g -w 1\n";
-        restore(Command::new(&program), rules).expect("taken");
-        let noted = fs::read_to_string(&notes).expect("notes");
+        restore(Command::new(&program), rules).expect("ipvsadm accepts the rules");
+        let noted = fs::read_to_string(&notes).expect("the file can be read");
         assert_eq!(noted, format!("-R\n{rules}"));
         let refused = restore(Command::new(&program), "Memory allocation problem");
-        let refused = format!("{:#}", refused.expect_err("refused"));
+        let refused = format!("{:#}", refused.expect_err("ipvsadm accepts the rules"));
         assert!(
             refused.contains("rules") && refused.contains("Memory allocation problem"),
             "{refused}"

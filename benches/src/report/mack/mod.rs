@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn netpipe_figures_are_parsed() {
         let figures = parse("       1 0.5   0.00001500\n   16384 28339.891892   0.00000441\n")
-            .expect("figures");
+            .expect("the output is parsed");
         assert_eq!(figures.len(), 2);
         assert!((figures[0].2 - 15.0).abs() < 1e-9);
         assert!((figures[1].0 - 16384.0).abs() < 1e-9 && figures[1].1 > 28_339.0);

@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn incomplete_file_of_curl_is_refused() {
-        let times = timed("0.001500 16384\n0.002 16384\n").expect("two files");
+        let times = timed("0.001500 16384\n0.002 16384\n").expect("the output is parsed");
         assert!((times.iter().sum::<f64>() - 0.0035).abs() < 1e-9);
         assert!(timed("0.001500 16383\n").is_err());
         assert!(timed("nonsense\n").is_err());

@@ -94,9 +94,11 @@ impl Client {
         self.post("maintenance", spec)
     }
 
-    /// Makes lvsd read the file again. `force`: whatever the number of removed servers is.
+    /// Makes lvsd read its file again. With `force`, the new file may remove any number of servers.
     ///
-    /// # Errors As [`status`](Self::status).
+    /// # Errors
+    ///
+    /// As [`status`](Self::status).
     pub fn reload(&mut self, force: bool) -> Result<Reloaded, String> {
         self.silence = SILENCE_OF_RELOAD;
         let reloaded = self.post("reload", &serde_json::json!({ "force": force }));
@@ -302,13 +304,16 @@ mod tests {
         let limit = unit
             .lines()
             .find_map(|line| line.strip_prefix("TimeoutStartSec="));
-        let limit: u64 = limit.expect("a limit").parse().expect("seconds");
+        let limit: u64 = limit
+            .expect("the unit has TimeoutStartSec=")
+            .parse()
+            .expect("TimeoutStartSec= is a number");
         assert!(limit > SILENCE_OF_RELOAD.as_secs(), "{limit}");
     }
 
     /// The result of `status` for this answer, after which the daemon closes the connection.
     fn answered(text: &str) -> Result<u32, String> {
-        let (own, mut other) = UnixStream::pair().expect("a pair");
+        let (own, mut other) = UnixStream::pair().expect("the sockets can be opened");
         other
             .write_all(text.as_bytes())
             .expect("the answer is written");
@@ -327,7 +332,7 @@ mod tests {
             pid: 7,
             ..Status::default()
         });
-        let status = status.expect("JSON");
+        let status = status.expect("the status can be written as JSON");
         let length = status.len();
         let text = format!("HTTP/1.0 200 OK\r\nA: b\r\nContent-Length: {length}\r\n\r\n{status}");
         assert_eq!(answered(&text), Ok(7));

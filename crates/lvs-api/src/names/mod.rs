@@ -306,7 +306,7 @@ mod tests {
             ("::ffff:192.0.2.21", "mapped"),
             ("127.0.0.1", "loop6"),
         ] {
-            let address = address.parse().expect("an address");
+            let address = address.parse().expect("the address is valid");
             assert_eq!(names.host_name(address).as_deref(), Some(name), "{address}");
         }
     }
@@ -321,9 +321,9 @@ mod tests {
     #[test]
     fn total_wait_for_dead_name_servers_is_limited() {
         // A name server that never answers.
-        let silent = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let silent = std::net::UdpSocket::bind("127.0.0.1:0").expect("the socket can be opened");
         let names = Names {
-            servers: vec![silent.local_addr().expect("an address")],
+            servers: vec![silent.local_addr().expect("the socket has an address")],
             left: Cell::new(Duration::from_millis(50)),
             ..Names::from_texts("", "")
         };

@@ -174,11 +174,11 @@ mod tests {
 
     #[test]
     fn ptr_query_returns_name() {
-        let server = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-        let at = server.local_addr().expect("an address");
+        let server = UdpSocket::bind("127.0.0.1:0").expect("the socket can be opened");
+        let at = server.local_addr().expect("the socket has an address");
         let thread = std::thread::spawn(move || {
             let mut buf = [0; 512];
-            let (len, client) = server.recv_from(&mut buf).expect("a question");
+            let (len, client) = server.recv_from(&mut buf).expect("the question arrives");
             let mut answer = buf[..len].to_vec();
             assert!(
                 answer[12..]
@@ -187,11 +187,16 @@ mod tests {
             answer[2] |= 0x80;
             answer[7] = 1;
             answer.extend(b"\xc0\x0c\0\x0c\0\x01\0\0\0\x3c\0\x0d\x03web\x07example\0");
-            server.send_to(&answer, client).expect("sent");
+            server
+                .send_to(&answer, client)
+                .expect("the datagram can be sent");
         });
         let name = ask(at, IpAddr::from([192, 0, 2, 1]), Duration::from_secs(30));
-        assert_eq!(name.expect("an answer").as_deref(), Some("web.example"));
-        thread.join().expect("no panic");
+        assert_eq!(
+            name.expect("the name server answers").as_deref(),
+            Some("web.example")
+        );
+        thread.join().expect("the thread ends without a panic");
     }
 
     proptest! {

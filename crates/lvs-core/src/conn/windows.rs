@@ -9,8 +9,8 @@ pub(crate) fn windows(slots: usize) -> usize {
     slots.div_ceil(WINDOW).max(1)
 }
 
-/// Chooses at most `count` windows of slots: the window that contains `here`, and others that are
-/// far from it and from each other.
+/// At most `most` windows of slots, at equal distances from each other. The first one is window
+/// number `here`.
 pub(crate) fn scattered(
     here: usize,
     slots: usize,

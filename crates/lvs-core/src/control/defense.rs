@@ -21,8 +21,9 @@ const RESERVE: usize = 8;
 pub(crate) struct Defense {
     /// Number of free pages of memory, as the caller reported last.
     available: u64,
-    /// Number of free slots, and of all slots, of all tables.
+    /// Number of free slots of all tables.
     free: usize,
+    /// Number of slots of all tables.
     slots: usize,
     /// One in this many packets that open a connection is dropped; 0 drops none.
     rate: u64,

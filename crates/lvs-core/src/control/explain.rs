@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn explain_without_service_reports_host() {
+    fn explain_without_service_reports_that_host_gets_packet() {
         let director = director("rr");
         let mut tuple = tuple("198.51.100.1:4000");
         tuple.dst.set_port(81);

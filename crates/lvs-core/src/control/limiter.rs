@@ -19,7 +19,7 @@ const WAYS: usize = 4;
 /// Number of sets: together 16,384 sources, which need 256 KiB for each service with such a limit.
 const SETS: usize = 4096;
 
-/// Nanoseconds in a second, for which a burst may use the limit at once.
+/// Nanoseconds in a second. A burst may use the tokens of one second at once.
 const SECOND: u64 = 1_000_000_000;
 
 /// A service that had its maximum number of connections counts them again after this pause.

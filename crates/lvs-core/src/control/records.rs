@@ -77,7 +77,7 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Number of indexes, in use or free.
+    /// Number of record indexes, in use or free.
     pub(crate) const fn len(&self) -> usize {
         self.places.len()
     }

@@ -493,7 +493,7 @@ impl<'a> Line<'a> {
     }
 
     /// Checks `flags` against the rules of a command or a tunnel type. `of` and `kind` name it in
-    /// messages. Returns the flag that was given out of those that exclude each other.
+    /// messages. Of the options that exclude each other, returns the one that was given.
     fn chosen(
         &self,
         flags: &[Flag],

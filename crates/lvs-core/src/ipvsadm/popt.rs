@@ -30,7 +30,7 @@ pub(super) struct Words<'a, W> {
     words: &'a [W],
     next: usize,
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
-    /// The part of a word with several short options that was not read yet.
+    /// The unread part of a word with several short options, such as `-Lnc`.
     glued: &'a [u8],
     /// Whether `--` was read, so that no options follow.
     ended: bool,

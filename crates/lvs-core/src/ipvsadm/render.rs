@@ -326,7 +326,8 @@ fn server_line(
     out.push('\n');
 }
 
-/// The lower 32 bits of a number: ipvsadm reads these 64-bit numbers of a server as 32-bit numbers.
+/// The lower 32 bits of a number: ipvsadm reads the 64-bit counters and rates of a server as 32-bit
+/// numbers.
 const fn low_word(value: u64) -> u64 {
     value & 0xffff_ffff
 }

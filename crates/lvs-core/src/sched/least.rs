@@ -16,8 +16,8 @@ const MANY: usize = 64;
 /// An unused position of the tree.
 const NONE: u32 = u32::MAX;
 
-/// A scheduler that chooses the server with the smallest quotient; of equal ones, the first in the
-/// list.
+/// A scheduler that chooses the server with the smallest [`Quotient`] of load and weight; of equal
+/// ones, the first in the list.
 pub(super) trait ByQuotient: Scheduler + Copy + 'static {
     fn quotient(server: &Server) -> Quotient;
 }

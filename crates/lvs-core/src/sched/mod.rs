@@ -354,7 +354,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn dh_assigns_slots_in_turn_and_replaces_no_server() {
+    fn dh_assigns_slots_in_turn_and_refuses_clients_of_drained_server() {
         let mut pool = pool("dh", &[1, 1, 1]);
         let virts = [
             "10.0.0.1",

@@ -106,7 +106,7 @@ pub(super) fn client_key(request: &Request) -> u32 {
 }
 
 /// Tries the slot at offset 0. If the server of this slot cannot accept a connection, and the
-/// service's first flag permits it, tries the offsets from `first` on, once around
+/// service has the fallback flag (`SCHED1`), tries all `slots` offsets once, beginning with `first`
 /// (`ip_vs_sh_get_fallback`, `ip_vs_mh_get_fallback`).
 pub(super) fn probe(
     servers: &[Arc<Server>],

@@ -16,7 +16,8 @@ use crate::{Forwarding, Instant, Protocol};
 pub(crate) const RECENT: Duration = Duration::from_secs(2);
 
 impl Shard {
-    /// Enables replication. `keys` are the hash keys of the digests, which peers must use as well.
+    /// Enables replication. `keys` are the hash keys of this director's digests; peers compare
+    /// their replicas with the same keys.
     pub fn keep_replicas(&mut self, keys: [u64; 2]) {
         if self.replicas.is_none() {
             self.replicas = Some(Box::new(Replicas::new(keys)));

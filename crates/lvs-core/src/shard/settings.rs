@@ -41,7 +41,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Whether anything happens for a packet of a server with NAT that belongs to no connection.
+    /// Whether a packet of a server with NAT that belongs to no connection may open one, or be
+    /// answered with an ICMP error.
     pub(crate) const fn heeds_servers(&self) -> bool {
         self.outbound || self.sysctls.nat_icmp_send
     }

@@ -34,7 +34,7 @@ const RANGE_BITS: u32 = 10;
 /// Length of an encoded digest in bytes.
 pub const DIGEST_LEN: usize = RANGES * 12;
 
-/// Length in bytes of an item's header; the connection is behind it.
+/// Length in bytes of the header of an item; the connection follows it.
 const HEADER: usize = 8;
 
 /// Maximum number of bytes in the outgoing buffer.

@@ -650,7 +650,7 @@ fn slow_start_is_skipped_without_established_server() {
 }
 
 #[test]
-fn slow_start_can_be_changed_while_active() {
+fn slow_start_applies_to_servers_added_after_it_and_ends_when_disabled() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wrr", 0), Forwarding::Nat, 2);
     director.advance(Instant::from_secs(1));
@@ -685,7 +685,7 @@ fn slow_start_can_be_changed_while_active() {
 }
 
 #[test]
-fn slow_start_works_with_every_scheduler() {
+fn slow_start_refuses_no_connection_with_any_scheduler() {
     for name in Registry::new().names().filter(|name| *name != "none") {
         let key = ServiceKey::udp(addr(VIP));
         let mut director = director(key, slow(name, 9), Forwarding::Nat, 2);
@@ -1067,7 +1067,7 @@ fn modern_profile_has_timeouts_of_rfcs() {
     }
 }
 
-/// Sends a TCP segment with the payload `bytes` from `src` to `dst`.
+/// Sends a TCP segment with the payload `text` from `src` to `dst`.
 fn say(
     director: &mut Director,
     (src, dst): (SocketAddr, SocketAddr),

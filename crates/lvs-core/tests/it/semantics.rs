@@ -186,7 +186,7 @@ fn server_packet_without_connection_is_answered_with_icmp_error() {
 }
 
 #[test]
-fn sip_server_may_send_first() {
+fn datagram_of_sip_server_opens_connection() {
     let mut config = rr();
     config.engine = Some("sip".into());
     config.flags = ServiceFlags(ServiceFlags::PERSISTENT);

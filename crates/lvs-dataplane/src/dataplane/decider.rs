@@ -197,7 +197,7 @@ impl Decider {
     }
 
     /// Explains the fate of a packet, without side effects. `fast_path` returns whether a
-    /// connection is offloaded, or would be for a new one (`None`).
+    /// connection is offloaded; with `None`, whether a new connection would be.
     pub(super) fn explain(
         &self,
         question: &Question,

@@ -103,7 +103,8 @@ struct Queue {
 }
 
 impl Queue {
-    /// Adds the length of a message to `bytes`; `false` if the queue has no room for it.
+    /// Adds the length of a message to `bytes`. If the queue has no room for the message, records
+    /// that it is lost, and returns `false`.
     fn has_room(&mut self, message: &Message) -> bool {
         let bytes = self.bytes + message.len();
         if bytes > WAITING_MAX {

@@ -55,7 +55,7 @@ struct Waiting {
 }
 
 impl Inbox {
-    /// Creates the queues of one of `workers` workers.
+    /// Creates the empty queues of one worker, one for each of `workers` senders.
     pub(super) fn new(workers: usize) -> Self {
         Self {
             from: (0..workers).map(|_| Queue::default()).collect(),

@@ -19,7 +19,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Creates shard `number` of a director. Also returns the pages of its connection table, unless the
 /// kernel provides none and the table is on the heap.
 ///
-/// # Errors The heap has no memory either.
+/// # Errors
+/// The heap has no memory either.
 pub(super) fn shard(
     control: &Control,
     number: usize,

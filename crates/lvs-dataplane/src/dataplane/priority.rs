@@ -32,8 +32,9 @@ pub(super) struct Priority {
     /// Whether the thread may use real-time scheduling.
     permitted: bool,
     real_time: bool,
-    /// Time of the last decision, and the processor time that the thread had used by then.
+    /// Time of the last decision.
     since: SystemInstant,
+    /// Processor time that the thread had used at the last decision.
     computed: Duration,
     demoted: u64,
 }

@@ -50,7 +50,8 @@ impl Rig {
     /// Creates one worker for each shard of `control`, in a network whose link 1 is `port`. `vips`
     /// are addresses of services.
     ///
-    /// # Errors If the host has no free file descriptors.
+    /// # Errors
+    /// If the host has no free file descriptors.
     pub fn new(
         control: Control,
         network: NetState,

@@ -53,7 +53,8 @@ impl Dataplane {
     /// Starts a dataplane in this thread's network namespace. When it returns, the control socket
     /// answers and packets are forwarded.
     ///
-    /// # Errors See [`StartError`].
+    /// # Errors
+    /// See [`StartError`].
     pub fn start(config: Config) -> Result<Self, StartError> {
         check_interface_names(&config.interfaces)?;
         let address = config.address.clone().unwrap_or_default();
@@ -514,7 +515,8 @@ fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Stee
     Steering::new(workers, seed, !ftp_ports.is_empty())
 }
 
-/// Returns a separate processor for each worker; empty if there are too few.
+/// The processors that this process may use, of which each worker gets another one; empty if there
+/// are fewer processors than workers.
 fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
     let cpus = lvs_sys::permitted_cpus();
     if cpus.len() < workers.get() {

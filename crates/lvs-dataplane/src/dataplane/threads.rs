@@ -68,7 +68,8 @@ impl<W> WorkerLink<W> {
 impl<W> Threads<W> {
     /// Creates the links to `workers` packet workers and a keeper.
     ///
-    /// # Errors The process has no more file descriptors.
+    /// # Errors
+    /// The process has no more file descriptors.
     pub(super) fn new(workers: usize) -> io::Result<Self> {
         let links = (0..workers).map(|_| WorkerLink::new(workers));
         Ok(Self {
@@ -141,7 +142,8 @@ impl<W> Threads<W> {
 
     /// Sends a request to every packet worker, and waits for the answers.
     ///
-    /// # Errors A worker does not answer.
+    /// # Errors
+    /// A worker does not answer.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         question: impl Fn(&mut W) -> T + Clone + Send + 'static,
@@ -166,7 +168,8 @@ impl<W> Threads<W> {
 
     /// Waits until every packet worker uses a snapshot of this generation or a later one.
     ///
-    /// # Errors A worker does not answer.
+    /// # Errors
+    /// A worker does not answer.
     pub(super) fn wait_for(&self, generation: u64) -> Result<(), Failure> {
         if self.taken() >= generation {
             return Ok(());
@@ -191,7 +194,8 @@ impl<W> Threads<W> {
 
     /// Posts a job to the keeper, and returns the value that the job sends.
     ///
-    /// # Errors The keeper does not answer.
+    /// # Errors
+    /// The keeper does not answer.
     pub(super) fn ask_keeper<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Keeper, mpsc::Sender<T>) + Send + 'static,

@@ -40,8 +40,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Stores the counters of the servers in these slots. Returns the next slot, if there are more.
     fn keep_portion(&self, places: Range<usize>, context: &Context) -> Option<usize>;
 
-    /// Stores all counters. Locks the control half for one portion of the servers at a time,
-    /// because packets wait for it.
+    /// Records that the dataplane is running, and stores all counters. Locks the control half for
+    /// one portion of the servers at a time, because packets wait for it.
     fn keep_counts(&self, context: &Context) {
         self.is_alive(context.now());
         let mut next = Some(0);
@@ -197,7 +197,9 @@ impl WarmState for WarmRestart {
             (None, None) => Ok(()),
         };
         if let Err(error) = held {
-            warn!("if this dataplane is killed, the host resets its connections: {error}");
+            warn!(
+                "the state keeper does not keep the shield or the device: if this dataplane is killed, the host resets its connections: {error}"
+            );
         }
     }
 

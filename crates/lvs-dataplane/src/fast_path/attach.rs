@@ -41,7 +41,8 @@ impl Drop for Attached {
 impl FastPath {
     /// Attaches the program to the ingress of an interface whose packet socket has the filter.
     ///
-    /// # Errors As [`Program::attach`].
+    /// # Errors
+    /// As [`Program::attach`].
     pub(crate) fn attach(self: &Arc<Self>, ifindex: u32) -> io::Result<Attached> {
         let pin = self.pins.as_ref().map(|pins| pins.link(ifindex));
         let link = match &self.filters {
@@ -74,7 +75,8 @@ impl FastPath {
     /// interface without packet sockets. It stays attached for a successor if the programs of the
     /// kernel fast path do.
     ///
-    /// # Errors As [`Program::attach`].
+    /// # Errors
+    /// As [`Program::attach`].
     pub(crate) fn attach_other(
         self: &Arc<Self>,
         program: &Program,

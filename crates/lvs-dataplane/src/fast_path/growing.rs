@@ -61,8 +61,9 @@ impl Growing {
     /// Returns the array, after enlarging it for `words` if necessary. `fill` copies from the words
     /// of the old array to those of the new one before it is replaced.
     ///
-    /// # Errors The kernel has no memory for the new array, or the name cannot be replaced. The old
-    /// array stays.
+    /// # Errors
+    /// The kernel has no memory for the new array, or the name cannot be replaced. The old array
+    /// stays.
     pub(super) fn with_room(
         &self,
         words: usize,

@@ -57,7 +57,8 @@ impl FastPath {
     /// `steering`. The maps stay for a successor. `xdp`: interfaces can have the XDP program.
     /// `room` limits the memory of new maps.
     ///
-    /// # Errors As [`open`](Self::open).
+    /// # Errors
+    /// As [`open`](Self::open).
     pub(crate) fn open_or_find(
         layout: Layout,
         steering: &Steering,
@@ -137,7 +138,8 @@ impl FastPath {
     /// Removes the filters and pins of a killed dataplane in this network namespace. Returns their
     /// number.
     ///
-    /// # Errors A running dataplane uses the pins, or they cannot be read.
+    /// # Errors
+    /// A running dataplane uses the pins, or they cannot be read.
     pub fn clean_up() -> io::Result<usize> {
         let pins = Pins::if_mounted()?;
         if !pins.are_there() {
@@ -150,7 +152,8 @@ impl FastPath {
     /// As [`open`](Self::open), for tests: [`set_virtual_time`](Self::set_virtual_time) sets the
     /// clock of the programs.
     ///
-    /// # Errors As [`open`](Self::open).
+    /// # Errors
+    /// As [`open`](Self::open).
     #[cfg(any(test, feature = "testing"))]
     pub fn open_in_virtual_time(layout: Layout) -> Result<Self, FastPathError> {
         Self::open_with_regions(layout, &Steering::default())
@@ -175,7 +178,8 @@ impl FastPath {
 
     /// Resets all maps for another director. This is faster than opening the fast path again.
     ///
-    /// # Panics If a table still uses its memory.
+    /// # Panics
+    /// If a table still uses its memory.
     #[cfg(any(test, feature = "testing"))]
     pub fn forget(&mut self) {
         let done = self.arrays.zero();

@@ -58,7 +58,8 @@ pub(super) struct Pins {
 impl Pins {
     /// Returns the directory of this thread's network namespace, whether it exists or not.
     ///
-    /// # Errors There is no BPF file system, and none can be mounted.
+    /// # Errors
+    /// There is no BPF file system, and none can be mounted.
     pub(super) fn here() -> io::Result<Self> {
         lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
         Self::if_mounted()
@@ -66,7 +67,8 @@ impl Pins {
 
     /// As [`here`](Self::here), but does not mount a BPF file system.
     ///
-    /// # Errors The network namespace cannot be determined.
+    /// # Errors
+    /// The network namespace cannot be determined.
     pub(super) fn if_mounted() -> io::Result<Self> {
         let inode = fs::metadata("/proc/thread-self/ns/net")?.ino();
         let directory = Path::new(FILE_SYSTEM).join("lvs").join(inode.to_string());
@@ -85,7 +87,8 @@ impl Pins {
     /// it: otherwise another user could leave forged connections. (With the usual mount options of
     /// a BPF file system, any user can create directories.)
     ///
-    /// # Errors Another dataplane uses the directory, or another user owns it or may write to it.
+    /// # Errors
+    /// Another dataplane uses the directory, or another user owns it or may write to it.
     pub(super) fn claim(&self) -> io::Result<File> {
         if let Some(all) = self.directory.parent() {
             make(all)?;
@@ -138,7 +141,8 @@ impl Pins {
 
     /// Locks the directory; `None` if another process has removed it in the meantime.
     ///
-    /// # Errors Another dataplane uses the directory, or another user owns it or may write to it.
+    /// # Errors
+    /// Another dataplane uses the directory, or another user owns it or may write to it.
     fn lock(&self) -> io::Result<Option<File>> {
         let there = |meta: io::Result<Metadata>| match meta {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

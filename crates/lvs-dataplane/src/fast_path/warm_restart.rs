@@ -67,7 +67,8 @@ impl FastPath {
 
     /// Stores services and settings for a successor.
     ///
-    /// # Errors The kernel has no memory for them. A successor then finds none.
+    /// # Errors
+    /// The kernel has no memory for them. A successor then finds none.
     pub(crate) fn save(&self, saved: &[u8]) -> io::Result<()> {
         let words = text_words(saved.len());
         let fill = |_: &[AtomicU64], new: &[AtomicU64]| {

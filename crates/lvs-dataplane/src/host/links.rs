@@ -405,7 +405,7 @@ impl Keeper {
             debug!("{error}");
         }
         warn!(
-            "{} was removed: its packets are lost until it exists again",
+            "the interface {} was removed: its packets are lost until it exists again",
             gone.name
         );
     }
@@ -413,7 +413,7 @@ impl Keeper {
     /// Passes an interface's new name to the shield. The port gets the name later, with the other
     /// properties.
     fn rename(&mut self, old: &str, name: &str) {
-        info!("{old} is called {name} now");
+        info!("the interface {old} was renamed to {name}");
         // Add the new name first, so that the host never receives a frame of a service.
         let mut shielded = self.interception.add_interface(name);
         let state = &self.tables.state;

@@ -98,7 +98,8 @@ impl Loopback {
         }
     }
 
-    /// Why some or all packets are not redirected; `None` if none have to be.
+    /// Why some or all packets of this host to services are not redirected; `None` if all are, or
+    /// if none have to be.
     pub(super) fn trouble(&self, now: Instant) -> Option<Waiting> {
         let trouble = self.trouble.as_ref().filter(|_| self.needed)?;
         Some(Waiting {

@@ -124,7 +124,8 @@ impl Steering {
     /// `goes_on` with the same device, these entries stay in force until the first
     /// [`Self::update`].
     ///
-    /// # Errors The kernel's tables cannot be read or changed.
+    /// # Errors
+    /// The kernel's tables cannot be read or changed.
     pub fn open(device: &str, ifindex: u32, goes_on: bool) -> Result<Self, SteeringError> {
         let requests = Requests::open()
             .map_err(|source| SteeringError::new("open a socket for rules and routes", source))?;
@@ -153,7 +154,8 @@ impl Steering {
     /// Removes the entries of a killed dataplane with this backend, for a dataplane with another
     /// backend.
     ///
-    /// # Errors As [`Self::open`].
+    /// # Errors
+    /// As [`Self::open`].
     pub fn clear_leftovers() -> Result<(), SteeringError> {
         Self::open("", 0, false).map(drop)
     }
@@ -161,7 +163,8 @@ impl Steering {
     /// Sets the interfaces, by index, on which the host answers for own VIPs. The next
     /// [`Self::update`] applies them and restores entries that were deleted with an interface.
     ///
-    /// # Errors The kernel's tables cannot be read.
+    /// # Errors
+    /// The kernel's tables cannot be read.
     pub fn set_interfaces(
         &mut self,
         interfaces: BTreeMap<u32, String>,
@@ -187,7 +190,8 @@ impl Steering {
 
     /// Steers the packets that `spec` describes, and no others.
     ///
-    /// # Errors The kernel refuses an entry; the entries that it accepted stay in force.
+    /// # Errors
+    /// The kernel refuses an entry; the entries that it accepted stay in force.
     pub fn update(&mut self, spec: &Intercept) -> Result<(), SteeringError> {
         if self.stale {
             self.read()?;
@@ -200,7 +204,8 @@ impl Steering {
 
     /// Also steers the packets that `more` describes.
     ///
-    /// # Errors As [`Self::update`].
+    /// # Errors
+    /// As [`Self::update`].
     pub fn extend(&mut self, more: &Intercept) -> Result<(), SteeringError> {
         let wanted = self.wanted(more);
         let added = self.add(&wanted);

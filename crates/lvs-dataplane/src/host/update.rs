@@ -379,8 +379,9 @@ impl Keeper {
         }
     }
 
-    /// Routes this host's packets to own addresses into the dataplane, and announces new own
-    /// addresses.
+    /// Routes this host's packets to new own addresses into the dataplane, and announces these
+    /// addresses. Removes the routes of addresses that are no longer own ones, and no longer
+    /// answers ARP or neighbour discovery for them.
     pub(super) fn set_own(&mut self, own: &HashSet<IpAddr>) {
         let before: HashSet<IpAddr> = self.vips.own().collect();
         for &addr in own.difference(&before) {

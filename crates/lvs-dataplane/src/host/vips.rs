@@ -303,8 +303,9 @@ impl Vips {
         self.unclaimed.insert(addr);
     }
 
-    /// Sends the due probes for services' addresses. The packet workers report an answer only if
-    /// their snapshot has the address.
+    /// Schedules probes for the known conflicts and for the next addresses of this director, and
+    /// sends all probes that are due. The packet workers report an answer only if their snapshot
+    /// has the address.
     pub(super) fn probe(&mut self, tables: &Tables, now: Instant) {
         self.probe_conflicts(tables, now);
         self.watch(tables, now);
@@ -625,9 +626,10 @@ fn log_conflict(addr: IpAddr, conflict: &KnownConflict, tables: &Tables) {
     );
 }
 
-/// Whether it is a conflict if another host on the interface has the address. It is not if neither
-/// this host nor the dataplane has it: another director may have it now. Peers also announce the
-/// addresses in `quiet` (ECMP).
+/// Whether it is a conflict if another host on the interface has the address. It is one if this
+/// host or the dataplane has the address (otherwise, another director may have it now), and the
+/// address is a service's, an own one, or on this interface itself. It is none for the addresses in
+/// `quiet`: peers also announce them (ECMP).
 fn can_conflict(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
     has(addr, tables)
         && !tables.quiet.contains(&addr)

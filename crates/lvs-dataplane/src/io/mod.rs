@@ -25,8 +25,9 @@ pub trait PacketIo: Send {
     /// in `frames`. A caller that keeps a frame moves it out of `frames`, and drops it soon: a ring
     /// stops at a slot that is in use.
     ///
-    /// # Errors Only errors of the whole attachment: `NetworkDown` if the interface is down,
-    /// `NotFound` if it was removed.
+    /// # Errors
+    /// Only errors of the whole attachment: `NetworkDown` if the interface is down, `NotFound` if
+    /// it was removed.
     fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize>;
 
     /// Sends `frames` in order. Returns the number of refused frames (full queue, too long,

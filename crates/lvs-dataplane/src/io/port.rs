@@ -29,7 +29,8 @@ impl Port {
     /// Receives up to [`BATCH`](super::BATCH) frames of each queue. Returns the number of received
     /// frames; 0 if none is waiting.
     ///
-    /// # Errors As [`PacketIo::recv`].
+    /// # Errors
+    /// As [`PacketIo::recv`].
     pub fn recv(&mut self, batch: &mut Batch) -> io::Result<usize> {
         match self {
             Self::AfPacket(io) => batch.fill(io.as_mut()),
@@ -190,8 +191,8 @@ impl Ports {
         self.refused += refused as u64;
     }
 
-    /// Sends on a port. With the TUN backend, frames for the host are sent through the device that
-    /// received them.
+    /// Sends on a port. With the TUN backend, frames for the host are reinjected through the TUN
+    /// device.
     pub(crate) fn send(&mut self, port: PortId, frames: &mut [Frame]) {
         let refused = if let Some(io) = self.get(port) {
             io.send(frames)

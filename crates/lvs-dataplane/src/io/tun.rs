@@ -134,7 +134,8 @@ impl HostDevice {
     /// As [`create`](Self::create), for [`LOCAL`](Self::LOCAL): `accept_local` permits packets from
     /// the host's own addresses, and `route_localnet` permits servers on loopback addresses.
     ///
-    /// # Errors See [`TunError`].
+    /// # Errors
+    /// See [`TunError`].
     pub(crate) fn create_local() -> Result<Self, TunError> {
         let name = Self::LOCAL;
         Self::set_up(name, TunDevice::create(name), |conf| {
@@ -149,7 +150,8 @@ impl HostDevice {
     /// another dataplane has `left`. The device accepts packets whose source is an address of the
     /// host, as in the outer headers of tunnels.
     ///
-    /// # Errors See [`TunError`].
+    /// # Errors
+    /// See [`TunError`].
     pub fn create_hop(left: Option<OwnedFd>) -> Result<Self, TunError> {
         let name = Self::HOP;
         // The device may have been deleted in the meantime.
@@ -216,7 +218,8 @@ impl HostDevice {
     /// Returns a sender for the device, for another worker. Only the owner of the device receives
     /// packets.
     ///
-    /// # Errors If the process has no free file descriptor.
+    /// # Errors
+    /// If the process has no free file descriptor.
     pub fn sender(&self) -> Result<Self, TunError> {
         let device = self.device.another();
         Ok(Self {
@@ -228,7 +231,8 @@ impl HostDevice {
         })
     }
 
-    /// Reinjects packets unchanged. Returns the number of refused packets.
+    /// Reinjects packets, with the TTL that they had when they arrived. Returns the number of
+    /// refused packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         if self.is_hop {
             for frame in &mut *frames {

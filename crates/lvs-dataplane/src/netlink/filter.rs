@@ -101,9 +101,10 @@ impl Filters {
     /// Attaches a program to the ingress of an interface, before all other filters. It replaces the
     /// filter of an earlier dataplane in one step: no frame bypasses both.
     ///
-    /// # Errors The interface does not exist, the kernel has no such filters
-    /// (`CONFIG_NET_SCH_INGRESS`, `CONFIG_NET_CLS_BPF`), or another program has filters of another
-    /// kind at the first preference.
+    /// # Errors
+    /// The interface does not exist, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
+    /// `CONFIG_NET_CLS_BPF`), or another program has filters of another kind at the first
+    /// preference.
     pub(crate) fn put(&mut self, ifindex: u32, program: i32) -> io::Result<()> {
         let there = self.at(ifindex, INGRESS)?;
         let there = there
@@ -132,7 +133,8 @@ impl Filters {
     /// Removes the filter of a dataplane, and the queueing discipline if the dataplane has created
     /// it and no other filter uses it. Returns whether there was a filter.
     ///
-    /// # Errors The kernel refuses the request or does not answer.
+    /// # Errors
+    /// The kernel refuses the request or does not answer.
     pub(crate) fn take_away(&mut self, ifindex: u32) -> io::Result<bool> {
         let there = self.at(ifindex, INGRESS)?;
         let Some(ours) = there.iter().find(|filter| filter.is_ours()) else {
@@ -155,7 +157,8 @@ impl Filters {
     /// Returns the kernel's number of the program that is the first filter at the ingress of an
     /// interface; 0 if the first filter is not a BPF program.
     ///
-    /// # Errors The kernel does not answer.
+    /// # Errors
+    /// The kernel does not answer.
     pub(crate) fn first(&mut self, ifindex: u32) -> io::Result<u32> {
         let there = self.at(ifindex, INGRESS)?;
         Ok(there.first().map_or(0, |filter| filter.program))
@@ -163,7 +166,8 @@ impl Filters {
 
     /// Returns the interfaces with a filter of a dataplane.
     ///
-    /// # Errors The kernel does not answer.
+    /// # Errors
+    /// The kernel does not answer.
     pub(crate) fn interfaces(&mut self) -> io::Result<BTreeSet<u32>> {
         let mut candidates = BTreeSet::new();
         let any = header(0, 0, 0, 0);

@@ -118,8 +118,9 @@ impl Netlink {
     /// Applies a bounded number of waiting events to `state`. Returns the changes. If events were
     /// lost, reads all tables again.
     ///
-    /// # Errors Events cannot be received, or the tables cannot be read; the next call then reads
-    /// them again. Earlier events stay applied to `state`.
+    /// # Errors
+    /// Events cannot be received, or the tables cannot be read; the next call then reads them
+    /// again. Earlier events stay applied to `state`.
     pub fn poll_events(&mut self, state: &mut NetState) -> Result<Changes, NetlinkError> {
         let mut changes = Changes::default();
         let mut routes_stale = false;
@@ -198,7 +199,8 @@ impl Netlink {
     /// would make the kernel repeat it even after this process has exited.) Permanent entries of
     /// the operator stay unchanged.
     ///
-    /// # Errors The kernel refuses.
+    /// # Errors
+    /// The kernel refuses.
     pub fn resolve(
         &mut self,
         state: &NetState,
@@ -229,7 +231,8 @@ impl Netlink {
     /// does not answer within three seconds counts as failed. Unresolved neighbours and permanent
     /// entries of the operator stay unchanged.
     ///
-    /// # Errors The kernel refuses.
+    /// # Errors
+    /// The kernel refuses.
     pub fn confirm(
         &mut self,
         state: &NetState,
@@ -287,7 +290,8 @@ impl Netlink {
     /// As [`Self::add_host_route`], with a protocol number by which routing daemons select the
     /// route. `replaces`: replaces an existing route in one step.
     ///
-    /// # Errors The kernel refuses, or the route exists and `replaces` is false.
+    /// # Errors
+    /// The kernel refuses, or the route exists and `replaces` is false.
     pub fn announce_route(
         &mut self,
         ip: IpAddr,

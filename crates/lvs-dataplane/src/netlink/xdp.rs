@@ -136,8 +136,8 @@ impl XdpFeatures {
     /// Returns the offloads of an interface.
     ///
     /// # Errors
-    /// `Unsupported` if the kernel does not report offloads by netlink; if it refuses the request
-    /// or does not answer.
+    /// `Unsupported` if the kernel does not report offloads by netlink. Also if the kernel refuses
+    /// the request or does not answer.
     pub(crate) fn offloads(&mut self, ifindex: u32) -> io::Result<Offloads> {
         let family = self.ethtool.ok_or(io::ErrorKind::Unsupported)?;
         let mut found = Offloads::default();

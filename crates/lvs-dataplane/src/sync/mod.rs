@@ -109,7 +109,8 @@ impl Daemons {
     /// Opens the sockets of a daemon, and creates its thread, which waits. `ports` is the value of
     /// `sync_ports` at the start of the first daemon, and `sock_size` that of `sync_sock_size`.
     ///
-    /// # Errors IPVS would refuse to start the daemon, or no descriptor or thread is available.
+    /// # Errors
+    /// IPVS would refuse to start the daemon, or no descriptor or thread is available.
     pub(crate) fn prepare(
         &self,
         daemon: &SyncDaemon,

@@ -31,7 +31,8 @@ pub(super) struct Sockets {
 impl Sockets {
     /// Opens the sockets.
     ///
-    /// # Errors The kernel would refuse to start the daemon.
+    /// # Errors
+    /// The kernel would refuse to start the daemon.
     pub(super) fn open(daemon: &SyncDaemon, ports: u16, sock_size: i32) -> Result<Self, Failure> {
         let last = port(daemon).checked_add(ports - 1);
         if last.is_none() {

@@ -174,7 +174,8 @@ impl WarmRestart {
     /// long ago. Otherwise starts without state and logs the reason. `tables` is the number of
     /// connection tables with this layout.
     ///
-    /// # Errors The memory cannot be allocated or mapped.
+    /// # Errors
+    /// The memory cannot be allocated or mapped.
     pub fn open(layout: Layout, tables: usize, mut state_keeper: StateKeeper) -> io::Result<Self> {
         let tables = tables.clamp(1, WORKERS_MAX);
         let mut left = None;
@@ -249,7 +250,8 @@ impl WarmRestart {
     /// The predecessor's connection tables, to be copied into [`memories`](Self::memories); `None`
     /// if `memories` are these tables.
     ///
-    /// # Errors No error is known.
+    /// # Errors
+    /// No error is known.
     pub(crate) fn memories_left(&self) -> io::Result<Option<Vec<Memory>>> {
         let left = lock(&self.left);
         left.as_ref().map(|(left, _)| left.memories()).transpose()
@@ -257,7 +259,8 @@ impl WarmRestart {
 
     /// Passes the new memory to the state keeper after all connections are copied.
     ///
-    /// # Errors The state keeper has exited.
+    /// # Errors
+    /// The state keeper has exited.
     pub(crate) fn has_taken_over(&self) -> io::Result<()> {
         let mut left = lock(&self.left);
         match left.take() {
@@ -273,7 +276,8 @@ impl WarmRestart {
 
     /// Stores services and settings.
     ///
-    /// # Errors They are too long.
+    /// # Errors
+    /// They are too long.
     pub(crate) fn save(&self, text: &[u8]) -> io::Result<()> {
         match self.area().save(text) {
             true => Ok(()),

@@ -86,8 +86,8 @@ impl StateKeeper {
     /// Connects to the state keeper of the dataplane of this name, or starts one. Call it while the
     /// process may still start programs.
     ///
-    /// # Errors No state keeper can be started, it belongs to another user, or another dataplane
-    /// uses it.
+    /// # Errors
+    /// No state keeper can be started, it belongs to another user, or another dataplane uses it.
     pub fn of(name: &str) -> io::Result<Self> {
         let name = format!("lvs-state:{name}").into_bytes();
         let mut child = None;
@@ -146,7 +146,8 @@ impl StateKeeper {
     /// Passes the socket of the shield to the state keeper, so that the shield stays in force if
     /// this dataplane is killed.
     ///
-    /// # Errors The state keeper has exited.
+    /// # Errors
+    /// The state keeper has exited.
     pub(crate) fn hold_shield(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         call(&self.name, ask::SHIELD, Some(socket)).map(drop)
     }
@@ -184,7 +185,8 @@ impl StateKeeper {
 
     /// Removes the state that a dataplane of this name has left. Returns false if there is none.
     ///
-    /// # Errors The state belongs to another user, or a dataplane uses it.
+    /// # Errors
+    /// The state belongs to another user, or a dataplane uses it.
     pub fn clean_up(name: &str) -> io::Result<bool> {
         let abstract_name = format!("lvs-state:{name}").into_bytes();
         match connect(&abstract_name).map(drop) {
@@ -385,7 +387,8 @@ impl Held {
 
 /// Runs a state keeper until no dataplane can use its descriptors any more.
 ///
-/// # Errors The name is in use, or the kernel refuses a descriptor.
+/// # Errors
+/// The name is in use, or the kernel refuses a descriptor.
 pub fn hold(name: &str) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
     listener.set_nonblocking(true)?;

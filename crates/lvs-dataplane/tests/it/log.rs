@@ -55,7 +55,7 @@ impl Dataplane {
     }
 
     /// Sends some requests, and then the call `stop`. Fails unless the program ends normally.
-    fn works_and_ends(mut self) {
+    fn answers_and_ends(mut self) {
         let mut client = self.client();
         for _ in 0..100 {
             client.call::<Info>(&Call::Info {}).expect("an answer");
@@ -85,41 +85,41 @@ impl Drop for Dataplane {
 }
 
 #[test]
-fn dataplane_with_full_log_disk_works_and_exits() {
+fn dataplane_with_full_log_disk_answers_and_exits() {
     let full = OpenOptions::new()
         .write(true)
         .open("/dev/full")
         .expect("/dev/full");
-    Dataplane::start("full", full, &[]).works_and_ends();
+    Dataplane::start("full", full, &[]).answers_and_ends();
 }
 
 #[test]
-fn dataplane_works_after_log_reader_has_exited() {
+fn dataplane_answers_after_log_reader_has_exited() {
     let mut dataplane = Dataplane::start("head", Stdio::piped(), &[]);
     let mut reader = BufReader::new(dataplane.process.stderr.take().expect("a pipe"));
     let mut line = String::new();
     reader.read_line(&mut line).expect("a line");
     assert!(line.contains("INFO"), "{line}");
     drop(reader);
-    dataplane.works_and_ends();
+    dataplane.answers_and_ends();
 }
 
 #[test]
-fn dataplane_works_with_log_reader_that_never_reads() {
+fn dataplane_answers_while_log_reader_never_reads() {
     let (from, to) = std::io::pipe().expect("a pipe");
     let mut filler = to.try_clone().expect("a copy");
     rustix::io::ioctl_fionbio(&filler, true).expect("the pipe can be non-blocking");
     while std::io::Write::write(&mut filler, &[b'\n'; 4096]).is_ok() {}
     rustix::io::ioctl_fionbio(&filler, false).expect("the pipe can be blocking");
     drop(filler);
-    Dataplane::start("pipe", to, &[]).works_and_ends();
+    Dataplane::start("pipe", to, &[]).answers_and_ends();
     drop(from);
 }
 
 #[test]
-fn dataplane_logs_its_exit() {
+fn dataplane_started_by_lvsd_marks_its_log_lines() {
     let (mut from, to) = std::io::pipe().expect("a pipe");
-    Dataplane::start("end", to, &[("LVS_STARTED_BY", "lvsd")]).works_and_ends();
+    Dataplane::start("end", to, &[("LVS_STARTED_BY", "lvsd")]).answers_and_ends();
     let mut text = String::new();
     from.read_to_string(&mut text).expect("text");
     assert!(text.contains("  INFO dataplane: ready at "), "{text}");
@@ -138,7 +138,7 @@ fn journal_is_recognised_by_inode_in_environment() {
             file,
             &[("JOURNAL_STREAM", &stream), ("LVS_LOG", "info")],
         )
-        .works_and_ends();
+        .answers_and_ends();
         let text = fs::read_to_string(&path).expect("text");
         let ready = text.lines().find(|line| line.contains(" ready at "));
         assert!(ready.is_some_and(|line| line.starts_with(prefix)), "{text}");

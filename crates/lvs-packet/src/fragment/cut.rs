@@ -30,9 +30,9 @@ enum Version {
     },
     V6 {
         id: u32,
-        /// Position of the field that names the protocol after the unfragmentable headers, and that
-        /// protocol.
+        /// Position of the field that names the header after the unfragmentable headers.
         named_at: usize,
+        /// The protocol number in this field.
         next: u8,
     },
 }

@@ -170,8 +170,9 @@ impl Queue {
         }
     }
 
-    /// The position of a fragment in the list. A fragment that repeats an earlier one is discarded
-    /// alone. A fragment that overlaps another one causes the whole datagram to be discarded
+    /// The position of a fragment in the list. A fragment that repeats an earlier one, or
+    /// contradicts the known end of the datagram, is discarded alone. A fragment that overlaps
+    /// another one, or would exceed [`PIECES_MAX`], causes the whole datagram to be discarded
     /// (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to IPv4 as well).
     fn place(&self, part: &Part<'_>) -> Result<usize, Misfit> {
         let reach = self.pieces.last().map_or(0, Piece::end);

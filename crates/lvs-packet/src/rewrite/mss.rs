@@ -15,7 +15,7 @@ const NOP: u8 = 1;
 const MSS: u8 = 2;
 const MSS_LEN: u8 = 4;
 
-/// Whether `packet`, whose bytes are `ip`, is a SYN or a SYN ACK of TCP.
+/// Whether `packet`, whose bytes are `ip`, is a TCP SYN, with or without ACK.
 #[inline]
 pub fn opens(ip: &[u8], packet: &Packet) -> bool {
     packet.protocol == Protocol::TCP
@@ -24,7 +24,7 @@ pub fn opens(ip: &[u8], packet: &Packet) -> bool {
             .is_some_and(|flags| flags & SYN != 0)
 }
 
-/// Whether `packet`, whose bytes are `ip`, is a SYN of TCP.
+/// Whether `packet`, whose bytes are `ip`, is a TCP SYN without ACK.
 #[inline]
 pub fn asks(ip: &[u8], packet: &Packet) -> bool {
     packet.protocol == Protocol::TCP
@@ -144,7 +144,7 @@ mod tests {
         }
 
         #[test]
-        fn mss_parser_stays_within_any_options(options in proptest::collection::vec(any::<u8>(), 0..40), cut in 0usize..60) {
+        fn mss_parser_of_any_options_does_not_panic(options in proptest::collection::vec(any::<u8>(), 0..40), cut in 0usize..60) {
             let (mut ip, _) = syn(false, &options);
             let packet = parse::ip(&ip, false).expect("valid");
             ip.truncate(ip.len().saturating_sub(cut));

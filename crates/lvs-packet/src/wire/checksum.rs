@@ -37,7 +37,7 @@ impl Sum {
         Self(self.0 + u64::from(fold(acc).to_be()))
     }
 
-    /// Adds a number.
+    /// Adds a 16-bit number.
     #[inline]
     #[must_use]
     pub const fn word(self, word: u16) -> Self {

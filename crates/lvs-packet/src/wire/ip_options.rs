@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn ip_options_parser_stays_within_any_bytes() {
+    fn ip_options_parser_of_any_bytes_does_not_panic() {
         // Try every option with every length and pointer, including headers that end within the
         // option.
         for kind in [7, 68, 131, 148, 30] {

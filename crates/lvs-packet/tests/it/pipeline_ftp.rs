@@ -135,11 +135,11 @@ struct Talk {
     client: SocketAddr,
     virt: SocketAddr,
     server: SocketAddr,
-    /// Sequence numbers of the client's next segment, and of the server's next segment for the
-    /// client.
+    /// Sequence number of the client's next segment.
     client_next: u32,
+    /// Sequence number of the server's next segment, as the client receives it.
     client_expects: u32,
-    /// The next sequence number of the server.
+    /// Sequence number of the server's next segment, as the server sends it.
     server_next: u32,
     server_expects: u32,
 }

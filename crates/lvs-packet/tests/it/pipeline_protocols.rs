@@ -190,7 +190,7 @@ fn sctp_association_is_translated_through_nat() {
 }
 
 #[test]
-fn sctp_association_is_aborted() {
+fn sctp_abort_of_either_end_closes_association() {
     let mut lab = lab(Protocol::SCTP, VIP, SERVER, Forwarding::Nat, Tunnel::Ipip);
     let init = sctp(CLIENT, VIP, &[(INIT, 16)]);
     let stray = sctp(CLIENT, VIP, &[(ABORT, 0)]);

@@ -164,10 +164,15 @@ mod tests {
 
     #[test]
     fn journal_is_recognised_by_device_and_inode() {
-        let (stream, _other) = UnixStream::pair().expect("a pair");
-        let meta = std::fs::File::from(stream.as_fd().try_clone_to_owned().expect("a copy"))
-            .metadata()
-            .expect("its inode");
+        let (stream, _other) = UnixStream::pair().expect("the sockets can be opened");
+        let meta = std::fs::File::from(
+            stream
+                .as_fd()
+                .try_clone_to_owned()
+                .expect("the copy can be made"),
+        )
+        .metadata()
+        .expect("the stream has metadata");
         let name = format!("{}:{}", meta.dev(), meta.ino());
         assert!(is_journal(&stream, Some(&name)));
         assert!(!is_journal(&stream, Some(&format!("{}:1", meta.dev()))));

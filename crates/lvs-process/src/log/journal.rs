@@ -151,11 +151,14 @@ mod tests {
 
     #[test]
     fn journal_record_has_its_fields_and_complete_text() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let path = directory.path().join("socket");
-        assert!(Journal::at(&path, String::new()).is_err(), "nobody listens");
-        let journal = UnixDatagram::bind(&path).expect("a socket");
-        let sender = Journal::at(&path, "lvsd".to_owned()).expect("somebody listens");
+        assert!(
+            Journal::at(&path, String::new()).is_err(),
+            "a sender was created without a socket"
+        );
+        let journal = UnixDatagram::bind(&path).expect("the socket can be opened");
+        let sender = Journal::at(&path, "lvsd".to_owned()).expect("the socket exists");
         let mut fields = Fields::default();
         fields.add("service", "web\n\x1eMESSAGE=forged");
         fields.add("server", "10.0.0.2:80");
@@ -164,7 +167,7 @@ mod tests {
         let line = format!("{} WARN server is down", fields.front());
         assert!(sender.send(Level::WARN, &line));
         let mut buffer = [0; 1024];
-        let length = journal.recv(&mut buffer).expect("a record");
+        let length = journal.recv(&mut buffer).expect("the record arrives");
         assert_eq!(
             String::from_utf8_lossy(&buffer[..length]),
             "PRIORITY=4\nSYSLOG_IDENTIFIER=lvsd\nLVS_SERVICE=webMESSAGE=forged\nLVS_SERVER=10.0.0.2:80\nLVS_CODE=refused\n\
@@ -173,21 +176,21 @@ mod tests {
         let mut fields = Fields::default();
         fields.add(EVENT, "server_down");
         assert!(sender.send(Level::WARN, &format!("{}x", fields.front())));
-        let length = journal.recv(&mut buffer).expect("a record");
+        let length = journal.recv(&mut buffer).expect("the record arrives");
         let text = String::from_utf8_lossy(&buffer[..length]);
         let id = message_id("server_down").expect("the message has an identifier");
         let expected = format!("LVS_EVENT=server_down\nMESSAGE_ID={id}\nMESSAGE=x\n");
         assert!(text.ends_with(&expected), "{text}");
         assert!(sender.send(Level::INFO, "one\ntwo\x1e\x1e"));
-        let length = journal.recv(&mut buffer).expect("a record");
+        let length = journal.recv(&mut buffer).expect("the record arrives");
         let text = b"MESSAGE\n\x09\0\0\0\0\0\0\0one\ntwo\x1e\x1e\n";
         assert!(buffer[..length].ends_with(text), "{:?}", &buffer[..length]);
         // A restarted journal receives records again, and without a journal only the record is
         // lost.
         drop(journal);
         assert!(!sender.send(Level::INFO, "lost"));
-        std::fs::remove_file(&path).expect("the file exists");
-        let journal = UnixDatagram::bind(&path).expect("a socket");
+        std::fs::remove_file(&path).expect("the file can be removed");
+        let journal = UnixDatagram::bind(&path).expect("the socket can be opened");
         assert!(sender.send(Level::INFO, "again"));
         assert!(journal.recv(&mut buffer).is_ok());
     }

@@ -110,13 +110,13 @@ mod tests {
             &[("service", "web".into()), ("pid", 7_u64.into())],
         );
         assert!(!text.contains('\n'), "{text}");
-        let object: Value = serde_json::from_str(&text).expect("JSON");
+        let object: Value = serde_json::from_str(&text).expect("the JSON is valid");
         assert_eq!(object["level"], "WARN");
         assert_eq!(object["program"], "lvsd");
         assert_eq!(object["message"], "two\nlines and a \"word\"");
         assert_eq!(object["service"], "web");
         assert_eq!(object["pid"], 7);
-        let time = object["time"].as_str().expect("a time");
+        let time = object["time"].as_str().expect("`time` is a text");
         assert!(time.ends_with('Z') && time.contains('T'), "{time}");
     }
 
@@ -125,8 +125,8 @@ mod tests {
         for long in ["\u{1}".repeat(100_000), "ä".repeat(100_000)] {
             let text = line("lvsd", Level::INFO, &long, &[("a", long.as_str().into())]);
             assert!(text.len() < 16 << 10, "{}", text.len());
-            let object: Value = serde_json::from_str(&text).expect("JSON");
-            let message = object["message"].as_str().expect("a message");
+            let object: Value = serde_json::from_str(&text).expect("the JSON is valid");
+            let message = object["message"].as_str().expect("`message` is a text");
             assert!(message.len() >= VALUE_MAX - 1, "{}", message.len());
         }
     }

@@ -255,14 +255,15 @@ mod tests {
 
     fn lines(mut from: io::PipeReader) -> Vec<String> {
         let mut text = String::new();
-        from.read_to_string(&mut text).expect("text");
+        from.read_to_string(&mut text)
+            .expect("the text can be read");
         text.lines().map(ToOwned::to_owned).collect()
     }
 
     #[test]
     fn log_lines_arrive_in_order_and_complete() {
-        let (from, to) = io::pipe().expect("a pipe");
-        let queue = Queue::start(to, Form::default(), None).expect("a thread");
+        let (from, to) = io::pipe().expect("the pipe can be created");
+        let queue = Queue::start(to, Form::default(), None).expect("the thread can be started");
         for n in 0..100 {
             queue.push(Level::INFO, &format!("line {n}\n"));
         }
@@ -288,8 +289,8 @@ mod tests {
     }
 
     fn reader_stops(length: usize, (least, most): (usize, usize)) {
-        let (from, to) = io::pipe().expect("a pipe");
-        let queue = Queue::start(to, Form::default(), None).expect("a thread");
+        let (from, to) = io::pipe().expect("the pipe can be created");
+        let queue = Queue::start(to, Form::default(), None).expect("the thread can be started");
         let line = "x".repeat(length);
         for _ in 0..100_000 {
             queue.push(Level::INFO, &line);
@@ -300,7 +301,7 @@ mod tests {
         // The loss is reported even if no other line follows.
         queue.flush(Duration::from_secs(60));
         drop(queue);
-        let lines = reader.join().expect("no panic");
+        let lines = reader.join().expect("the thread ends without a panic");
         let (stated, whole): (Vec<_>, Vec<_>) =
             lines.iter().partition(|line| line.contains(" lost"));
         assert!(whole.iter().all(|one| **one == line));
@@ -341,8 +342,9 @@ mod tests {
 
     #[test]
     fn lines_refused_by_full_disk_are_counted_and_reported_later() {
-        let (from, to) = io::pipe().expect("a pipe");
-        let queue = Queue::start(Full(5, to), Form::default(), None).expect("a thread");
+        let (from, to) = io::pipe().expect("the pipe can be created");
+        let queue =
+            Queue::start(Full(5, to), Form::default(), None).expect("the thread can be started");
         for n in 0..4 {
             queue.push(Level::INFO, &format!("line {n}"));
         }

@@ -15,10 +15,10 @@ fn sandboxed_dataplane_writes_only_to_its_directories_and_starts_no_program() {
     ) {
         return;
     }
-    let own = tempfile::tempdir().expect("a directory");
-    let other = tempfile::tempdir().expect("a directory");
+    let own = tempfile::tempdir().expect("the temporary directory can be created");
+    let other = tempfile::tempdir().expect("the temporary directory can be created");
     let read = other.path().join("read");
-    fs::write(&read, "read").expect("written");
+    fs::write(&read, "read").expect("the file can be written");
     let done = dataplane(&Places {
         socket: Some(own.path().join("x.sock")),
         tcp: false,
@@ -33,7 +33,7 @@ fn sandboxed_dataplane_writes_only_to_its_directories_and_starts_no_program() {
         let later = std::thread::spawn(move || kind(fs::remove_file(read))).join();
         assert!(
             later
-                .expect("it ended")
+                .expect("the thread ends without a panic")
                 .is_err_and(|k| refused.contains(&k))
         );
         let bound = TcpListener::bind("127.0.0.1:0").map(drop);
@@ -48,12 +48,15 @@ fn sandboxed_dataplane_writes_only_to_its_directories_and_starts_no_program() {
     }
     assert_eq!(done.by.len() + done.not_by.len(), 2, "{done}");
     // System calls that a dataplane still needs.
-    assert_eq!(fs::read_to_string(&read).expect("readable"), "read");
-    fs::write(own.path().join("lock"), "").expect("its own directory");
-    UnixListener::bind(own.path().join("x.sock")).expect("its socket");
+    assert_eq!(
+        fs::read_to_string(&read).expect("the file can be read"),
+        "read"
+    );
+    fs::write(own.path().join("lock"), "").expect("the file can be written");
+    UnixListener::bind(own.path().join("x.sock")).expect("the socket can be opened");
     File::options()
         .write(true)
         .open("/dev/null")
-        .expect("a device");
-    UdpSocket::bind("127.0.0.1:0").expect("datagrams");
+        .expect("the device can be opened");
+    UdpSocket::bind("127.0.0.1:0").expect("the socket can be opened");
 }

@@ -18,7 +18,7 @@ fn check_programs_are_sandboxed() {
     }
     let before = sh("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status");
     let done = daemon();
-    let place = tempfile::tempdir().expect("a directory");
+    let place = tempfile::tempdir().expect("the temporary directory can be created");
     let written = sh(&format!(
         "echo x > {0}/y && cat {0}/y",
         place.path().display()

@@ -10,11 +10,13 @@ fn ran_alone(test: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return false;
     }
-    let status = std::process::Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture"])
-        .env(ALONE, "1")
-        .status()
-        .expect("this program starts again");
+    let status = std::process::Command::new(
+        std::env::current_exe().expect("the path of this program is known"),
+    )
+    .args(["--exact", test, "--nocapture"])
+    .env(ALONE, "1")
+    .status()
+    .expect("this program starts again");
     assert!(status.success(), "{test}: {status}");
     true
 }

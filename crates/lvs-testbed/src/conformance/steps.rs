@@ -34,9 +34,9 @@ impl Known {
         Ok(())
     }
 
-    /// Destination of the frames: `addr:port` of a server, the reply that the client received, or
-    /// empty for a dropped frame. If a frame does not contain the server's port (direct routing,
-    /// tunnels), returns `expected` if that is possible.
+    /// The server (`addr:port`) to which a frame was sent, and the name of the reply that the
+    /// client received; `None` for neither. If a frame does not contain the server's port (direct
+    /// routing, tunnels), the server is `expected`, if that is possible.
     pub(super) fn whither(
         &self,
         sent: &[Emitted],

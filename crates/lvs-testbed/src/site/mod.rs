@@ -518,8 +518,8 @@ impl Site {
         self.director.sh(script).map(drop)
     }
 
-    /// Moves the VIP, and the address of the servers' gateway, to the second director, as VRRP
-    /// does. The first director must be disconnected.
+    /// Disconnects the first director, and moves the VIP and the address of the servers' gateway to
+    /// the second director, as VRRP does.
     ///
     /// # Errors
     ///

@@ -78,7 +78,7 @@ pub fn is_full() -> bool {
     std::env::var_os(FULL).is_some()
 }
 
-/// A size for `make test`, or the full size for `make test-rest`.
+/// Returns `quick` in `make test`, and `full` in `make test-rest`.
 #[must_use]
 pub fn size(quick: u64, full: u64) -> u64 {
     if is_full() { full } else { quick }

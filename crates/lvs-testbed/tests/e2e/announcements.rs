@@ -64,7 +64,7 @@ fn places(site: &Site) -> [Place<'_>; 4] {
     ]
 }
 
-/// Waits until all other announcements have been sent.
+/// Waits until the dataplane has sent all announcements of earlier events.
 fn settle(places: &[Place<'_>]) -> Result<()> {
     wait_until(
         "the dataplane to send no more announcements",

@@ -145,7 +145,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     let lint = site
         .director
         .sh(&format!("promtool check metrics <{} 2>&1", file.display()))?;
-    ensure!(lint.trim().is_empty(), "not empty: {lint}");
+    ensure!(lint.trim().is_empty(), "promtool reports faults: {lint}");
 
     // After all traffic has ended, the files that node_exporter reads have the counters of lvsd.
     let launcher = programs::find("lvs-run")?;
@@ -500,7 +500,7 @@ fn api_agrees_with_commands() -> Result<()> {
 /// Operates the dashboard in a browser.
 #[test]
 #[ignore = "needs Chromium"]
-fn dashboard_works_in_browser() -> Result<()> {
+fn dashboard_shows_state_and_makes_changes_in_browser() -> Result<()> {
     let mut site = site("page")?;
     configure(&site)?;
     let mut lvsd = start(&site)?;
@@ -592,7 +592,10 @@ fn dashboard_works_in_browser() -> Result<()> {
     browser.wait_for("#verdict", "1 server down", long)?;
     let first = browser
         .run("return [...document.querySelectorAll('main section')].find((s) => !s.hidden).id")?;
-    ensure!(first == "trouble", "not `trouble`: {first}");
+    ensure!(
+        first == "trouble",
+        "the first shown section is {first} instead of trouble"
+    );
 
     // The page can be used by keyboard, and the browser reported no violation of its content
     // security policy.

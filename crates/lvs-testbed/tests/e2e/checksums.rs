@@ -115,8 +115,8 @@ fn translations(seed: u64, count: u64, six: bool) {
                     let sum = oracle::unfinished(parts.src, parts.dst, parts.protocol, len);
                     ip[at..at + 2].copy_from_slice(&sum.to_be_bytes());
                     partial = Some(PartialChecksum {
-                        start: u16::try_from(parts.l4).expect("small"),
-                        offset: u16::try_from(field).expect("small"),
+                        start: u16::try_from(parts.l4).expect("the number fits into 16 bits"),
+                        offset: u16::try_from(field).expect("the number fits into 16 bits"),
                     });
                     unfinished += 1;
                 }
@@ -131,11 +131,11 @@ fn translations(seed: u64, count: u64, six: bool) {
             let packet = parse::ip(frame.bytes(), false).expect("a valid checksum stays valid");
             let end = entropy.pick(&[End::Source, End::Destination]);
             let to = socket(entropy, six);
-            nat::translate(&mut frame, &packet, end, to).expect("whole headers");
+            nat::translate(&mut frame, &packet, end, to).expect("the headers are complete");
             wire::decrement_ttl(frame.bytes_mut());
             done += 1;
             let mut bytes = frame.bytes().to_vec();
-            let parts = oracle::parts(&bytes).expect("a right header");
+            let parts = oracle::parts(&bytes).expect("the header is valid");
             oracle::finish(&mut bytes, &parts, &frame.offload)
                 .expect("the checksum field is at the same position");
             let (parts, _) = right(&bytes);
@@ -185,7 +185,7 @@ fn checksums_of_translated_icmp_errors_are_correct() {
         for _ in 0..CHAIN {
             let end = entropy.pick(&[End::Source, End::Destination]);
             let to = socket(entropy, six);
-            nat::translate_icmp(&mut ip, l4, end, to, true).expect("whole headers");
+            nat::translate_icmp(&mut ip, l4, end, to, true).expect("the headers are complete");
             done += 1;
             let (outer, _) = right(&ip);
             let quoted = &ip[l4 + 8..];
@@ -235,7 +235,7 @@ fn checksums_of_outer_headers_are_correct() {
         let mut frame = Frame::from_bytes(&inner);
         tunnel::encapsulate(&mut frame, &outer).expect("the space suffices");
         let ip = frame.bytes();
-        let parts = oracle::parts(ip).expect("a right outer header");
+        let parts = oracle::parts(ip).expect("the outer header is valid");
         assert_eq!(
             (parts.src, parts.dst, parts.len),
             (outer.src, outer.dst, ip.len())

@@ -35,7 +35,7 @@ fn direct_routing_connections_survive_death_and_return_of_director() -> Result<(
 
 #[test]
 #[ignore = "needs keepalived"]
-fn maintenance_on_and_off_keeps_connections_nat() -> Result<()> {
+fn nat_connections_survive_maintenance_of_director() -> Result<()> {
     nothing_breaks(Scenario::Planned, Forward::Nat)
 }
 
@@ -73,13 +73,13 @@ fn dead_proxy_breaks_its_connections() -> Result<()> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn maintenance_on_and_off_keeps_connections_tun() -> Result<()> {
+fn tunnel_connections_survive_maintenance_of_director() -> Result<()> {
     nothing_breaks(Scenario::Planned, Forward::Tun)
 }
 
 #[test]
 #[ignore = "needs keepalived"]
-fn maintenance_on_and_off_keeps_connections_by_ipv6_nat() -> Result<()> {
+fn ipv6_nat_connections_survive_maintenance_of_director() -> Result<()> {
     let options = ClusterOptions {
         ipv6: true,
         ..options(Forward::Nat)

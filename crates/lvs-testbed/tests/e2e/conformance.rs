@@ -126,7 +126,7 @@ fn check_fast_path(files: &[PathBuf], forwarded: u64) {
         .values()
         .map(|counts| counts.forwarded.all)
         .sum();
-    assert!(all >= forwarded, "{all} frames");
+    assert!(all >= forwarded, "only {all} frames were forwarded");
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn check(file: &Path) -> Result<(Option<i32>, String, String)> {
         .args(["convert", "--check"])
         .arg(file)
         .output()
-        .context("lvsd convert --check")?;
+        .context("cannot run lvsd convert --check")?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok((
         output.status.code(),

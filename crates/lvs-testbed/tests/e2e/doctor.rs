@@ -50,7 +50,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     let site = site("docthost", Forward::Nat)?;
     let all = findings(&site)?;
-    ensure!(all.is_empty(), "not empty: {all:?}");
+    ensure!(all.is_empty(), "doctor reports findings: {all:?}");
 
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
     let output = fix(&site, "rp_filter of eth0 is strict")?;
@@ -122,7 +122,7 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
         (
             "ingress",
             "eth0",
-            "may drop packets, but no packets of services",
+            "may drop packets, but has no effect on packets of services",
             "lvsadm filter add",
         ),
         (
@@ -160,7 +160,7 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     );
     site.director.sh("nft delete table netdev t")?;
     let all = findings(&site)?;
-    ensure!(all.is_empty(), "not empty: {all:?}");
+    ensure!(all.is_empty(), "doctor reports findings: {all:?}");
     Ok(())
 }
 

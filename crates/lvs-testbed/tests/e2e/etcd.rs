@@ -352,7 +352,10 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
                 }
             }
         }
-        ensure!(kept == 1, "{lost}: {kept} files");
+        ensure!(
+            kept == 1,
+            "{lost}: {kept} files of sources are kept instead of 1"
+        );
         lvsd = start(&site, &site.director, "d1")?;
         wait_status(&site, "what stays", |status| {
             status.contains("NOT KNOWN YET; 1 service of the dataplane unchanged")

@@ -107,7 +107,11 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
         content::fill(0, &mut expected);
         for number in 0..4 {
             let file = dir.join(format!("testfile{number}-{}", index + 1));
-            ensure!(fs::read(&file)? == expected, "{} differs", file.display());
+            ensure!(
+                fs::read(&file)? == expected,
+                "{} differs from what was sent",
+                file.display()
+            );
             fs::remove_file(file)?;
         }
     }

@@ -543,7 +543,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
+fn fast_path_forwards_every_byte_over_ipv6() -> Result<()> {
     for (forward, flag) in [
         (Forward::Nat, "-m"),
         (Forward::FullNat, "--fullnat"),
@@ -565,7 +565,10 @@ fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
         let arguments = ["-sS", "-f", "-g", "-m", "240", "-o", "/dev/null", &url];
         site.client.run("curl", &arguments)?;
         let (requests, replies) = shares(&site)?;
-        ensure!(requests > 100, "{forward:?}: {requests} requests");
+        ensure!(
+            requests > 100,
+            "{forward:?}: the kernel fast path forwarded only {requests} packets of clients"
+        );
         ensure!(
             (replies > 100) == (forward != Forward::Dr),
             "the kernel fast path forwarded {replies} replies"
@@ -652,7 +655,10 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
-    ensure!(left.trim().is_empty(), "not empty: {left}");
+    ensure!(
+        left.trim().is_empty(),
+        "files are left in /sys/fs/bpf/lvs: {left}"
+    );
     Ok(())
 }
 

@@ -90,7 +90,10 @@ fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Resul
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
-    ensure!(left.trim().is_empty(), "not empty: {left}");
+    ensure!(
+        left.trim().is_empty(),
+        "files are left in /sys/fs/bpf/lvs: {left}"
+    );
     Ok(())
 }
 

@@ -110,7 +110,10 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
-    ensure!(left.trim().is_empty(), "not empty: {left}");
+    ensure!(
+        left.trim().is_empty(),
+        "files are left in /sys/fs/bpf/lvs: {left}"
+    );
     site.add_service(80, "rr")?;
     download(&site)
 }

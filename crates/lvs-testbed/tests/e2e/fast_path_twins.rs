@@ -31,12 +31,18 @@ fn same(names: &[&str], seed: u64) {
                 println!(
                     "{name}: {all} of {frames} frames were forwarded by the programs, {early} of them by XDP"
                 );
-                assert!(all > frames / 20, "{all} of {frames}");
+                assert!(
+                    all > frames / 20,
+                    "only {all} of {frames} frames were forwarded"
+                );
                 // The XDP program runs for half of the frames; it forwards no frames into tunnels.
                 let tunnel = !["nat", "fullnat", "dr"]
                     .iter()
                     .any(|kind| name.starts_with(kind));
-                assert!(tunnel && early == 0 || early > all / 4, "{early} of {all}");
+                assert!(
+                    tunnel && early == 0 || early > all / 4,
+                    "XDP forwarded {early} of {all} frames"
+                );
             }
             Err(error) => not_tested(&error),
         }
@@ -44,34 +50,34 @@ fn same(names: &[&str], seed: u64) {
 }
 
 #[test]
-fn kernel_fast_path_equals_userspace_nat() {
+fn kernel_fast_path_sends_same_nat_frames_as_userspace() {
     same(&["nat4", "nat6"], 1);
 }
 
 #[test]
-fn kernel_fast_path_equals_userspace_full_nat() {
+fn kernel_fast_path_sends_same_full_nat_frames_as_userspace() {
     same(&["fullnat4", "fullnat6"], 7);
 }
 
 #[test]
-fn kernel_fast_path_equals_userspace_direct_routing() {
+fn kernel_fast_path_sends_same_direct_routing_frames_as_userspace() {
     same(&["dr4", "dr6"], 2);
 }
 
 #[test]
-fn kernel_fast_path_equals_userspace_ipip() {
+fn kernel_fast_path_sends_same_ipip_frames_as_userspace() {
     same(&["ipip-4in4", "ipip-6in6", "ipip-6in4"], 3);
 }
 
 #[test]
 #[ignore = "long"]
-fn kernel_fast_path_equals_userspace_gre() {
+fn kernel_fast_path_sends_same_gre_frames_as_userspace() {
     same(&["gre-bare-4in4", "gre-bare-6in6"], 4);
 }
 
 #[test]
 #[ignore = "long"]
-fn kernel_fast_path_equals_userspace_gue() {
+fn kernel_fast_path_sends_same_gue_frames_as_userspace() {
     same(&["gue-bare-4in4", "gue-bare-6in6", "gue-6in4"], 5);
 }
 

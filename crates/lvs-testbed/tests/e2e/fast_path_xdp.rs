@@ -97,19 +97,19 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
 }
 
 #[test]
-fn xdp_forwards_every_byte_nat() -> Result<()> {
+fn xdp_forwards_every_byte_through_nat() -> Result<()> {
     forwards("xdp-nat", Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn xdp_forwards_every_byte_full_nat() -> Result<()> {
+fn xdp_forwards_every_byte_through_full_nat() -> Result<()> {
     forwards("xdp-fnat", Forward::FullNat)
 }
 
 #[test]
 #[ignore = "long"]
-fn xdp_forwards_every_byte_direct_routing() -> Result<()> {
+fn xdp_forwards_every_byte_by_direct_routing() -> Result<()> {
     forwards("xdp-dr", Forward::Dr)
 }
 

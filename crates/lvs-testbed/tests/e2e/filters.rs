@@ -618,7 +618,10 @@ fn tun_backend_traffic_passes_the_hosts_firewall() -> Result<()> {
             "nft 'add table inet fw; flush table inet fw; add chain inet fw c {{ type filter hook forward priority 0; }}; \
              add rule inet fw c {way} lvs-tun0 tcp {port} 80 counter drop'"
         ))?;
-        ensure!(!served(&site)?, "{way} {port} passes");
+        ensure!(
+            !served(&site)?,
+            "the rule with {way} and {port} does not drop packets"
+        );
         site.director.sh("nft delete table inet fw")?;
         serves(&site, "without the rule")?;
     }

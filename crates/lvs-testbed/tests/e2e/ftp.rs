@@ -135,7 +135,11 @@ impl Ftp {
             uploads[0].join("up-2"),
         ] {
             let found = sum(site, &path).with_context(|| what.to_owned())?;
-            ensure!(found == self.sum, "{what}: {} differs", path.display());
+            ensure!(
+                found == self.sum,
+                "{what}: {} differs from what was sent",
+                path.display()
+            );
         }
         for name in ["up-1", "up-2"] {
             fs::remove_file(uploads[0].join(name))?;
@@ -253,18 +257,24 @@ fn data_connections_are_to_the_virtual_address(
         "too few passive data connections were listed: {listed:#?}"
     );
     let named = ftp.ports_named()?;
-    ensure!(named.len() == active, "clients named the ports {named:?}");
+    ensure!(
+        named.len() == active,
+        "clients did not name {active} ports: {named:?}"
+    );
     // The listing shows a port once, even if a client named it twice.
     for port in named {
         let data = |line: &String| line.contains(&format!(":{port} {virt}:20 "));
-        ensure!(listed.iter().any(data), "no port {port} in {listed:#?}");
+        ensure!(
+            listed.iter().any(data),
+            "no data connection to port {port} was listed: {listed:#?}"
+        );
     }
     Ok(())
 }
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_transfer_files_nat() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_through_nat() -> Result<()> {
     let ftp = Ftp::new(options("ftp-others", Forward::Nat), &["--helper", "ftp"])?;
     ftp.serve(ftp.site.service(21), "-s rr")?;
     ftp.other_clients()?;
@@ -273,7 +283,7 @@ fn lftp_and_tnftp_transfer_files_nat() -> Result<()> {
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_transfer_files_direct_routing() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_by_direct_routing() -> Result<()> {
     let ftp = Ftp::new(options("ftp-dr-others", Forward::Dr), &[])?;
     ftp.serve(ftp.site.service(21), "-s rr -p 300")?;
     ftp.other_clients()
@@ -281,7 +291,7 @@ fn lftp_and_tnftp_transfer_files_direct_routing() -> Result<()> {
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_transfer_files_nat_ipv6() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_through_ipv6_nat() -> Result<()> {
     let ftp = Ftp::new(
         options("ftp-six-others", Forward::Nat),
         &["--helper", "ftp"],
@@ -312,7 +322,7 @@ fn ftp_nat_with_helper_transfers_files() -> Result<()> {
     ))?;
     for number in 1..=8 {
         let found = sum(&ftp.site, &dir.join(number.to_string()))?;
-        ensure!(found == ftp.sum, "download {number} differs");
+        ensure!(found == ftp.sum, "download {number} differs from the file");
     }
     let listing = ftp.site.lvsadm("-L -n")?;
     let shares = lvs_testbed::listing::rows(&listing)
@@ -341,7 +351,7 @@ fn ftp_nat_with_dataplane_vip_without_offloads_transfers_files() -> Result<()> {
 /// The host routes all packets to the dataplane, including those of data connections from port 20.
 #[test]
 #[ignore = "long"]
-fn ftp_transfers_work_through_tun_device() -> Result<()> {
+fn ftp_through_tun_device_transfers_files() -> Result<()> {
     let mut options = options("ftp-hop", Forward::Nat);
     options.vip = Vip::Dataplane;
     options.ip_forward = true;
@@ -352,7 +362,7 @@ fn ftp_transfers_work_through_tun_device() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn ftp_transfers_work_nat_ipv6() -> Result<()> {
+fn ftp_ipv6_nat_transfers_files() -> Result<()> {
     let ftp = Ftp::new(options("ftp-six", Forward::Nat), &["--helper", "ftp"])?;
     let vip = IpAddr::V6(ftp.site.vip6);
     ftp.serve(SocketAddr::new(vip, 21), "-s rr")?;

@@ -191,7 +191,7 @@ fn errors_in_transit(site: &Site) -> Result<String> {
 /// With `schedule_icmp`, the dataplane intercepts and drops ICMP errors without ports. A change of
 /// the sysctl takes effect while the dataplane runs.
 #[test]
-fn schedule_icmp_extends_interception() -> Result<()> {
+fn schedule_icmp_intercepts_icmp_errors_without_ports() -> Result<()> {
     let mut site = site("transit-errors", Vip::Host)?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;

@@ -53,7 +53,7 @@ fn weather(seed: u64, names: &[&str]) {
         let resident = resident();
         assert!(
             resident < RESIDENT_MAX,
-            "{name}: {resident} bytes of memory"
+            "{name}: the tests use too much memory: {resident} bytes"
         );
     }
     println!("{drops:?}");
@@ -68,45 +68,45 @@ fn resident() -> usize {
 }
 
 #[test]
-fn packet_path_withstands_hostile_frames_nat4() {
+fn hostile_frames_through_ipv4_nat_cause_no_panic_or_invalid_frame() {
     weather(1, &["nat4"]);
 }
 
 #[test]
-fn packet_path_withstands_hostile_frames_nat6() {
+fn hostile_frames_through_ipv6_nat_cause_no_panic_or_invalid_frame() {
     weather(2, &["nat6"]);
 }
 
 #[test]
-fn packet_path_withstands_hostile_frames_direct_routing() {
+fn hostile_frames_by_direct_routing_cause_no_panic_or_invalid_frame() {
     weather(3, &["dr4", "dr6"]);
 }
 
 #[test]
-fn packet_path_withstands_hostile_frames_ipip() {
+fn hostile_frames_through_ipip_cause_no_panic_or_invalid_frame() {
     weather(4, &["ipip-4in4", "ipip-6in6"]);
 }
 
 #[test]
 #[ignore = "long"]
-fn packet_path_withstands_hostile_frames_ipip_mixed() {
+fn hostile_frames_through_ipip_of_another_family_cause_no_panic_or_invalid_frame() {
     weather(5, &["ipip-4in6", "ipip-6in4"]);
 }
 
 #[test]
 #[ignore = "long"]
-fn packet_path_withstands_hostile_frames_gre() {
+fn hostile_frames_through_gre_cause_no_panic_or_invalid_frame() {
     weather(6, &["gre-4in4", "gre-6in6"]);
 }
 
 #[test]
 #[ignore = "long"]
-fn packet_path_withstands_hostile_frames_gue() {
+fn hostile_frames_through_gue_cause_no_panic_or_invalid_frame() {
     weather(7, &["gue-4in4", "gue-6in6"]);
 }
 
 #[test]
 #[ignore = "long"]
-fn packet_path_withstands_hostile_frames_gue_mixed() {
+fn hostile_frames_through_gue_of_another_family_cause_no_panic_or_invalid_frame() {
     weather(8, &["gue-4in6", "gue-6in4"]);
 }

@@ -161,7 +161,7 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     );
     ensure!(
         received + missed >= least as u64,
-        "{least} frames at least, of which {missed} were missed: {line}"
+        "fewer than {least} frames were received or missed ({missed} missed): {line}"
     );
     Ok(())
 }

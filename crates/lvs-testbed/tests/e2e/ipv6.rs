@@ -71,7 +71,7 @@ fn virt6(site: &Site) -> SocketAddr {
 }
 
 #[test]
-fn ipv6_requests_are_served_nat() -> Result<()> {
+fn ipv6_requests_are_served_through_nat() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane] {
         let site = site("v6-nat", Forward::Nat, vip)?;
         add(&site, virt6(&site), true, "-m")?;
@@ -87,7 +87,7 @@ fn ipv6_requests_are_served_nat() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn ipv6_requests_are_served_direct_routing() -> Result<()> {
+fn ipv6_requests_are_served_by_direct_routing() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane, Vip::Routed] {
         let site = site("v6-dr", Forward::Dr, vip)?;
         add(&site, virt6(&site), true, "-g")?;

@@ -25,7 +25,7 @@ const DEAD: Duration = Duration::from_secs(5);
 /// Time between two kills of a dataplane.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// Keeper of the connections while no dataplane runs.
+/// The means by which connections survive while no dataplane runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// The kernel fast path.
@@ -332,7 +332,7 @@ const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t"
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_survive_kills_fast_path() -> Result<()> {
+fn connections_on_fast_path_survive_repeated_kills() -> Result<()> {
     for (label, forward) in ALL.into_iter().chain([("f", Forward::FullNat)]) {
         compared(&format!("inkm{label}"), (forward, By::Kernel))?;
     }
@@ -341,7 +341,7 @@ fn connections_survive_kills_fast_path() -> Result<()> {
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_survive_kills_several_workers_and_tun_device() -> Result<()> {
+fn connections_of_several_workers_and_tun_device_survive_repeated_kills() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdw{label}"), (forward, By::Workers))?;
     }
@@ -350,7 +350,7 @@ fn connections_survive_kills_several_workers_and_tun_device() -> Result<()> {
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_survive_kills_state_keeper() -> Result<()> {
+fn connections_with_state_keeper_survive_repeated_kills() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdm{label}"), (forward, By::StateKeeper))?;
     }
@@ -370,12 +370,12 @@ fn with_another_version(by: By) -> Result<()> {
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn connections_survive_fast_path_of_another_version() -> Result<()> {
+fn connections_on_fast_path_survive_change_of_version() -> Result<()> {
     with_another_version(By::Kernel)
 }
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn connections_survive_state_keeper_of_another_version() -> Result<()> {
+fn connections_with_state_keeper_survive_change_of_version() -> Result<()> {
     with_another_version(By::StateKeeper)
 }

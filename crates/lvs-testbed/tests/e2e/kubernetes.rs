@@ -420,7 +420,9 @@ impl Bed {
     }
 
     fn director(&mut self, index: usize) -> Result<&mut Proc> {
-        self.directors[index].as_mut().context("it runs")
+        self.directors[index]
+            .as_mut()
+            .context("the process was not started")
     }
 
     /// Returns the output of `lvsd status`, also if the command fails because no `lvsd` answers.
@@ -614,7 +616,7 @@ impl Bed {
         let permitted: BTreeSet<Right> = permitted.map(|(_, right)| right).collect();
         ensure!(
             used == permitted,
-            "used {used:#?}, permitted {permitted:#?}"
+            "the directors do not use exactly the permitted rights: used {used:#?}, permitted {permitted:#?}"
         );
         println!(
             "rights: {} permitted, and exactly these are used",
@@ -1222,7 +1224,10 @@ const LOST: &str = "DOES NOT ANSWER";
 fn api_server_killed(bed: &mut Bed) -> Result<()> {
     bed.under_load("API server killed and back", |bed| {
         let before = [0, 1].map(|index| bed.servers(index, &bed.web()));
-        bed.server.take().context("it runs")?.kill();
+        bed.server
+            .take()
+            .context("the process was not started")?
+            .kill();
         bed.wait("both directors to report the lost API server", |bed| {
             [0, 1].iter().all(|&index| bed.status(index).contains(LOST))
         })?;
@@ -1285,7 +1290,7 @@ fn compact_while_director_is_stopped(
     // SIGTERM ends watches cleanly, so that lvsd continues them and lists nothing again.
     bed.server
         .take()
-        .context("it runs")?
+        .context("the process was not started")?
         .stop(Signal::SIGTERM)?;
     etcdctl(bed, "put /lvs-test x")?;
     let status: Value = serde_json::from_str(&etcdctl(bed, "endpoint status -w json")?)?;
@@ -1301,7 +1306,10 @@ fn compact_while_director_is_stopped(
 /// The API server refuses the old token, so that the directors must read the new one.
 fn token_replaced(bed: &mut Bed) -> Result<()> {
     bed.under_load("token replaced", |bed| {
-        bed.server.take().context("it runs")?.kill();
+        bed.server
+            .take()
+            .context("the process was not started")?
+            .kill();
         bed.start_api_server("second")?;
         bed.wait("the API server to refuse the old token", |bed| {
             [0, 1].iter().all(|&index| {

@@ -53,7 +53,7 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
     ))?;
     site.director
         .spawn("ldirectord", &[file.as_os_str(), "start".as_ref()])
-        .context("starting ldirectord (package ldirectord)")
+        .context("cannot start ldirectord: install the package ldirectord")
 }
 
 /// Waits until the listing contains exactly these servers (by number), with these weights.

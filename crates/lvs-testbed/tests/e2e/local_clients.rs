@@ -295,7 +295,10 @@ fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
         listener.log().matches(&honest).count() == 2
     })?;
     let log = listener.log().replace("ready\n", "").replace(&honest, "");
-    ensure!(log.is_empty(), "not empty: {log}");
+    ensure!(
+        log.is_empty(),
+        "the server received forged datagrams: {log}"
+    );
     Ok(())
 }
 
@@ -569,7 +572,10 @@ fn port_of_refused_local_client_can_be_used_again() -> Result<()> {
         let service = SocketAddr::new(vip, 81);
         for port in [40_001, 40_002, 40_001] {
             let refused = ask(service, port)?;
-            ensure!(refused == "7", "{service} from {port}: {refused}");
+            ensure!(
+                refused == "7",
+                "the connection to {service} from port {port} was not refused: curl's exit status is {refused}"
+            );
         }
     }
     ensure!(hidden_clients(&site)? > 0);

@@ -61,7 +61,7 @@ fn keepalived(site: &Site, file: &std::path::Path) -> Result<Proc> {
     let launcher = programs::find("lvs-run")?;
     site.director
         .spawn(launcher.display().to_string(), &arguments)
-        .context("starting keepalived (package keepalived)")
+        .context("cannot start keepalived: install the package keepalived")
 }
 
 /// Waits until the listing contains exactly these servers (by number), with these weights.

@@ -293,7 +293,11 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
     let steady = site.client.steady_load(&load)?;
     for round in 0..20 {
         let status = lvsd.stop(Signal::SIGTERM)?;
-        ensure!(status.success(), "round {round}: {status}: {}", lvsd.log());
+        ensure!(
+            status.success(),
+            "round {round}: lvsd failed at its exit: {status}: {}",
+            lvsd.log()
+        );
         ensure!(
             usable(&site) == 3,
             "round {round}: not all 3 servers are usable"
@@ -447,7 +451,7 @@ fn probes_leave_no_connection_in_time_wait() -> Result<()> {
     std::thread::sleep(Duration::from_secs(2));
     for host in [&site.director, &site.servers[0]] {
         let left = host.sh("ss -Htan state time-wait")?;
-        ensure!(left.is_empty(), "not empty: {left}");
+        ensure!(left.is_empty(), "connections are left in TIME-WAIT: {left}");
     }
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())

@@ -98,7 +98,7 @@ fn other_routing_daemons_follow_announcements() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD, FRR and ExaBGP"]
-fn routing_daemons_follow_the_tun_backend() -> Result<()> {
+fn routing_daemons_follow_announcements_of_tun_backend() -> Result<()> {
     nothing_breaks(Scenario::Routed, Forward::Tun)
 }
 

@@ -14,7 +14,7 @@ macro_rules! method {
             }
 
             #[test]
-            fn methods_transfer_all_bytes_and_list_connections() -> Result<()> {
+            fn each_forwarding_method_transfers_all_bytes_and_lists_connections() -> Result<()> {
                 let site = common::site(options("http", 4))?;
                 common::requests_and_listings(&site)?;
                 site.lvsadm("-C")?;
@@ -22,7 +22,7 @@ macro_rules! method {
             }
 
             #[test]
-            fn methods_forward_bulk_iperf_and_dns() -> Result<()> {
+            fn each_forwarding_method_forwards_bulk_iperf_and_dns() -> Result<()> {
                 let site = common::site(options("bulk", 2))?;
                 site.add_service(80, "rr")?;
                 common::bulk(&site)?;

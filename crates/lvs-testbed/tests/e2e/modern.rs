@@ -83,7 +83,7 @@ impl<'a> Daemon<'a> {
     }
 
     fn running(&self) -> Result<&Proc> {
-        self.program.as_ref().context("the program was started")
+        self.program.as_ref().context("lvsd was not started")
     }
 
     /// Waits until the service has `servers` servers.
@@ -196,19 +196,19 @@ fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
 }
 
 #[test]
-fn connections_of_removed_server_are_reset_at_both_ends_nat() -> Result<()> {
+fn nat_connections_of_removed_server_are_reset_at_both_ends() -> Result<()> {
     remove_one_server(Forward::Nat, false)?;
     remove_one_server(Forward::Nat, true)
 }
 
 #[test]
-fn connections_of_removed_server_are_reset_at_both_ends_direct_routing() -> Result<()> {
+fn direct_routing_connections_of_removed_server_are_reset_at_both_ends() -> Result<()> {
     remove_one_server(Forward::Dr, false)?;
     remove_one_server(Forward::Dr, true)
 }
 
 #[test]
-fn connections_of_removed_server_are_reset_at_both_ends_tunnel() -> Result<()> {
+fn tunnel_connections_of_removed_server_are_reset_at_both_ends() -> Result<()> {
     remove_one_server(Forward::Tun, false)
 }
 
@@ -361,7 +361,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     let after =
         |us: u128| i128::try_from(us / 1000).unwrap_or(0) - i128::try_from(down).unwrap_or(0);
     println!(
-        "silence is known after {} ms; clients are reset {} ms (median), {} ms (p99), {} ms (last) after that",
+        "lvsd detects the silent server after {} ms; clients are reset {} ms (median), {} ms (p99), {} ms (last) after that",
         down.saturating_sub(silent),
         after(ends[ends.len() / 2]),
         after(ends[ends.len() * 99 / 100]),

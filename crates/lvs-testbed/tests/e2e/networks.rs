@@ -132,7 +132,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
         .finish()
         .context("the download failed after eth1 was renamed")?;
     new_connections(&site, "another name")?;
-    is_logged_once(&site, "eth1 is called lan1 now")?;
+    is_logged_once(&site, "the interface eth1 was renamed to lan1")?;
     let rules = || director.sh("nft list ruleset").unwrap_or_default();
     wait_until(
         "the host to have the rules for the interface name",

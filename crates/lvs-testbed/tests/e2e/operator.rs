@@ -468,7 +468,7 @@ fn completions_and_manual_page_are_read_by_their_programs() -> Result<()> {
         .arg(dir.path().join("lvsadm.8"))
         .env("MANWIDTH", "80")
         .output()
-        .context("starting man (package man-db)")?;
+        .context("cannot start man: install the package man-db")?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(
         output.stderr.is_empty() && text.contains("lvsadm"),

@@ -370,7 +370,10 @@ fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
         "no `NOT READY, waits for a restart of the dataplane` or no `without the peers 192.0.2.99` in {printed}"
     );
     let found = super::doctor::findings_with_code(&site, "director_not_ready")?;
-    ensure!(found.len() == 1, "not 1 entry: {found:?}");
+    ensure!(
+        found.len() == 1,
+        "doctor does not report exactly one finding: {found:?}"
+    );
     let status: Value = serde_json::from_str(&ask("status --json")?)?;
     site.director
         .sh(&format!("kill -KILL {}", status["dataplane"]["pid"]))?;

@@ -119,7 +119,7 @@ fn every_hop(site: &mut Site, hops: &[Narrow], kinds: &[(bool, bool, &str)]) -> 
 }
 
 #[test]
-fn pmtu_is_discovered_nat() -> Result<()> {
+fn pmtu_is_discovered_through_nat() -> Result<()> {
     let mut site = site("pmtu-nat", Forward::Nat)?;
     let hops = [Narrow::Client, Narrow::Director];
     every_hop(
@@ -169,7 +169,7 @@ fn nat_client_receives_icmp_error_of_hop_behind_director() -> Result<()> {
 }
 
 #[test]
-fn pmtu_is_discovered_tunnels_of_ipv4() -> Result<()> {
+fn pmtu_is_discovered_through_ipv4_tunnels() -> Result<()> {
     let mut site = site("pmtu-tun4", Forward::Tun)?;
     every_hop(
         &mut site,
@@ -185,7 +185,7 @@ fn pmtu_is_discovered_tunnels_of_ipv4() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn pmtu_is_discovered_tunnels_of_ipv6() -> Result<()> {
+fn pmtu_is_discovered_through_ipv6_tunnels() -> Result<()> {
     let mut site = site("pmtu-tun6", Forward::Tun)?;
     every_hop(
         &mut site,
@@ -202,7 +202,7 @@ fn pmtu_is_discovered_tunnels_of_ipv6() -> Result<()> {
 /// Requests reach the narrow hop before the director; replies, which bypass the director, reach it
 /// on the path to the client.
 #[test]
-fn pmtu_is_discovered_direct_routing() -> Result<()> {
+fn pmtu_is_discovered_by_direct_routing() -> Result<()> {
     let mut site = Site::new(SiteOptions::with_servers("pmtu-dr", Forward::Dr, 1))?;
     site.serve("big", SIZE)?;
     for (four, six, device) in [

@@ -488,7 +488,10 @@ fn persistent_clients_keep_their_server() -> Result<()> {
     site.fail_over()?;
     for _ in 0..8 {
         let now = ask()?;
-        ensure!(now == name, "{now} instead of {name}");
+        ensure!(
+            now == name,
+            "{now} answered the persistent client instead of {name}"
+        );
     }
     Ok(())
 }

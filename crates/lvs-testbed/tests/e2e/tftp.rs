@@ -50,28 +50,31 @@ fn fetch(site: &Site) -> Result<()> {
     let servers = rows.iter().filter(|row| row.is_server());
     for server in servers {
         let transfers = server.number(3)?;
-        ensure!(transfers == clients.len() as u64, "InActConn: {listing}");
+        ensure!(
+            transfers == clients.len() as u64,
+            "InActConn is not the number of clients: {listing}"
+        );
     }
     Ok(())
 }
 
 #[test]
 #[ignore = "needs tftp-hpa and atftp"]
-fn tftp_file_arrives_nat() -> Result<()> {
+fn tftp_file_arrives_through_nat() -> Result<()> {
     let (site, _servers) = site("tftp-nat", Forward::Nat, true)?;
     fetch(&site)
 }
 
 #[test]
 #[ignore = "needs tftp-hpa and atftp"]
-fn tftp_file_arrives_direct_routing() -> Result<()> {
+fn tftp_file_arrives_by_direct_routing() -> Result<()> {
     let (site, _servers) = site("tftp-dr", Forward::Dr, true)?;
     fetch(&site)
 }
 
 #[test]
 #[ignore = "needs tftp-hpa and atftp"]
-fn tftp_file_arrives_tunnel() -> Result<()> {
+fn tftp_file_arrives_through_tunnel() -> Result<()> {
     let (site, _servers) = site("tftp-tun", Forward::Tun, true)?;
     fetch(&site)
 }

@@ -374,27 +374,27 @@ macro_rules! rows {
 }
 
 rows! {
-    userspace_features_together_keep_downloads_nat: 0 0,
-    userspace_features_together_keep_downloads_direct_routing: 0 1,
-    userspace_features_together_keep_downloads_tunnel: 0 2,
-    userspace_features_together_keep_downloads_full_nat: 0 3,
-    tcx_features_together_keep_downloads_nat: 1 0,
-    tcx_features_together_keep_downloads_direct_routing: 1 1,
-    tcx_features_together_keep_downloads_tunnel: 1 2,
-    tcx_features_together_keep_downloads_full_nat: 1 3,
-    clsact_features_together_keep_downloads_nat: 2 0,
-    clsact_features_together_keep_downloads_direct_routing: 2 1,
-    clsact_features_together_keep_downloads_tunnel: 2 2,
-    clsact_features_together_keep_downloads_full_nat: 2 3,
-    xdp_features_together_keep_downloads_nat: 3 0,
-    xdp_features_together_keep_downloads_direct_routing: 3 1,
-    xdp_features_together_keep_downloads_tunnel: 3 2,
-    xdp_features_together_keep_downloads_full_nat: 3 3,
+    userspace_features_combined_with_nat_break_no_download: 0 0,
+    userspace_features_combined_with_direct_routing_break_no_download: 0 1,
+    userspace_features_combined_with_tunnels_break_no_download: 0 2,
+    userspace_features_combined_with_full_nat_break_no_download: 0 3,
+    tcx_features_combined_with_nat_break_no_download: 1 0,
+    tcx_features_combined_with_direct_routing_break_no_download: 1 1,
+    tcx_features_combined_with_tunnels_break_no_download: 1 2,
+    tcx_features_combined_with_full_nat_break_no_download: 1 3,
+    clsact_features_combined_with_nat_break_no_download: 2 0,
+    clsact_features_combined_with_direct_routing_break_no_download: 2 1,
+    clsact_features_combined_with_tunnels_break_no_download: 2 2,
+    clsact_features_combined_with_full_nat_break_no_download: 2 3,
+    xdp_features_combined_with_nat_break_no_download: 3 0,
+    xdp_features_combined_with_direct_routing_break_no_download: 3 1,
+    xdp_features_combined_with_tunnels_break_no_download: 3 2,
+    xdp_features_combined_with_full_nat_break_no_download: 3 3,
 }
 
 #[test]
 #[ignore = "long"]
-fn all_features_together_keep_500_downloads() -> Result<()> {
+fn combined_features_break_none_of_500_downloads() -> Result<()> {
     let features = Features {
         path: Path::Tcx,
         forward: Forward::Nat,
@@ -408,7 +408,7 @@ fn all_features_together_keep_500_downloads() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn xdp_auto_features_together_keep_downloads() -> Result<()> {
+fn combined_features_with_xdp_auto_break_no_download() -> Result<()> {
     let features = Features {
         path: Path::XdpAuto,
         forward: Forward::Nat,

@@ -47,7 +47,7 @@ fn steered(site: &Site) -> Result<String> {
 }
 
 #[test]
-fn tun_backend_forwards_every_byte_nat() -> Result<()> {
+fn tun_backend_forwards_every_byte_through_nat() -> Result<()> {
     let site = site("hop-nat", Forward::Nat, 4)?;
     common::requests_and_listings(&site)
 }
@@ -62,7 +62,7 @@ fn tun_backend_nat_forwards_bulk_and_datagrams() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn tun_backend_forwards_every_byte_tunnels() -> Result<()> {
+fn tun_backend_forwards_every_byte_through_tunnels() -> Result<()> {
     let site = site("hop-tun", Forward::Tun, 4)?;
     common::requests_and_listings(&site)
 }
@@ -85,7 +85,7 @@ fn tun_backend_follows_added_and_removed_servers() -> Result<()> {
 /// Clients on the director are served, too.
 #[test]
 #[ignore = "long"]
-fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
+fn tun_backend_forwards_every_byte_through_full_nat() -> Result<()> {
     let site = site("hop-fullnat", Forward::FullNat, 2)?;
     site.add_service(80, "rr")?;
     let load = site.load_of(94);
@@ -105,7 +105,7 @@ fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
 
 /// One of two real servers is a web server on the director.
 #[test]
-fn tun_backend_director_is_real_server() -> Result<()> {
+fn tun_backend_forwards_to_server_on_director() -> Result<()> {
     let site = site("hop-local", Forward::Nat, 1)?;
     let _own = nginx(&site.director, &common::on_port(8080))?;
     site.add_service(80, "rr")?;
@@ -177,7 +177,7 @@ fn traffic6(site: &Site, options: &[&str], servers6: bool) -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
+fn tun_backend_forwards_every_byte_over_ipv6() -> Result<()> {
     let nat = site("hop-nat6", Forward::Nat, 2)?;
     traffic6(&nat, &["-m"], true)?;
     let tunnels = site("hop-tun6", Forward::Tun, 2)?;
@@ -567,7 +567,7 @@ fn tun_backend_reports_since_when_an_interface_is_down() -> Result<()> {
 /// `lvsd` refuses a file that the backend does not support. It starts the dataplane, which owns the
 /// VIP, and checks the servers directly.
 #[test]
-fn tun_backend_works_under_lvsd() -> Result<()> {
+fn tun_backend_under_lvsd_serves_clients() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;
     let file = site.testbed.dir().join("lvsd.toml");

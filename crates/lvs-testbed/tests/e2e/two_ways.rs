@@ -23,16 +23,16 @@ fn same(names: &[&str], seed: u64) {
 }
 
 #[test]
-fn both_userspace_paths_agree_nat() {
+fn both_userspace_paths_send_same_nat_frames() {
     same(&["nat4", "nat6"], 11);
 }
 
 #[test]
-fn both_userspace_paths_agree_direct_routing() {
+fn both_userspace_paths_send_same_direct_routing_frames() {
     same(&["dr4", "dr6"], 12);
 }
 
 #[test]
-fn both_userspace_paths_agree_tunnels() {
+fn both_userspace_paths_send_same_tunnel_frames() {
     same(&["ipip-4in4", "ipip-6in4", "gre-4in4"], 13);
 }

@@ -28,7 +28,7 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
 /// Returns the report of each worker, and checks that there are exactly four.
 fn workers(site: &Site) -> Result<Vec<Value>> {
     let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
-    ensure!(listed.len() == 4, "not 4 entries: {listed:?}");
+    ensure!(listed.len() == 4, "not 4 workers are listed: {listed:?}");
     let numbers: Vec<u64> = listed.iter().filter_map(|w| w["number"].as_u64()).collect();
     ensure!(
         numbers == [0, 1, 2, 3],
@@ -70,7 +70,7 @@ fn shared(site: &Site, least: u64) -> Result<()> {
 }
 
 #[test]
-fn workers_forward_every_byte_nat() -> Result<()> {
+fn workers_forward_every_byte_through_nat() -> Result<()> {
     let site = site(options("nat", Forward::Nat))?;
     // If two workers served one connection, it would be listed twice.
     let before = common::resets(&site)?;
@@ -84,7 +84,7 @@ fn workers_forward_every_byte_nat() -> Result<()> {
     );
     ensure!(
         connections <= total && connections + resets >= total,
-        "{resets} resets: {workers:?}"
+        "the workers do not have {total} connections, of which {resets} were reset: {workers:?}"
     );
     ensure!(
         sum(&workers, "capacity") >= 1 << 16,
@@ -115,7 +115,7 @@ fn workers_forward_bulk_and_datagrams() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn workers_forward_every_byte_direct_routing() -> Result<()> {
+fn workers_forward_every_byte_by_direct_routing() -> Result<()> {
     let site = site(options("dr", Forward::Dr))?;
     common::requests_and_listings(&site)?;
     shared(&site, 20)
@@ -123,7 +123,7 @@ fn workers_forward_every_byte_direct_routing() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn workers_forward_every_byte_tunnels() -> Result<()> {
+fn workers_forward_every_byte_through_tunnels() -> Result<()> {
     let site = site(options("tun", Forward::Tun))?;
     common::requests_and_listings(&site)?;
     shared(&site, 20)
@@ -131,7 +131,7 @@ fn workers_forward_every_byte_tunnels() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn workers_forward_every_byte_full_nat() -> Result<()> {
+fn workers_forward_every_byte_through_full_nat() -> Result<()> {
     let site = site(options("fullnat", Forward::FullNat))?;
     common::requests_and_listings(&site)?;
     shared(&site, 20)
@@ -139,7 +139,7 @@ fn workers_forward_every_byte_full_nat() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn workers_forward_every_byte_ipv6() -> Result<()> {
+fn workers_forward_every_byte_over_ipv6() -> Result<()> {
     let mut options = options("v6", Forward::Nat);
     options.servers = 2;
     let site = site(options)?;
@@ -282,7 +282,7 @@ fn fast_path_forwards_connections_of_each_worker() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn fast_path_forwards_connections_of_each_worker_other_methods() -> Result<()> {
+fn fast_path_forwards_connections_of_each_worker_by_other_methods() -> Result<()> {
     offloaded("ink-dr", Forward::Dr)?;
     offloaded("ink-tun", Forward::Tun)?;
     offloaded("ink-fullnat", Forward::FullNat)

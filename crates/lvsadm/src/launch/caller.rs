@@ -438,7 +438,7 @@ mod tests {
 
     #[test]
     fn read_of_unmapped_memory_is_an_error() {
-        let memory = Memory::open(std::process::id()).expect("readable");
+        let memory = Memory::open(std::process::id()).expect("the memory can be read");
         assert!(
             memory.read(8, &mut [0; 4]).is_err(),
             "an address without memory was read"
@@ -453,7 +453,7 @@ mod tests {
         let bytes = *b"a request";
         let (at, own) = (bytes.as_ptr().addr() as u64, Look(std::process::id()));
         let mut copy = [0; 9];
-        own.read(at, &mut copy).expect("readable");
+        own.read(at, &mut copy).expect("the memory can be read");
         assert_eq!(copy, bytes);
         assert!(
             own.read(8, &mut [0; 4]).is_err(),
@@ -466,24 +466,27 @@ mod tests {
 
     #[test]
     fn long_request_is_not_copied() {
-        let memory = &Memory::open(std::process::id()).expect("readable");
-        let long = parts(&[(8, u64::MAX), (8, u64::MAX)]).expect("read");
+        let memory = &Memory::open(std::process::id()).expect("the memory can be read");
+        let long = parts(&[(8, u64::MAX), (8, u64::MAX)]).expect("the parts can be read");
         assert_eq!(long.room(100), 100);
         assert_eq!(long.copy(memory), None);
         let limit = REQUEST_MAX as u64;
-        let sum = parts(&[(8, limit), (8, 1)]).expect("read");
+        let sum = parts(&[(8, limit), (8, 1)]).expect("the parts can be read");
         assert_eq!(sum.copy(memory), None);
         assert_eq!(Parts::read(memory, 8, PARTS_MAX as u64 + 1), None);
-        assert_eq!(parts(&[]).expect("read").copy(memory), Some(Vec::new()));
+        assert_eq!(
+            parts(&[]).expect("the parts can be read").copy(memory),
+            Some(Vec::new())
+        );
     }
 
     #[test]
     fn thread_without_the_capability_may_not_administer() {
-        let owner = std::fs::metadata("/proc/thread-self/ns/user").expect("readable");
+        let owner = std::fs::metadata("/proc/thread-self/ns/user").expect("the memory can be read");
         let owners = [NamespaceId::from_metadata(&owner)];
         let thread = rustix::thread::gettid().as_raw_pid();
-        let thread = u32::try_from(thread).expect("positive");
-        let mut caller = Caller::of(thread, None).expect("readable");
+        let thread = u32::try_from(thread).expect("the number fits into 32 bits");
+        let mut caller = Caller::of(thread, None).expect("the memory can be read");
         assert_eq!(caller.process(), Some(std::process::id()));
         caller.has_net_admin = true;
         assert!(caller.may_administer(&owners));
@@ -497,9 +500,13 @@ mod tests {
 
     #[test]
     fn exited_last_caller_is_not_reused() {
-        let own = || u32::try_from(rustix::thread::gettid().as_raw_pid()).expect("positive");
-        let ended = std::thread::spawn(move || Caller::of(own(), None).expect("readable"));
-        let ended = ended.join().expect("it has stopped");
+        let own = || {
+            u32::try_from(rustix::thread::gettid().as_raw_pid())
+                .expect("the number fits into 32 bits")
+        };
+        let ended =
+            std::thread::spawn(move || Caller::of(own(), None).expect("the memory can be read"));
+        let ended = ended.join().expect("the thread ends without a panic");
         // Another thread has the number of the last thread now.
         let last = Caller {
             thread: own(),

@@ -525,13 +525,16 @@ mod tests {
     use super::*;
 
     fn null() -> OwnedFd {
-        File::open("/dev/null").expect("readable").into()
+        File::open("/dev/null")
+            .expect("the memory can be read")
+            .into()
     }
 
     /// The file system, without a program that uses it.
     fn files() -> Arc<Files> {
-        let places = Places::below(1024).expect("enough");
-        let own = Supervisor::new(Listener::from(null()), places, None, false).expect("/proc");
+        let places = Places::below(1024).expect("the limit of descriptors is high enough");
+        let own =
+            Supervisor::new(Listener::from(null()), places, None, false).expect("/proc is mounted");
         Arc::new(Files {
             own: Arc::new(own),
             device: null().into(),
@@ -543,7 +546,7 @@ mod tests {
     }
 
     fn own_thread() -> u32 {
-        u32::try_from(rustix::thread::gettid().as_raw_pid()).expect("positive")
+        u32::try_from(rustix::thread::gettid().as_raw_pid()).expect("the number fits into 32 bits")
     }
 
     #[test]
@@ -611,7 +614,7 @@ mod tests {
             lock(&files.open).insert(number, Arc::new(content()));
         }
         let bytes = [0; 64];
-        let request = Request::of(&bytes).expect("long enough");
+        let request = Request::of(&bytes).expect("the request is long enough");
         let opened = files.open(&Node::File("ip_vs"), &request, &mut Worker::default());
         assert_eq!(opened, Err(Errno::ENFILE));
     }

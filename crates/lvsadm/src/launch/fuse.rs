@@ -232,7 +232,7 @@ mod tests {
         assert!(Request::of(&[0; IN - 1]).is_none());
         for operation in [READ, WRITE, READDIR, LOOKUP] {
             let bytes = request(operation, &[1; 15]);
-            let short = Request::of(&bytes).expect("a header");
+            let short = Request::of(&bytes).expect("the request has a header");
             assert!(short.extent().is_err() && short.data().is_err());
             assert_eq!(
                 short.name(),
@@ -242,7 +242,12 @@ mod tests {
         }
         // The request is shorter than its header says.
         let bytes = request(WRITE, &[9; 41]);
-        assert!(Request::of(&bytes).expect("a header").data().is_err());
+        assert!(
+            Request::of(&bytes)
+                .expect("the request has a header")
+                .data()
+                .is_err()
+        );
         assert!(init(&[7, 0, 0, 0]).is_err());
         assert!(
             init(&[8; 64]).is_err(),
@@ -260,7 +265,12 @@ mod tests {
         let mut body = [0; 64];
         body[..4].copy_from_slice(&7_u32.to_ne_bytes());
         body[4..8].copy_from_slice(&45_u32.to_ne_bytes());
-        assert_eq!(init(&body).expect("known").len(), 64);
+        assert_eq!(
+            init(&body)
+                .expect("the version of the protocol is supported")
+                .len(),
+            64
+        );
         let failure = answer(7, Err(Errno::ENOENT));
         assert_eq!(failure.len(), 16);
         assert_eq!(failure[4..8], (-2_i32).to_ne_bytes());

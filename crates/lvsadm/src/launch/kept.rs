@@ -248,7 +248,7 @@ mod tests {
     fn configuration_above_limit_is_not_stored() {
         let mut kept = Kept::default();
         assert!(kept.keep(&Call::ServiceAdd(add(1, "rr"))));
-        let all = u32::try_from(CHANGES_MAX).expect("a small number");
+        let all = u32::try_from(CHANGES_MAX).expect("the number fits into 32 bits");
         // Only the service is searched here, because the search for a server is linear.
         let service = kept.service(service(1)).expect("the server was added");
         service.servers = (2..all).map(|number| server(1, number, 1)).collect();

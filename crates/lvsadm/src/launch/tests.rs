@@ -90,17 +90,19 @@ fn recorded() -> Vec<(&'static str, Vec<u8>)> {
     let lines = RECORDED.lines().filter(|line| !line.starts_with('#'));
     lines
         .map(|line| {
-            let (title, words) = line.split_once(':').expect("a title");
+            let (title, words) = line.split_once(':').expect("the line has a title");
             let digits: String = words.split_whitespace().collect();
-            let bytes = (0..digits.len() / 2)
-                .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).expect("a byte"));
+            let bytes = (0..digits.len() / 2).map(|at| {
+                u8::from_str_radix(&digits[2 * at..2 * at + 2], 16)
+                    .expect("the digits are hexadecimal")
+            });
             (title, bytes.collect())
         })
         .collect()
 }
 
 fn attribute(number: u16, value: &[u8]) -> Vec<u8> {
-    let length = u16::try_from(value.len() + 4).expect("short");
+    let length = u16::try_from(value.len() + 4).expect("the number fits into 16 bits");
     let mut all = [length.to_ne_bytes(), number.to_ne_bytes()].concat();
     all.extend(value);
     all.resize(all.len().next_multiple_of(4), 0);
@@ -109,7 +111,7 @@ fn attribute(number: u16, value: &[u8]) -> Vec<u8> {
 
 /// A request as the recording program sent it.
 fn request(kind: u16, flags: u16, sequence: u32, command: u8, attributes: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(20 + attributes.len()).expect("short");
+    let length = u32::try_from(20 + attributes.len()).expect("the number fits into 32 bits");
     let mut all = length.to_ne_bytes().to_vec();
     all.extend(kind.to_ne_bytes());
     all.extend((wire::REQUEST | flags).to_ne_bytes());
@@ -121,7 +123,9 @@ fn request(kind: u16, flags: u16, sequence: u32, command: u8, attributes: &[u8])
 }
 
 fn ask(request: &[u8], dataplane: &mut Kept) -> Vec<u8> {
-    let message = wire::messages(request).next().expect("a message");
+    let message = wire::messages(request)
+        .next()
+        .expect("the request contains a message");
     assert!(family::is_ours(&message));
     family::answer(&message, PORT, dataplane).concat()
 }
@@ -158,7 +162,7 @@ fn shown(messages: &[u8]) -> Vec<String> {
         let is_family = [FAMILY, u16::MAX].contains(&message.kind);
         match message.kind {
             _ if is_family => {
-                let shown = show(&whole[20..], &[]).expect("attributes");
+                let shown = show(&whole[20..], &[]).expect("the attributes are valid");
                 return format!("{} {shown}", hex(&whole[6..20]));
             }
             wire::ERROR => whole[24..26].fill(0xff),
@@ -251,7 +255,7 @@ fn netlink_answers_equal_the_kernel() {
     for (title, request) in asked {
         let answers = shown(&ask(&request, &mut dataplane));
         for answer in answers {
-            let (of, message) = expected.next().expect("a recorded answer");
+            let (of, message) = expected.next().expect("the recording has an answer");
             assert_eq!(*of, title);
             assert_eq!(vec![answer], shown(message), "{title}");
         }
@@ -311,7 +315,7 @@ impl Random {
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        usize::try_from(self.0 >> 33).expect("31 bits") % limit
+        usize::try_from(self.0 >> 33).expect("the number fits into a `usize`") % limit
     }
 }
 
@@ -325,11 +329,11 @@ fn malformed_requests_never_panic() {
         if random.below(8) != 0 {
             message[4..6].copy_from_slice(&FAMILY.to_ne_bytes());
             message[6] |= 1;
-            message[16] = u8::try_from(random.below(20)).expect("small");
+            message[16] = u8::try_from(random.below(20)).expect("the number fits into 8 bits");
         }
         for _ in 0..random.below(6) {
             let at = random.below(message.len());
-            message[at] = u8::try_from(random.below(256)).expect("a byte");
+            message[at] = u8::try_from(random.below(256)).expect("the number fits into 8 bits");
         }
         message.truncate(message.len() - random.below(message.len()) * random.below(2));
         let mut dataplane = Kept::default();
@@ -339,7 +343,7 @@ fn malformed_requests_never_panic() {
             }
         }
         let bytes = &message[..random.below(message.len() + 1)];
-        let option = 1152 + u32::try_from(random.below(16)).expect("small");
+        let option = 1152 + u32::try_from(random.below(16)).expect("the number fits into 32 bits");
         let _ = options::set(option, bytes, &mut dataplane);
         let _ = options::get(option, bytes, random.below(4096), &mut dataplane);
         let _ = Attributes(bytes).nested(1).map(|inner| inner.text(6));
@@ -372,11 +376,11 @@ fn setsockopt_interface_adds_and_lists_services() {
     server[56] = 5;
     assert_eq!(options::set(1159, &server, &mut dataplane), Ok(()));
 
-    let info = options::get(1153, &[], 12, &mut dataplane).expect("info");
+    let info = options::get(1153, &[], 12, &mut dataplane).expect("the information is returned");
     assert_eq!(info[8..], 1_u32.to_ne_bytes());
     let one = 1_u32.to_ne_bytes();
     let head = [one, [0; 4]].concat();
-    let listed = options::get(1154, &head, 112, &mut dataplane).expect("services");
+    let listed = options::get(1154, &head, 112, &mut dataplane).expect("the services are listed");
     // The table contains the service, which has one server.
     service[32] = 2;
     service.extend(one);
@@ -389,10 +393,10 @@ fn setsockopt_interface_adds_and_lists_services() {
     let mut head = service[..16].to_vec();
     head.extend(one);
     head.extend([0; 4]);
-    let listed = options::get(1156, &head, 120, &mut dataplane).expect("servers");
+    let listed = options::get(1156, &head, 120, &mut dataplane).expect("the servers are listed");
     assert_eq!(listed[24..40], server[44..60]);
     let request = [&service[..16], &[0; 88]].concat();
-    let found = options::get(1155, &request, 104, &mut dataplane).expect("a service");
+    let found = options::get(1155, &request, 104, &mut dataplane).expect("the service exists");
     assert_eq!(found, service);
 }
 

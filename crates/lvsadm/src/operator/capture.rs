@@ -121,7 +121,8 @@ mod tests {
 
     #[test]
     fn capture_filters_are_parsed() {
-        let taken = filter(&words("tcp and host 192.0.2.1 and port 80 dropped")).expect("a filter");
+        let taken = filter(&words("tcp and host 192.0.2.1 and port 80 dropped"))
+            .expect("the filter is valid");
         assert_eq!(taken.protocol, Some(6));
         assert_eq!(taken.ports, [80]);
         assert_eq!(taken.hosts.len(), 1);

@@ -168,8 +168,8 @@ impl Target {
         maintenance::spec(target, state, words)
     }
 
-    /// Takes the server out of service. If lvsd manages the service, it is asked to do this,
-    /// because it would revert the change.
+    /// Takes the server out of service. If lvsd manages the service, lvsd must do this: it would
+    /// revert a change that this program makes.
     fn begin(
         &mut self,
         run: &mut Invocation<'_>,

@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn docs_page_of_lvsadm_names_all_options() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lvsadm.md");
-        let page = std::fs::read_to_string(path).expect("docs/lvsadm.md");
+        let page = std::fs::read_to_string(path).expect("the file can be read");
         let has =
             |text: String| assert!(page.contains(&text), "docs/lvsadm.md does not have {text}");
         for operator in OPERATORS {

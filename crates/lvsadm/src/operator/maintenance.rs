@@ -189,7 +189,7 @@ mod tests {
             ("[fd00::1]", "fd00::1", None),
             ("[fd00::1]:80", "fd00::1", Some(80)),
         ] {
-            let expected = Some((host.parse().expect("an address"), port));
+            let expected = Some((host.parse().expect("the address is valid"), port));
             assert_eq!(host_and_port(text), expected, "{text}");
         }
         assert_eq!(host_and_port("web1"), None);

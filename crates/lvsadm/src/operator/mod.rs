@@ -409,12 +409,12 @@ mod tests {
         assert!(message("-L").is_empty() && message("").is_empty());
         assert!(
             help_on(b"drain")
-                .expect("a command")
+                .expect("the command exists")
                 .contains("lvsadm drain SERVICE")
         );
         assert!(
             help_on(b"wlc")
-                .expect("a scheduler")
+                .expect("the scheduler exists")
                 .starts_with("wlc: a scheduler")
         );
         assert!(

@@ -112,7 +112,7 @@ mod tests {
     fn pcapng_blocks_are_complete() {
         let mut file = Vec::new();
         {
-            let mut writer = Writer::new(&mut file).expect("memory");
+            let mut writer = Writer::new(&mut file).expect("the packet can be written");
             for interface in ["eth0", "eth1", "eth0"] {
                 writer
                     .packet(
@@ -122,14 +122,19 @@ mod tests {
                         &[1, 2, 3, 4, 5],
                         "dropped",
                     )
-                    .expect("memory");
+                    .expect("the packet can be written");
             }
         }
         let mut kinds = Vec::new();
         let mut rest = &file[..];
         while !rest.is_empty() {
-            let word =
-                |at: usize| u32::from_le_bytes(rest[at..at + 4].try_into().expect("four bytes"));
+            let word = |at: usize| {
+                u32::from_le_bytes(
+                    rest[at..at + 4]
+                        .try_into()
+                        .expect("the slice has four bytes"),
+                )
+            };
             let len = word(4) as usize;
             assert_eq!((len % 4, word(len - 4) as usize), (0, len));
             kinds.push(word(0));

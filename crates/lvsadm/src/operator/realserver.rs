@@ -221,7 +221,7 @@ mod tests {
 
     fn vips(all: &[&str]) -> Vec<IpAddr> {
         all.iter()
-            .map(|vip| vip.parse().expect("an address"))
+            .map(|vip| vip.parse().expect("the address is valid"))
             .collect()
     }
 
@@ -237,10 +237,16 @@ mod tests {
             "ff02::1",
             "fe80::1",
         ] {
-            assert!(!may_be_virtual(bad.parse().expect("an address")), "{bad}");
+            assert!(
+                !may_be_virtual(bad.parse().expect("the address is valid")),
+                "{bad}"
+            );
         }
         for good in ["192.0.2.10", "10.0.0.1", "2001:db8::1", "fd00::1"] {
-            assert!(may_be_virtual(good.parse().expect("an address")), "{good}");
+            assert!(
+                may_be_virtual(good.parse().expect("the address is valid")),
+                "{good}"
+            );
         }
     }
 
@@ -276,21 +282,23 @@ mod tests {
             ("gre", "type gre external"),
             ("gue", "ip fou add port 6080 gue"),
         ] {
-            let text = tun(&vips(&["192.0.2.10"]), tunnel, 6080, false).expect("a tunnel");
+            let text =
+                tun(&vips(&["192.0.2.10"]), tunnel, 6080, false).expect("the tunnel type is known");
             assert!(text.contains(words), "{text}");
         }
         for (tunnel, words) in [
             ("ipip", "ip link set ip6tnl0 up"),
             ("gue", "ip -6 fou add port 6080 gue"),
         ] {
-            let text = tun(&vips(&["2001:db8::10"]), tunnel, 6080, false).expect("a tunnel");
+            let text = tun(&vips(&["2001:db8::10"]), tunnel, 6080, false)
+                .expect("the tunnel type is known");
             assert!(text.contains(words) && !text.contains("net.ipv4"), "{text}");
         }
         assert!(tun(&vips(&["192.0.2.10"]), "vxlan", 1, false).is_err());
         assert!(nat(None, false).is_err() && nat(Some("x"), false).is_err());
         assert!(
             nat(Some("10.0.0.1"), false)
-                .expect("a gateway")
+                .expect("the gateway is valid")
                 .contains("default via 10.0.0.1")
         );
     }

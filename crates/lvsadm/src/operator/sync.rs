@@ -191,7 +191,7 @@ mod tests {
     fn sync_shows_announced_addresses() {
         assert!(announced(&Info::default()).is_empty());
         let vip = |address: &str, standing, trouble: &str| AnnouncedVip {
-            address: address.parse().expect("an address"),
+            address: address.parse().expect("the address is valid"),
             standing,
             trouble: trouble.to_owned(),
         };
@@ -223,7 +223,7 @@ mod tests {
     fn sync_shows_faults_of_peers() {
         assert!(text(&SyncState::default()).contains("--sync-peer"));
         let peer = PeerInfo {
-            address: "192.0.2.2:8848".parse().expect("an address"),
+            address: "192.0.2.2:8848".parse().expect("the address is valid"),
             state: "refused".to_owned(),
             trouble: "the peer has another key".to_owned(),
             replicated: 0,
@@ -294,7 +294,7 @@ mod tests {
             peer(6),
             peer(2)
         );
-        let state: SyncState = serde_json::from_str(&text).expect("a state");
+        let state: SyncState = serde_json::from_str(&text).expect("the JSON is valid");
         let message = super::text(&state);
         for part in [
             "192.0.2.2:8848              ALARM: 3 services differ, for 45 s\n    TCP 203.0.113.10:80 differs, for 45 s\n    TCP 203.0.113.10:81 only on the peer, for 9 s\n    and 1 more\n",

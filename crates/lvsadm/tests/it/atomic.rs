@@ -28,11 +28,19 @@ impl Handler for Shared {
     }
 
     fn call(&self, call: Call, _: &mut Sink<'_>) -> Result<Value, Failure> {
-        self.0.calls.lock().expect("a lock").push(call.clone());
+        self.0
+            .calls
+            .lock()
+            .expect("no thread panicked with the lock")
+            .push(call.clone());
         let Call::Apply { changes } = call else {
             return Err(Failure::new(FailureCode::Unsupported, "apply only"));
         };
-        let mut control = self.0.control.lock().expect("a lock");
+        let mut control = self
+            .0
+            .control
+            .lock()
+            .expect("no thread panicked with the lock");
         control
             .apply(&changes, &Permissive, Instant::ZERO)
             .map_err(|refused| Failure {
@@ -42,7 +50,7 @@ impl Handler for Shared {
         let done = Done {
             warnings: vec!["eth9 is down".into()],
         };
-        Ok(serde_json::to_value(done).expect("JSON"))
+        Ok(serde_json::to_value(done).expect("the value can be written as JSON"))
     }
 }
 
@@ -59,12 +67,12 @@ impl Bed {
             ..Options::default()
         });
         let pool = LocalPool {
-            addresses: vec!["10.0.0.2".parse().expect("an address")],
+            addresses: vec!["10.0.0.2".parse().expect("the address is valid")],
             hairpin: false,
         };
         control
             .apply(&[Call::LocalSet(pool)], &Permissive, Instant::ZERO)
-            .expect("a local address");
+            .expect("the local address can be added");
         let half = Arc::new(Half {
             control: Mutex::new(control),
             calls: Mutex::default(),
@@ -73,7 +81,7 @@ impl Bed {
         let server = Server::bind(&address, Permissions::default())
             .expect("the socket is not in use")
             .serve(Arc::new(Shared(half.clone())))
-            .expect("a thread");
+            .expect("the thread can be started");
         Self {
             half,
             address,
@@ -91,7 +99,7 @@ impl Bed {
             .stderr(Stdio::piped())
             .spawn()
             .expect("lvsadm starts");
-        let mut input = child.stdin.take().expect("a pipe");
+        let mut input = child.stdin.take().expect("the standard input is a pipe");
         input
             .write_all(rules.as_bytes())
             .expect("lvsadm reads the rules");
@@ -100,15 +108,27 @@ impl Bed {
         let errors = String::from_utf8_lossy(&output.stderr);
         // Errors begin with the path of the program.
         let errors = errors.replace(concat!(env!("CARGO_BIN_EXE_lvsadm"), ": "), "");
-        (errors, output.status.code().expect("no signal"))
+        (
+            errors,
+            output.status.code().expect("no signal ended the program"),
+        )
     }
 
     fn services(&self) -> usize {
-        self.half.control.lock().expect("a lock").services().count()
+        self.half
+            .control
+            .lock()
+            .expect("no thread panicked with the lock")
+            .services()
+            .count()
     }
 
     fn calls(&self) -> usize {
-        self.half.calls.lock().expect("a lock").len()
+        self.half
+            .calls
+            .lock()
+            .expect("no thread panicked with the lock")
+            .len()
     }
 }
 

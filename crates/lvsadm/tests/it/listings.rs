@@ -24,8 +24,8 @@ fn listings(word: &str, mut each: impl FnMut(&str)) {
         .read_to_string(&mut text)
         .expect("the recordings are whole");
     for line in text.lines() {
-        let session: Value = serde_json::from_str(line).expect("a session");
-        for step in session["steps"].as_array().expect("steps") {
+        let session: Value = serde_json::from_str(line).expect("the JSON is valid");
+        for step in session["steps"].as_array().expect("`steps` is a list") {
             let Some(stdout) = step["stdout"].as_str() else {
                 continue;
             };
@@ -60,10 +60,12 @@ fn connections_are_listed_as_by_ipvsadm() {
                 "SCTP" => Protocol::SCTP,
                 _ => Protocol(0),
             };
-            let (minutes, seconds) = words[1].split_once(':').expect("a time");
-            let number = |text: &str| text.parse::<u64>().expect("a number");
-            let [client, virt, server] =
-                [3, 4, 5].map(|i| endpoint(words[i], protocol, &names).expect("an address"));
+            let (minutes, seconds) = words[1]
+                .split_once(':')
+                .expect("the time has minutes and seconds");
+            let number = |text: &str| text.parse::<u64>().expect("the text is a number");
+            let [client, virt, server] = [3, 4, 5]
+                .map(|i| endpoint(words[i], protocol, &names).expect("the address is valid"));
             let conn = ConnInfo {
                 protocol: protocol.0,
                 client,

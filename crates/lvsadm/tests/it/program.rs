@@ -83,7 +83,7 @@ impl Handler for Late {
         };
         let weight = i32::from(self.listings.fetch_add(1, Ordering::SeqCst) < 3);
         out.item(&ServiceInfo {
-            service: service.expect("one service"),
+            service: service.expect("the client reads the service"),
             config: ServiceConfig::new(Family::V4, "rr"),
             owner: None,
             stats: Default::default(),
@@ -108,7 +108,7 @@ fn serve(address: &Address, handler: Arc<dyn Handler>) -> Handle {
     Server::bind(address, Permissions::default())
         .expect("the socket is not in use")
         .serve(handler)
-        .expect("a thread")
+        .expect("the thread can be started")
 }
 
 fn program(name: &str, address: &Address) -> Command {
@@ -168,12 +168,12 @@ fn missing_dataplane_is_reported_in_one_line_with_fix() {
 #[test]
 fn unusable_sockets_are_reported_in_one_line() {
     let dir = std::env::temp_dir().join(format!("lvs-test-sockets-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).expect("a directory");
+    std::fs::create_dir_all(&dir).expect("the directory can be created");
     let at = |name: &str| dir.join(name);
-    drop(UnixListener::bind(at("stale")).expect("a socket"));
-    std::fs::write(at("file"), "").expect("a file");
+    drop(UnixListener::bind(at("stale")).expect("the socket can be opened"));
+    std::fs::write(at("file"), "").expect("the file can be written");
     let answering = |name: &str, answer: &'static str| {
-        let listener = UnixListener::bind(at(name)).expect("a socket");
+        let listener = UnixListener::bind(at(name)).expect("the socket can be opened");
         std::thread::spawn(move || {
             while let Ok((mut stream, _)) = listener.accept() {
                 let mut line = String::new();
@@ -211,7 +211,7 @@ fn unusable_sockets_are_reported_in_one_line() {
     // The user may not enter the directory of the socket. Only root can become another user.
     if nix::unistd::geteuid().is_root() {
         let copy = std::env::temp_dir().join(format!("lvs-test-copy-{}", std::process::id()));
-        std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &copy).expect("a copy");
+        std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &copy).expect("the copy can be made");
         std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700))
             .expect("this test owns the file");
         let (_, err, code) = run(Command::new(&copy)
@@ -230,9 +230,9 @@ fn unusable_sockets_are_reported_in_one_line() {
 #[test]
 fn dataplane_that_cannot_start_is_reported() {
     let dir = std::env::temp_dir().join(format!("lvs-test-start-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).expect("a directory");
+    std::fs::create_dir_all(&dir).expect("the directory can be created");
     let own = dir.join("lvsadm");
-    std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &own).expect("a copy");
+    std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &own).expect("the copy can be made");
     let run_it = || {
         run(Command::new(&own)
             .arg("-Ln")
@@ -245,7 +245,7 @@ fn dataplane_that_cannot_start_is_reported() {
     assert_eq!((err.lines().count(), code), (1, Some(2)));
 
     let dataplane = dir.join("lvs-dataplane");
-    std::fs::write(&dataplane, "#!/bin/sh\nexit 3\n").expect("a script");
+    std::fs::write(&dataplane, "#!/bin/sh\nexit 3\n").expect("the file can be written");
     std::fs::set_permissions(&dataplane, PermissionsExt::from_mode(0o755))
         .expect("this test owns the file");
     let (_, err, code) = run_it();
@@ -293,7 +293,7 @@ fn long_listing_is_streamed() {
     );
     let (out, _, code) = run(program("lvsadm", &at).args(["--json", "-Lc"]));
     assert_eq!(code, Some(0));
-    let all: Vec<ConnInfo> = serde_json::from_str(&out).expect("JSON");
+    let all: Vec<ConnInfo> = serde_json::from_str(&out).expect("the JSON is valid");
     assert_eq!(all.len() as u64, CONNECTIONS);
 }
 
@@ -311,9 +311,9 @@ fn closed_output_pipe_is_not_an_error() {
     child
         .stdout
         .take()
-        .expect("a pipe")
+        .expect("the standard output is a pipe")
         .read_exact(&mut first)
-        .expect("a line");
+        .expect("the first line can be read");
     assert_eq!(&first, b"IPVS connection entries\n");
     let output = child.wait_with_output().expect("ipvsadm ends");
     assert_eq!(text(&output.stderr), "");
@@ -334,7 +334,7 @@ fn restore_continues_after_refused_lines() {
     child
         .stdin
         .take()
-        .expect("a pipe")
+        .expect("the standard input is a pipe")
         .write_all(b"-A -t 192.0.2.1:80\n-A -q\n-C\n")
         .expect("ipvsadm reads the rules");
     let output = child.wait_with_output().expect("ipvsadm ends");

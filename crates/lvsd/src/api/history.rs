@@ -186,7 +186,10 @@ mod tests {
         for unix in [500_000, 503_600, 496_400] {
             let curves = history.curves(None, Now { unix, boot: 1040 });
             let times = [unix - 40, unix - 25, unix - 10];
-            assert_eq!(curves.expect("always").time, times);
+            assert_eq!(
+                curves.expect("the history contains all services").time,
+                times
+            );
         }
     }
 
@@ -242,7 +245,11 @@ mod tests {
         let curves = history.curves(Some("mail"), NOW).expect("the entry exists");
         assert_eq!((curves.time, curves.connections), (vec![9000], vec![0.0]));
         assert_eq!(
-            history.curves(None, NOW).expect("always").time.len(),
+            history
+                .curves(None, NOW)
+                .expect("the history contains all services")
+                .time
+                .len(),
             POINTS_MAX
         );
     }

@@ -70,14 +70,14 @@ mod tests {
         for host in hosts {
             request = request.header(header::HOST, *host);
         }
-        let (head, ()) = request.body(()).expect("a request").into_parts();
+        let (head, ()) = request.body(()).expect("the request is valid").into_parts();
         check(&head, &["lb.example.com".to_owned()]).is_ok()
     }
 
     #[test]
     fn api_answers_requests_for_address_and_known_name() {
         let own = rustix::system::uname();
-        let own = own.nodename().to_str().expect("text");
+        let own = own.nodename().to_str().expect("the text is UTF-8");
         for host in [
             "127.0.0.1",
             "192.0.2.1:9560",

@@ -701,12 +701,12 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
     )
 }
 
-/// Packets of a service that were not forwarded.
+/// Function that returns how many packets of a service were not forwarded, by reason.
 type Losses = fn(&ServiceInfo) -> &[Refusals];
 
-/// The metrics of packets that were not forwarded, by service and reason, each with the reasons
-/// whose series begin before the first packet. Only a few of the many reasons to drop a packet of a
-/// connection can occur for a service, so that these series begin with the first packet.
+/// The metrics of packets that were not forwarded, by service and reason: name, description, value,
+/// and the reasons whose series exist before the first packet. Only a few of the many reasons for
+/// dropped packets can occur for a service, so their series begin with the first packet.
 const LOSSES: [(&str, &str, Losses, &[DropReason]); 2] = [
     (
         "lvs_service_refused",
@@ -861,14 +861,20 @@ mod tests {
             .collect();
         assert!(queries.len() > 20, "{queries:?}");
         let dashboard = include_str!("../../../../contrib/grafana/lvsd.json");
-        let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
+        let dashboard: serde_json::Value =
+            serde_json::from_str(dashboard).expect("the JSON is valid");
         let of = |value: &serde_json::Value, list: &str| -> Vec<serde_json::Value> {
             value[list].as_array().expect(list).clone()
         };
         let before = queries.len();
         for panel in of(&dashboard, "panels") {
             for target in of(&panel, "targets") {
-                queries.push(target["expr"].as_str().expect("a query").to_owned());
+                queries.push(
+                    target["expr"]
+                        .as_str()
+                        .expect("`expr` is a text")
+                        .to_owned(),
+                );
             }
         }
         for variable in of(&dashboard["templating"], "list") {

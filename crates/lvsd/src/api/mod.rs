@@ -114,13 +114,13 @@ impl Api {
         self.settings.borrow().clone()
     }
 
-    /// Takes a slot for a connection over TCP, or for a stream. A refusal is counted.
+    /// Reserves a slot for a TCP connection or an event stream; counts a connection that gets none.
     pub(crate) fn place(&self, holder: Holder) -> Option<ConnectionSlot> {
         self.count_full(self.places.take(holder))
     }
 
-    /// Takes a slot for a connection over the Unix socket; `reader` is the user of a connection
-    /// that may only read.
+    /// Reserves a slot for a connection over the Unix socket; `reader` is the user of a client that
+    /// may only read.
     pub(crate) fn local_place(&self, reader: Option<u32>) -> Option<Place> {
         self.count_full(self.local_places.take(reader))
     }

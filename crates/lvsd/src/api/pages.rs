@@ -136,14 +136,16 @@ mod tests {
     fn answers_for_single_clients_share_a_memory_limit() {
         let own = Own::default();
         let part = || vec![0; OWN_MAX / 8];
-        let mut held: Vec<Bytes> = (0..8).map(|_| own.hold(part()).expect("room")).collect();
+        let mut held: Vec<Bytes> = (0..8)
+            .map(|_| own.hold(part()).expect("the answers fit into the limit"))
+            .collect();
         assert!(own.hold(vec![0]).is_none());
         // While a part of the page is being read, the whole page stays in memory.
         let rest = held[0].slice(7..9);
         held.remove(0);
         assert!(own.hold(vec![0]).is_none());
         drop(rest);
-        held.push(own.hold(part()).expect("room again"));
+        held.push(own.hold(part()).expect("the answers fit into the limit"));
         held.clear();
         let long = own
             .hold(vec![0; 2 * OWN_MAX])
@@ -165,7 +167,7 @@ mod tests {
         for n in 2..10 {
             readers.push(page.of(&Arc::new(Snapshot::default()), text(n)).await);
         }
-        let last = readers.last().expect("there are readers")[0];
+        let last = readers.last().expect("there is a reader")[0];
         assert_eq!(usize::from(last), HELD_MAX + 1);
         drop(readers);
         let now = page.of(&Arc::new(Snapshot::default()), text(77)).await;

@@ -87,20 +87,20 @@ mod tests {
         let mut held = take_all(&places, source(1));
         assert_eq!(held.len(), SOURCE_MAX);
         // The same address in another notation.
-        let mapped = "::ffff:192.0.2.1".parse().expect("an address");
+        let mapped = "::ffff:192.0.2.1".parse().expect("the address is valid");
         assert!(places.take(Holder::Tcp(mapped)).is_none());
         // An IPv6 host can use any number of addresses of its network.
         let own = |n: u16| Holder::Tcp(IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, n]));
         for n in 0..SOURCE_MAX {
-            let n = u16::try_from(n).expect("a few");
-            held.push(places.take(own(n)).expect("a place"));
+            let n = u16::try_from(n).expect("the number fits into 16 bits");
+            held.push(places.take(own(n)).expect("a slot is free"));
         }
         assert!(places.take(own(999)).is_none());
         let other = Holder::Tcp([0x2001, 0xdb8, 0, 2, 0, 0, 0, 1].into());
         assert!(places.take(other).is_some());
         for n in 0..TCP_MAX - 2 * SOURCE_MAX {
-            let n = u8::try_from(2 + n / 8).expect("a few");
-            held.push(places.take(source(n)).expect("a place"));
+            let n = u8::try_from(2 + n / 8).expect("the number fits into 8 bits");
+            held.push(places.take(source(n)).expect("a slot is free"));
         }
         assert!(places.take(source(200)).is_none());
         // Streams have slots of their own.

@@ -94,9 +94,9 @@ mod tests {
 
     #[test]
     fn usage_is_read_only_if_process_has_expected_name() {
-        let name = fs::read_to_string("/proc/self/comm").expect("a name");
+        let name = fs::read_to_string("/proc/self/comm").expect("the file can be read");
         let pid = std::process::id();
-        let usage = usage(pid, name.trim_end()).expect("this process");
+        let usage = usage(pid, name.trim_end()).expect("the usage of this process is known");
         assert!(usage.resident_bytes > 1 << 16, "{usage:?}");
         assert_eq!(super::usage(pid, "another"), None);
         assert_eq!(workers(pid), []);

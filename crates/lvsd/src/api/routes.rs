@@ -103,7 +103,7 @@ struct Message {
 struct Actor {
     who: String,
     role: Role,
-    /// Whether the client has a token, so that a request cannot contain another name.
+    /// Whether the client has sent a token; its changes are then recorded under the token's name.
     by_token: bool,
 }
 
@@ -405,8 +405,8 @@ impl Actor {
         ))
     }
 
-    /// The name of the client with the operator's name in a request, if it has one. A name does not
-    /// hide the token.
+    /// The name under which a change is recorded: the operator's name from the request. If the
+    /// client has sent a token, the token's name precedes it. `None` without an operator's name.
     fn sign(&self, operator: Option<String>) -> Option<String> {
         operator.map(|operator| match self.by_token {
             true => format!("{} ({operator})", self.who),

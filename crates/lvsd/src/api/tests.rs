@@ -92,7 +92,7 @@ async fn send(api: &Arc<Api>, peer: Peer, request: &str) -> (u16, String, String
         let _ = read.read_to_end(&mut bytes).await;
     };
     tokio::join!(writing, reading);
-    let text = String::from_utf8(bytes).expect("text");
+    let text = String::from_utf8(bytes).expect("the text is UTF-8");
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     let code = head.get(9..12).and_then(|code| code.parse().ok());
     (code.unwrap_or(0), head.to_owned(), body.to_owned())
@@ -146,7 +146,7 @@ async fn request_with_foreign_host_header_is_refused_over_tcp_only() {
     )
     .await;
     assert_eq!(code, 421);
-    assert!(deeds.try_recv().is_err(), "the daemon received no request");
+    assert!(deeds.try_recv().is_err(), "the daemon received a request");
     for host in ["198.51.100.1:9560", "[2001:db8::1]", "localhost", "x"] {
         let (code, ..) = send(&api, stranger(), &request("GET", "/v1/status", host)).await;
         assert_eq!(code, 200, "{host}");
@@ -160,7 +160,7 @@ async fn request_with_foreign_host_header_is_refused_over_tcp_only() {
 }
 
 fn description() -> Value {
-    serde_json::from_str(routes::OPENAPI).expect("JSON")
+    serde_json::from_str(routes::OPENAPI).expect("the JSON is valid")
 }
 
 /// The difference of a value from a schema, for the features of schemas that the description uses.
@@ -204,7 +204,7 @@ fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String>
         "integer" => value.is_i64() || value.is_u64(),
         "number" => value.is_number(),
         "null" => value.is_null(),
-        other => panic!("{at}: what is {other}?"),
+        other => panic!("{at}: the schema has the unknown type {other}"),
     };
     if !fits {
         return vec![format!("{at}: {value} is not of type {kind}")];
@@ -227,7 +227,7 @@ fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String>
     if let Some(values) = value.as_object() {
         let known = schema["properties"].as_object();
         for required in schema["required"].as_array().into_iter().flatten() {
-            if !values.contains_key(required.as_str().expect("a name")) {
+            if !values.contains_key(required.as_str().expect("a required field is a text")) {
                 wrong.push(format!("{at}: {required} is missing"));
             }
         }
@@ -249,15 +249,18 @@ fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String>
 /// Parses an example as its type, and serialises it again.
 fn again<T: serde::Serialize + serde::de::DeserializeOwned>(value: &Value) -> Value {
     let read: T = serde_json::from_value(value.clone()).unwrap_or_else(|e| panic!("{e}: {value}"));
-    serde_json::to_value(read).expect("JSON")
+    serde_json::to_value(read).expect("the value can be written as JSON")
 }
 
 #[test]
 fn api_examples_match_their_types() {
     let root = description();
     let json = "/content/application~1json";
-    for (path, operations) in root["paths"].as_object().expect("paths") {
-        for (method, operation) in operations.as_object().expect("operations") {
+    for (path, operations) in root["paths"].as_object().expect("`paths` is an object") {
+        for (method, operation) in operations
+            .as_object()
+            .expect("the operations of a path are an object")
+        {
             for (part, place) in [("answer", "/responses/200"), ("request", "/requestBody")] {
                 let Some(content) = operation.pointer(&format!("{place}{json}")) else {
                     assert_eq!((part, method.as_str()), ("request", "get"), "{path}");
@@ -280,7 +283,7 @@ fn api_examples_match_their_types() {
                     ("/v1/maintenance", _) => again::<DirectorStatus>(example),
                     ("/v1/reload", "answer") => again::<Reloaded>(example),
                     ("/v1/reload" | "/v1/health", _) => example.clone(),
-                    _ => panic!("which type is {method} {path} of?"),
+                    _ => panic!("the test has no type for {method} {path}"),
                 };
                 assert_eq!(&same, example, "{method} {path}");
             }
@@ -304,9 +307,12 @@ async fn every_api_answer_matches_openapi() {
     }));
     assert!(api.history().take(&snapshot("web"), 1000));
     let root = description();
-    for (path, operations) in root["paths"].as_object().expect("paths") {
+    for (path, operations) in root["paths"].as_object().expect("`paths` is an object") {
         let path = path.replace("{name}", "web");
-        for (method, operation) in operations.as_object().expect("operations") {
+        for (method, operation) in operations
+            .as_object()
+            .expect("the operations of a path are an object")
+        {
             let content = |place: &str| {
                 let place = format!("{place}/content/application~1json");
                 operation.pointer(&place).cloned().unwrap_or_default()
@@ -318,7 +324,7 @@ async fn every_api_answer_matches_openapi() {
                     post(&api, &path, Some("0123456789abcdef"), &example).await
                 }
             };
-            let value: Value = serde_json::from_str(&body).expect("JSON");
+            let value: Value = serde_json::from_str(&body).expect("the JSON is valid");
             let schema = match code {
                 200 => content("/responses/200")["schema"].clone(),
                 409 => serde_json::json!({ "$ref": "#/components/schemas/Error" }),
@@ -332,7 +338,7 @@ async fn every_api_answer_matches_openapi() {
     assert!(matches!(ask, ChangeRequest::Admin(_)) && who == "token oncall");
     // The API and the command have one source: both report the same.
     let (_, body) = get(&api, "/v1/status").await;
-    let status: Status = serde_json::from_str(&body).expect("a status");
+    let status: Status = serde_json::from_str(&body).expect("the JSON is valid");
     assert_eq!(status, snapshot("web").status);
 }
 
@@ -451,7 +457,7 @@ async fn role_of_token_decides_about_each_change() {
         let request =
             format!("GET /v1/whoami HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {secret}\r\n\r\n");
         let (_, _, body) = send(&api, stranger(), &request).await;
-        let name = secret.split_once('-').expect("a name").0;
+        let name = secret.split_once('-').expect("the token has a name").0;
         let words = format!("{{\"who\":\"token {name}\",{rest}");
         assert!(body.starts_with(&words), "{body}");
     }
@@ -463,7 +469,7 @@ async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
     use std::os::unix::fs::PermissionsExt;
     let log = crate::daemon::tests::Log::default();
     let _listening = log.listen();
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("the temporary directory can be created");
     let (api, _deeds) = api("web");
     let named = |name: &str, role| Named {
         name: name.to_owned(),
@@ -472,9 +478,9 @@ async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
     };
     let write = |name: &str, secret: &str| {
         let path = directory.path().join(name);
-        std::fs::write(&path, secret).expect("written");
+        std::fs::write(&path, secret).expect("the file can be written");
         let owner = std::fs::Permissions::from_mode(0o600);
-        std::fs::set_permissions(path, owner).expect("permissions");
+        std::fs::set_permissions(path, owner).expect("the permissions can be set");
     };
     let load = |tokens: Vec<Named>| {
         api.settings
@@ -489,7 +495,7 @@ async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
     assert_eq!(reload("second-0123456789").await.0, 409);
 
     write("a", "third-0123456789");
-    std::fs::remove_file(directory.path().join("b")).expect("removed");
+    std::fs::remove_file(directory.path().join("b")).expect("the file can be removed");
     write("d", "third-0123456789");
     load(vec![
         named("a", Role::Admin),
@@ -630,17 +636,17 @@ async fn status_queries_reach_the_loop_twice_a_second_at_most() {
                     looks += 1;
                     drop(reply.send(snapshot("web")));
                 }
-                Request::Change { .. } => panic!("nothing is to change"),
+                Request::Change { .. } => panic!("a change was requested"),
             }
         }
         looks
     });
-    let first = api.status().await.expect("a status");
+    let first = api.status().await.expect("lvsd returns its status");
     for _ in 0..1000 {
-        assert_eq!(api.status().await.expect("a status"), first);
+        assert_eq!(api.status().await.expect("lvsd returns its status"), first);
     }
     tokio::time::sleep(FRESH).await;
-    assert_eq!(api.status().await.expect("a status"), first);
+    assert_eq!(api.status().await.expect("lvsd returns its status"), first);
     drop(api);
     assert_eq!(asked.await.expect("the task ends without a panic"), 2);
 }
@@ -677,7 +683,10 @@ async fn metrics(api: &Arc<Api>) -> String {
 #[tokio::test(start_paused = true)]
 async fn answers_are_refused_and_counted_when_slow_readers_use_all_memory() {
     let (api, _deeds) = api("web");
-    let held = api.own.hold(vec![0; pages::OWN_MAX]).expect("it is empty");
+    let held = api
+        .own
+        .hold(vec![0; pages::OWN_MAX])
+        .expect("no other answer is stored");
     for path in ["/v1/events", "/v1/services/web"] {
         let (code, body) = get(&api, path).await;
         assert!(
@@ -721,7 +730,7 @@ async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
             .await
             .expect("the stream is readable");
         assert!(len > 0, "the stream has ended: {text}");
-        text.push_str(std::str::from_utf8(&bytes[..len]).expect("text"));
+        text.push_str(std::str::from_utf8(&bytes[..len]).expect("the text is UTF-8"));
     }
     text
 }
@@ -732,14 +741,19 @@ async fn event_stream_has_new_events_and_heartbeats() {
     let (mut client, task) = stream(&api, stranger()).await;
     let head = read_to(&mut client, "\r\n\r\n").await;
     assert!(head.contains("content-type: text/event-stream"), "{head}");
-    let reported = serde_json::to_string(&*event("two\nlines")).expect("JSON");
-    api.events.send(event("two\nlines")).expect("it listens");
+    let reported =
+        serde_json::to_string(&*event("two\nlines")).expect("the value can be written as JSON");
+    api.events
+        .send(event("two\nlines"))
+        .expect("the event has a receiver");
     read_to(&mut client, &format!("data: {reported}\n\n")).await;
     // Longer than any other answer is permitted to take.
     for _ in 0..100 {
         read_to(&mut client, ":\n\n").await;
     }
-    api.events.send(event("late")).expect("it listens");
+    api.events
+        .send(event("late"))
+        .expect("the event has a receiver");
     read_to(&mut client, "\"late\"").await;
     drop(client);
     task.await.expect("the connection closes with the client");
@@ -768,9 +782,9 @@ async fn event_stream_without_reader_is_closed() {
             }
         };
         tokio::select! {
-            ended = &mut task => ended.expect("no panic"),
-            () = sending => unreachable!("it does not stop"),
-            () = tokio::time::sleep(Duration::from_secs(90)) => panic!("it continues"),
+            ended = &mut task => ended.expect("the thread ends without a panic"),
+            () = sending => unreachable!("the endless loop has ended"),
+            () = tokio::time::sleep(Duration::from_secs(90)) => panic!("the stream was not closed"),
         }
         drop(client);
     }
@@ -807,7 +821,8 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
 #[tokio::test]
 async fn connections_above_the_limit_are_refused_and_counted() {
     let (api, _deeds) = api("web");
-    let listener = http::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    let listener =
+        http::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("the socket can be opened");
     let address = listener.local_addr().expect("the listener has an address");
     let accepting = {
         let api = Arc::clone(&api);
@@ -817,13 +832,15 @@ async fn connections_above_the_limit_are_refused_and_counted() {
     let mut held = Vec::new();
     for _ in 0..places::SOURCE_MAX {
         let stream = tokio::net::TcpStream::connect(address).await;
-        held.push(stream.expect("it listens"));
+        held.push(stream.expect("the connection is accepted"));
     }
     let mut refused = String::new();
     let mut last = tokio::net::TcpStream::connect(address)
         .await
-        .expect("it listens");
-    last.read_to_string(&mut refused).await.expect("text");
+        .expect("the connection is accepted");
+    last.read_to_string(&mut refused)
+        .await
+        .expect("the text can be read");
     assert!(
         refused.starts_with("HTTP/1.1 503 ") && refused.contains("close some"),
         "{refused}"

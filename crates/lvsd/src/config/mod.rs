@@ -360,7 +360,7 @@ pub struct Service {
     /// Whether the dataplane may have further servers of the service, because a source has not
     /// answered. Always false for the file alone.
     pub incomplete: bool,
-    /// Whether the source of all of its servers has not answered yet.
+    /// Whether all servers of the service come from a source that has not answered yet.
     pub unheard: bool,
     /// Real servers: first those of the file in order, then those of DNS and etcd.
     pub servers: Vec<Server>,

@@ -98,7 +98,7 @@ impl Item {
     }
 }
 
-/// Whether a statement is on, which `no` would disable.
+/// Whether a statement enables its setting: its first value is not `no`, `off` or `false`.
 pub(super) fn is_on(item: &Item) -> bool {
     !matches!(item.word(1), "no" | "off" | "false")
 }

@@ -88,7 +88,7 @@ impl Service {
         address.unwrap_or_else(|| format!("mark {}", self.fwmark.unwrap_or_default().0))
     }
 
-    /// Returns the quorum of the service, which begins at the statement `item` if it is new.
+    /// Returns the quorum of the service. Without one, adds a quorum with the position of `item`.
     pub(super) fn quorum_of(&mut self, item: &Item) -> &mut Quorum {
         self.quorum.get_or_insert(Quorum {
             at: item.at().to_string(),

@@ -210,8 +210,8 @@ impl<P: Prober> Inputs<P> {
             })
     }
 
-    /// Whether the announcement of the VIP of an unsettled service must wait. It need not wait if
-    /// all unchecked servers have through-VIP checks of this VIP.
+    /// Whether the VIP of a service that is not settled must not be announced yet. It may be
+    /// announced if all unchecked servers have through-VIP checks, which need the VIP.
     pub(super) fn is_veiled(&self, service: &Service) -> bool {
         let unseen = service.unheard && !self.dataplane.compared;
         unseen || !self.waits_for_its_vip(service)

@@ -19,7 +19,7 @@ pub(super) struct Policy {
     pub(super) decisions: HashMap<ServiceId, Decision>,
     /// The VIPs that may be owned: the first checks of their services have ended or timed out.
     pub(super) announced: BTreeSet<IpAddr>,
-    /// Whether all services are settled.
+    /// Whether the state of every service is known well enough to announce its VIP.
     pub(super) settled: bool,
     /// The number of services with a server that has not had its first check.
     unknown: usize,
@@ -44,8 +44,8 @@ impl Policy {
         self.settled = false;
     }
 
-    /// Updates the set of settled services. True if that changes the desired state; `changed`:
-    /// inputs have changed since the last call.
+    /// Determines which VIPs may be announced, because the states of their services are known.
+    /// Returns whether the result differs. `changed`: inputs have changed since the last call.
     pub(super) fn settle<P: Prober>(&mut self, inputs: &Inputs<P>, changed: bool) -> bool {
         if self.settled && self.unknown == 0 && !changed {
             return false;

@@ -286,7 +286,7 @@ const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 /// logged at the level `debug`.
 const LOGGED_MAX: usize = 20;
 
-/// State of applying a list of changes.
+/// Applies a list of changes, and collects the results.
 pub(super) struct CarryOut<'a> {
     control: &'a mut dyn DataplaneControl,
     answered: &'a LastAnswer,

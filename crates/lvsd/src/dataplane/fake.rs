@@ -49,7 +49,7 @@ impl FakeDataplane {
 
     /// The servers that the scheduler would choose for new clients.
     pub(crate) fn choices(&self, id: ServiceId, clients: u16) -> Vec<Option<SocketAddr>> {
-        let shard = self.0.shard(0).expect("the only shard");
+        let shard = self.0.shard(0).expect("the director has a shard");
         let ServiceId::Tcp { address } = id else {
             panic!("not a TCP service")
         };

@@ -322,7 +322,7 @@ enum ChangedItem {
 #[derive(Debug, Default)]
 pub(super) struct Drift {
     left: BTreeMap<ChangedItem, ManualChange>,
-    /// Number of the loaded file during which the kept manual changes were made.
+    /// Number of the configuration that was in use when the kept manual changes were made.
     file: u64,
 }
 

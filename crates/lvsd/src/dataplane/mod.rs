@@ -334,7 +334,7 @@ impl Link {
         self.host.addresses()
     }
 
-    /// The flag that interrupts a step.
+    /// The flag by which a caller ends a running step early, because new input has arrived.
     pub fn news(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.news)
     }

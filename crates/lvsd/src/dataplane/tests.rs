@@ -177,6 +177,37 @@ fn step_without_request_does_not_count_as_answer() {
     assert!(answered.get() > last);
 }
 
+#[test]
+fn refused_server_is_not_observed_until_it_is_added() {
+    let desired = |servers| Desired {
+        services: vec![DesiredService::of(
+            id(1),
+            ServiceConfig::new(Family::V4, "rr"),
+            servers,
+        )],
+        ..Desired::default()
+    };
+    let mut daemon = Daemon::new(World::default());
+    daemon.set(desired(Vec::new()));
+    daemon.settle();
+    let config = ServerConfig::new(3, Forwarding::Nat);
+    daemon.set(desired(vec![DesiredServer::of(
+        address(1),
+        config,
+        Health::Up,
+    )]));
+    daemon.world.go_wrong(&[Fault::RefusesAll; 2]);
+    let mut observed = || match daemon.step(true) {
+        Step::InStep { found, .. } => {
+            let server = found.servers.get(&(id(1), address(1)));
+            (found.refused.len(), server.map(|server| server.weight))
+        }
+        step => panic!("the dataplane is not in sync: {step:?}"),
+    };
+    assert_eq!(observed(), (1, None));
+    assert_eq!(observed(), (0, Some(3)));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 

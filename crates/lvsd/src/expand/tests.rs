@@ -40,7 +40,7 @@ fn servers(expanded: &Expanded) -> Vec<(String, i32)> {
 }
 
 #[test]
-fn dns_servers_follow_servers_of_the_file() {
+fn dns_servers_are_listed_after_servers_of_the_file() {
     let expanded = with(
         FILE,
         "_http._tcp.example.org",
@@ -148,7 +148,7 @@ fn vips(expanded: &Expanded) -> Vec<String> {
 }
 
 #[test]
-fn etcd_services_follow_services_of_the_file() {
+fn etcd_services_are_listed_after_services_of_the_file() {
     let (own, same, name) = (
         remote("192.0.2.2:80", "10.0.0.2:80"),
         remote("192.0.2.1:80", "10.0.0.3:80"),
@@ -391,7 +391,7 @@ fn pool_in_etcd_service_is_equal_to_pool_in_file() {
     };
     assert_eq!(server.address, "10.0.0.9:8080".parse().unwrap());
     assert_eq!(server.config.weight, 3);
-    let check = server.check.as_ref().expect("the service's check");
+    let check = server.check.as_ref().expect("the server has a check");
     assert_eq!(check.server, server.address);
     let place = expanded.files.place(server.line);
     assert_eq!(place, "etcd:/lvs/services/a:4");

@@ -92,8 +92,15 @@ mod tests {
         };
         assert!(state.take(drain(true)));
         assert_eq!(state.apply(10), 0);
-        assert!(!state.take(Advice::NONE), "a draining server stays drained");
+        assert!(
+            !state.take(Advice::NONE),
+            "advice without a value changed a draining server"
+        );
         assert!(state.take(drain(false)));
-        assert_eq!(state.apply(10), 5, "with its previous share");
+        assert_eq!(
+            state.apply(10),
+            5,
+            "the server did not get its previous share again"
+        );
     }
 }

@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(
             permits.targets().len(),
             1,
-            "targets without probes are removed"
+            "a target without probes was not removed"
         );
     }
 }

@@ -155,7 +155,7 @@ mod tests {
     fn reason_codes_are_documented_in_manual_and_openapi() {
         let manual = include_str!("../../../../docs/operating.md");
         let api: serde_json::Value =
-            serde_json::from_str(include_str!("../api/openapi.json")).expect("JSON");
+            serde_json::from_str(include_str!("../api/openapi.json")).expect("the JSON is valid");
         let properties = &api["components"]["schemas"]["ServerStatus"]["properties"];
         let names = Code::ALL.map(Code::name);
         assert_eq!(properties["code"]["enum"], serde_json::json!(names));

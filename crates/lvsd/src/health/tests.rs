@@ -53,7 +53,7 @@ async fn check_state_is_kept_only_for_identical_check() {
     let first = config(&[(1, tcp)]);
     checks.set(checks_of(&first.services));
     assert_eq!(health(&checks, &first), [Unknown]);
-    let report = reports.recv().await.expect("a report");
+    let report = reports.recv().await.expect("the check reports a result");
     checks.take(report);
     assert_eq!(health(&checks, &first), [Up]);
 
@@ -111,11 +111,12 @@ const BY_DEFAULT: &str = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"n
 async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason() {
     let paths = Paths::default();
     let (mut checks, mut reports) = Checks::new(paths.clone(), None);
-    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    let (config, _) =
+        Config::from_toml("test.toml", BY_DEFAULT).expect("the configuration is valid");
     let key = keys(&config)[0];
     checks.take_serving(Serving::default());
     checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("a report");
+    let report = reports.recv().await.expect("the check reports a result");
     assert!(checks.take(report).changes[0].up);
     for (fail, fault) in [
         ([true, false], true),
@@ -128,11 +129,15 @@ async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason(
         let reason = checks.client_path(&key).map(|reason| reason.text);
         let expected = fault.then(|| "no answer through the VIP".to_owned());
         assert_eq!(reason, expected, "{fail:?}");
-        assert!(reports.try_recv().is_err(), "the server stays up");
+        assert!(reports.try_recv().is_err(), "the server was reported down");
     }
     *paths.fail.lock().unwrap() = [true, true];
-    let report = reports.recv().await.expect("a report");
-    let change = checks.take(report).changes.pop().expect("a change");
+    let report = reports.recv().await.expect("the check reports a result");
+    let change = checks
+        .take(report)
+        .changes
+        .pop()
+        .expect("the server changes its state");
     assert!(!change.up);
     assert_eq!(change.reason.text, "no answer through the VIP");
     assert_eq!(checks.client_path(&key), None);
@@ -140,15 +145,16 @@ async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason(
 
 /// A flood fills the connection table, for example: the server is not at fault.
 #[tokio::test(start_paused = true)]
-async fn check_that_the_dataplane_drops_is_made_of_the_own_address() {
+async fn check_dropped_by_dataplane_uses_own_address_of_server() {
     let paths = Paths::default();
     *paths.drops.lock().unwrap() = true;
     let (mut checks, mut reports) = Checks::new(paths.clone(), None);
-    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    let (config, _) =
+        Config::from_toml("test.toml", BY_DEFAULT).expect("the configuration is valid");
     let key = keys(&config)[0];
     checks.take_serving(Serving::default());
     checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("a report");
+    let report = reports.recv().await.expect("the check reports a result");
     assert!(checks.take(report).changes[0].up);
     tokio::time::sleep(Duration::from_secs(20)).await;
     let through = paths.take();
@@ -165,14 +171,15 @@ async fn check_that_the_dataplane_drops_is_made_of_the_own_address() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(paths.take().last(), Some(&true), "after 30 s");
     assert_eq!(own_address(&checks), "");
-    assert!(reports.try_recv().is_err(), "the server stays up");
+    assert!(reports.try_recv().is_err(), "the server was reported down");
 }
 
 #[tokio::test(start_paused = true)]
 async fn check_without_via_goes_through_the_service_while_the_vip_is_here() {
     let paths = Paths::default();
     let (mut checks, _reports) = Checks::new(paths.clone(), None);
-    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    let (config, _) =
+        Config::from_toml("test.toml", BY_DEFAULT).expect("the configuration is valid");
     checks.set(checks_of(&config.services));
     let vips = |vips: &[&str]| Serving {
         vips: Some(vips.iter().map(|vip| vip.parse().unwrap()).collect()),
@@ -214,7 +221,9 @@ async fn services_with_the_same_check_share_one_probe() {
     let all = config(&[(1, tcp), (2, tcp), (3, tcp)]);
     checks.set(checks_of(&all.services));
     assert_eq!(checks.len(), 1);
-    let changes = checks.take(reports.recv().await.expect("a report")).changes;
+    let changes = checks
+        .take(reports.recv().await.expect("the check reports a result"))
+        .changes;
     let stated: Vec<Key> = changes.iter().map(|change| change.key).collect();
     assert_eq!(stated, keys(&all));
     assert_eq!(health(&checks, &all), [Health::Up; 3]);
@@ -224,7 +233,11 @@ async fn services_with_the_same_check_share_one_probe() {
     // One service is removed, and the others continue.
     checks.set(checks_of(&config(&[(2, tcp)]).services));
     assert_eq!(checks.len(), 1);
-    assert_eq!(health(&checks, &all), [Health::Up; 3], "or is not checked");
+    assert_eq!(
+        health(&checks, &all),
+        [Health::Up; 3],
+        "removing a service changed the health of a server"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -317,7 +330,11 @@ async fn unanswered_clients_trigger_a_check_at_once() {
         take(&mut checks, count);
     }
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert_eq!(asked(&well), before, "an answer arrived in between");
+    assert_eq!(
+        asked(&well),
+        before,
+        "a check was made although clients got answers in between"
+    );
     // A flood from another host: the server is checked at most once in `fast_interval`, and is up.
     let begun = Instant::now();
     for count in 1..=100 {
@@ -326,8 +343,11 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     }
     let more = asked(&well) - before;
     let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
-    assert!((1..=seconds + 1).contains(&more), "{more} in {seconds} s");
-    assert!(reports.try_recv().is_err(), "no server is set down");
+    assert!(
+        (1..=seconds + 1).contains(&more),
+        "{more} checks were made in {seconds} s"
+    );
+    assert!(reports.try_recv().is_err(), "a server was set down");
     assert!(checks.timing.counters.get().prompted > 0);
 
     // If the check fails as well, one failure is sufficient.
@@ -337,7 +357,11 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     let since = Instant::now();
     let down = reports.recv().await.expect("the server is reported down");
     assert!(since.elapsed() <= Duration::from_secs(1));
-    let change = checks.take(down).changes.pop().expect("a change");
+    let change = checks
+        .take(down)
+        .changes
+        .pop()
+        .expect("the server changes its state");
     assert!(
         !change.up
             && change.reason.text.contains("refused")
@@ -347,12 +371,19 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     // Repeated attempts of waiting clients do not keep a server down.
     *well.down.lock().unwrap() = false;
     take(&mut checks, 330);
-    let good = reports.recv().await.expect("a good check");
+    let good = reports.recv().await.expect("the check reports a result");
     assert!(checks.take(good).changes.is_empty());
     let known = checks.known(&key).expect("the server is checked");
     assert!(known.reason.text.contains("succeeded"), "{known:?}");
-    let up = reports.recv().await.expect("up again");
-    assert!(checks.take(up).changes.pop().expect("a change").up);
+    let up = reports.recv().await.expect("the check reports a result");
+    assert!(
+        checks
+            .take(up)
+            .changes
+            .pop()
+            .expect("the server changes its state")
+            .up
+    );
     let before = asked(&well);
     take(&mut checks, 332);
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -372,7 +403,11 @@ async fn long_reasons_are_truncated() {
     let config = config(&[(1, "type = \"tcp\"")]);
     checks.set(checks_of(&config.services));
     let report = reports.recv().await.expect("the server is reported down");
-    let change = checks.take(report).changes.pop().expect("a change");
+    let change = checks
+        .take(report)
+        .changes
+        .pop()
+        .expect("the server changes its state");
     assert!(
         (250..=256).contains(&change.reason.text.len()),
         "{}",
@@ -427,8 +462,11 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     let mut logged = Vec::new();
     for reason in ["status 503", "refused", "status 503", "status 500"] {
         stated.set(Err(ProbeError::server(reason)));
-        let news = checks.take(reports.recv().await.expect("another reason"));
-        assert!(news.changes.is_empty() && !news.advice, "no event");
+        let news = checks.take(reports.recv().await.expect("the check reports a result"));
+        assert!(
+            news.changes.is_empty() && !news.advice,
+            "an event was reported"
+        );
         assert_eq!(
             checks
                 .known(&key)
@@ -439,14 +477,18 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
         );
         logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
-    assert_eq!(logged, ["status 503", "status 500"], "each once");
+    assert_eq!(
+        logged,
+        ["status 503", "status 500"],
+        "a reason was not logged exactly once"
+    );
     // A repeated reason is not reported.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(reports.try_recv().is_err());
     // A program that returns another reason each time does not fill the log.
     for n in 0..100 {
         stated.set(Err(ProbeError::server(format!("at {n}"))));
-        let news = checks.take(reports.recv().await.expect("another reason"));
+        let news = checks.take(reports.recv().await.expect("the check reports a result"));
         logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
     assert_eq!(
@@ -460,11 +502,11 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     assert_eq!(
         logged.len(),
         REASONS_MAX - 1,
-        "with the reason of the change"
+        "the limit of logged reasons, with the reason of the change, was not kept"
     );
     // While the server returns, the old reason is not shown.
     stated.set(Ok(Advice::NONE));
-    let news = checks.take(reports.recv().await.expect("a good check"));
+    let news = checks.take(reports.recv().await.expect("the check reports a result"));
     assert!(news.changes.is_empty() && news.reasons.is_empty());
     let reason = checks
         .known(&key)
@@ -505,24 +547,33 @@ async fn check_that_cannot_run_is_reported_until_it_runs() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     stated.set(Err(ProbeError::Local("no descriptors".into())));
     tokio::time::sleep(Duration::from_millis(1_900)).await;
-    assert!(reports.try_recv().is_err(), "not after two");
+    assert!(
+        reports.try_recv().is_err(),
+        "the check was reported as not made after two attempts"
+    );
     let news = checks.take(reports.recv().await.expect("the third report arrives"));
     assert!(news.changes.is_empty() && news.reasons.is_empty() && !news.advice);
     assert_eq!(checks.not_made(), 1);
     tokio::time::sleep(Duration::from_secs(60)).await;
     let known = checks.known(&key).expect("the server is checked");
-    assert_eq!(known.up, Some(true), "whose state is unchanged");
-    let not_made = known.not_made.expect("reported");
+    assert_eq!(known.up, Some(true), "the state of the server changed");
+    let not_made = known.not_made.expect("the check is reported as not made");
     assert_eq!(not_made.reason, "no descriptors");
     assert!((61..64).contains(&not_made.since.elapsed().as_secs()));
-    assert!(reports.try_recv().is_err(), "one attempt suffices");
+    assert!(
+        reports.try_recv().is_err(),
+        "the same cause was reported twice"
+    );
     // Another cause is shown; a check that runs ends the report.
     stated.set(Err(ProbeError::Local("no memory".into())));
-    checks.take(reports.recv().await.expect("another cause"));
+    checks.take(reports.recv().await.expect("the check reports a result"));
     let known = checks.known(&key).expect("the server is checked").not_made;
-    assert_eq!(known.expect("reported").reason, "no memory");
+    assert_eq!(
+        known.expect("the check is reported as not made").reason,
+        "no memory"
+    );
     stated.set(Ok(Advice::NONE));
-    let news = checks.take(reports.recv().await.expect("healed"));
+    let news = checks.take(reports.recv().await.expect("the check reports a result"));
     assert!(news.changes.is_empty());
     assert_eq!(
         checks.known(&key).expect("the server is checked").not_made,

@@ -112,7 +112,7 @@ fn actual(dataplane: &FakeDataplane) -> Actual {
 }
 
 #[test]
-fn foreign_mark_rules_stay_and_port_rules_follow_services() {
+fn foreign_mark_rules_stay_and_port_rules_change_with_services() {
     let (theirs, ours) = (
         "--destination 192.0.2.1 --mark 1",
         "--destination 192.0.2.1 --mark 1275068417",
@@ -416,7 +416,7 @@ fn directors_with_different_check_histories_choose_the_same_servers() {
 }
 
 #[test]
-fn changed_tunnel_is_an_edit() {
+fn changed_tunnel_edits_the_existing_server() {
     let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
     let tunnelled = |tunnel| ServerConfig {
         tunnel,
@@ -620,7 +620,7 @@ fn sync_daemons_match_the_file() {
 }
 
 #[test]
-fn health_changes_come_first() {
+fn health_changes_precede_all_other_changes() {
     let plan = replaced(
         &[(1, 1, 0), (2, 1, 0), (3, 0, 0)],
         &[(4, Health::Up), (2, Health::Down), (3, Health::Up)],

@@ -390,7 +390,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) names: &'a BTreeSet<&'a String>,
 }
 
-/// The daemon's use of the services from a source.
+/// The services of a source that the daemon uses, and those that it refuses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Made {
     /// Keys and texts of valid services.

@@ -198,7 +198,7 @@ fn case(path: &Path) -> Vec<String> {
         .filter(|(word, rest)| !is_so(word, rest))
         .map(|(word, rest)| {
             format!(
-                "{name}: not so: {word} {rest}\nservers {}\n{:#?}\n{}\n--- rest\n{}",
+                "{name}: not met: {word} {rest}\nservers {}\n{:#?}\n{}\n--- rest\n{}",
                 servers.join(" "),
                 done.lost,
                 done.toml,

@@ -26,10 +26,10 @@ const TOPS: u64 = 0x8080_8080_8080_8080;
 
 /// Number of the lowest hash bit that selects the home slot; the bits below it are the tag.
 pub(super) const HOME: u32 = 7;
-/// If its first bucket has this many free slots, an entry uses it without a check of the second
-/// one. With a smaller number, more entries are in their first bucket. With a larger number, fewer
-/// entries find no slot in a full table (1 in 650 if always the emptier bucket is used, 1 in 500
-/// with this number).
+/// If the first bucket has at least this many free slots, a new entry uses it without a check of
+/// the second one. A smaller value puts more entries into their first bucket. A larger value
+/// balances the buckets better, so that fewer entries find both full: 1 in 500 with this value, 1
+/// in 650 if the emptier bucket is always used.
 const AMPLE: u32 = 5;
 
 /// The two buckets of a hash, its tag, and its home slot.
@@ -109,8 +109,9 @@ impl<'a> Tags<'a> {
         matching(self.word(bucket), 0).count_ones()
     }
 
-    /// The slot for a new entry: its home slot if that is free, or another slot of the bucket with
-    /// more free slots.
+    /// The slot for a new entry; `None` if both buckets are full. The first bucket is used if it
+    /// has at least [`AMPLE`] free slots, or as many as the second one. In the bucket, the home
+    /// slot is preferred.
     #[inline]
     pub(super) fn choose(self, buckets: &Buckets) -> Option<usize> {
         let first = self.room(buckets.first);
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_fills_and_empties() {
+    fn bucket_fills_in_order_of_preference_and_empties() {
         let region = Region::heap(2).unwrap();
         let tags = Tags(&region);
         let buckets = Buckets {

@@ -29,8 +29,8 @@ impl ConnTable {
                 .any(|side| self.newest_like(draft, side).is_some())
     }
 
-    /// The buckets of a draft's client among the narrow or the wide slots; `None` if these slots
-    /// cannot contain an entry of this client.
+    /// The two buckets of the client of `draft`, in the region of narrow or of wide slots; `None`
+    /// if this region cannot contain an entry of the client.
     fn buckets_if_used(&self, draft: &Draft, narrow: bool) -> Option<Buckets> {
         let client = draft.key.client;
         let usable = if narrow {
@@ -45,7 +45,8 @@ impl ConnTable {
     }
 
     /// Calls `each` for the entries outside of the overflow that match the same packets as `draft`,
-    /// except `other_than`. The second argument is the matching side.
+    /// except `other_than`. The second argument of `each` is the direction in which the entry
+    /// matches.
     fn each_equal(&self, draft: &Draft, other_than: Option<u32>, mut each: impl FnMut(u32, Side)) {
         for narrow in [true, false] {
             let Some(buckets) = self.buckets_if_used(draft, narrow) else {
@@ -93,8 +94,9 @@ impl ConnTable {
         })
     }
 
-    /// Makes an entry the newest of its equal entries on some sides: from now on look-ups find it
-    /// through the overflow's index. Returns `false`, without a change, if the index is full.
+    /// Makes an entry the newest of the entries that match the same packets, in the directions
+    /// `sides`. From then on, look-ups find it through the index of the overflow. Returns `false`,
+    /// without a change, if the index is full.
     pub(super) fn enter(&mut self, handle: u32, sides: impl IntoIterator<Item = Side>) -> bool {
         let draft = self.slots.entry(handle).draft();
         let mut equals = Vec::new();
@@ -160,7 +162,8 @@ impl ConnTable {
         }
     }
 
-    /// Removes an entry from the overflow if no other entry is equal to it on this side any more.
+    /// Removes an entry that is in its bucket from the index of the overflow, if no other entry
+    /// matches the same packets in the direction `side` any more.
     fn settle(&mut self, handle: u32, side: Side) {
         let entry = self.slots.entry(handle);
         if self.slots.in_place(handle)
@@ -172,7 +175,7 @@ impl ConnTable {
         }
     }
 
-    /// Updates the tag words, because an entry moves into the overflow (`comes`) or out of it.
+    /// Updates the tag words, because an entry has moved into the overflow (`comes`) or out of it.
     pub(super) fn move_home(&mut self, handle: u32, comes: bool) {
         let entry = self.slots.entry(handle);
         let narrow = entry.is_of_v4_client();
@@ -267,7 +270,7 @@ const fn shadow(side: Side) -> u64 {
     }
 }
 
-/// Whether an entry matches the same packets of a side as `draft`.
+/// Whether `entry` and `draft` match the same packets in the direction `side`.
 fn is_like(entry: Entry<'_>, draft: &Draft, side: Side) -> bool {
     let same_peer = match side {
         Side::In => {

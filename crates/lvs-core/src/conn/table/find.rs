@@ -44,7 +44,8 @@ impl ConnTable {
         self.find_client(key, 0, kind::TEMPLATE, &Ahead::NONE)
     }
 
-    /// The newest entry with this client address and `port`, and with exactly these `kinds`.
+    /// The newest entry with this client address and `port`, and with exactly these [kind
+    /// bits](super::slot::kind).
     #[inline]
     fn find_client(&self, key: &Key, port: u16, kinds: u64, ahead: &Ahead) -> Option<u32> {
         let (IpAddr::V4(client), IpAddr::V4(virt)) = (key.client.ip(), key.virt.ip()) else {
@@ -198,8 +199,8 @@ impl ConnTable {
         })
     }
 
-    /// Searches the narrow slots (IPv4) for the connection of a packet, and returns it with whether
-    /// the packet is a reply. After `None`, the connection may still be in another slot.
+    /// Searches the narrow slots (IPv4) for the connection of a packet. Returns its handle, and
+    /// whether the packet is a reply. After `None`, the connection may still be in another slot.
     #[inline]
     pub(crate) fn find_plain(&self, packet: &Plain, ahead: &Ahead) -> Option<(u32, bool)> {
         let part = protocol_part(packet.protocol);
@@ -222,7 +223,8 @@ impl ConnTable {
         }
     }
 
-    /// Finds the narrow slot of a client's entry for a virtual address, with exactly these `kinds`.
+    /// Finds the narrow slot of a client's entry for a virtual address, with exactly these [kind
+    /// bits](super::slot::kind).
     #[inline]
     fn find_narrow_in(&self, identity: u64, kinds: u64, virt: u64, ahead: &Ahead) -> Found {
         self.find_narrow(identity, ahead.side(true, 0), |word, line| {

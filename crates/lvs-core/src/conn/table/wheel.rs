@@ -81,18 +81,19 @@ pub(crate) struct Wheel {
     occupied: Vec<u64>,
     /// All chunks. Number 0 is never used: it means "none".
     chunks: Vec<u32>,
-    /// The first chunk of the list of free chunks, and the number of chunks that were ever used.
+    /// The first chunk of the list of free chunks; 0 for none.
     free: u32,
+    /// Number of chunks that were ever used.
     used: u32,
     /// Position of the record of each handle in the wheel.
     places: Vec<u32>,
     /// The present tick; no entry of an earlier tick remains.
     tick: u64,
-    /// Number of records in one portion of the page that is being distributed, and number of
-    /// records to distribute now.
+    /// Number of records in one portion of the page that is being distributed.
     portion: usize,
+    /// Number of records to distribute now.
     owed: usize,
-    /// The position in the present page up to which portions have been planned.
+    /// Number of portions of the present page that are included in `owed` or already distributed.
     portioned: u64,
     linked: usize,
     /// Whether the bucket of the present tick contains entries that are not due yet.

@@ -273,8 +273,8 @@ impl Control {
         Ok(Opened::Entry(index))
     }
 
-    /// Adds a one-packet connection to the table while the later steps of the decision run; `None`
-    /// if the table is full.
+    /// Adds a one-packet connection to the table, because the decision about an ICMP error needs an
+    /// entry; `None` if the table is full.
     fn enter_once(
         &self,
         shard: &mut Shard,
@@ -294,7 +294,8 @@ impl Control {
         index
     }
 
-    /// Ends a one-packet connection that is not in the table.
+    /// Subtracts a one-packet connection, which was never in the table, from the counts of its
+    /// server, and synchronises its template.
     fn close_once(
         &mut self,
         shard: &mut Shard,

@@ -54,8 +54,8 @@ impl Handle {
         Ok(followed.unwrap_or_else(|failure| vec![failure.message]))
     }
 
-    /// Applies all changes or none. A long list, a flush and the removal of a service's connections
-    /// are applied in pieces. Between two pieces, packet workers can lock the control half.
+    /// Applies all changes or none. A long list, a flush and the deletion of a service are
+    /// applied in pieces. Between two pieces, packet workers can lock the control half.
     fn make(&self, calls: &[Call], daemons: &[Attempt]) -> Result<Applied, Refused> {
         let view = self.context.view();
         let host = WithDaemons {

@@ -307,7 +307,8 @@ impl Sequence {
 
     /// Appends a frame to `out`.
     ///
-    /// # Panics If the payload is longer than [`PAYLOAD_MAX`].
+    /// # Panics
+    /// If the payload is longer than [`PAYLOAD_MAX`].
     pub(super) fn seal(&mut self, kind: Kind, payload: &[u8], out: &mut Vec<u8>) {
         assert!(
             payload.len() <= PAYLOAD_MAX,

@@ -179,7 +179,8 @@ enum Trouble {
 impl Peers {
     /// Starts the sessions with the peers.
     ///
-    /// # Errors The reason and the fix, as text.
+    /// # Errors
+    /// The reason and the fix, as text.
     pub(super) fn start(
         config: &PeersConfig,
         context: &Arc<Context>,

@@ -452,8 +452,8 @@ fn service_digests_are_bounded_and_sent_only_to_peers_that_support_them() {
     assert!(text.len() < 500, "{text}");
 }
 
-/// A peer is in sync after a comparison without differences, and `in_step` reports when this was
-/// last true.
+/// A peer is in sync after a comparison that finds no missing connections. Later, its state
+/// contains the seconds since then.
 #[test]
 fn peer_state_depends_on_its_connections() {
     let peers = peers(([192, 0, 2, 2], 8848).into());

@@ -143,8 +143,8 @@ impl Worker {
         Ok((offer, ways))
     }
 
-    /// Whether the kernel fast path forwards packets of a connection, or would for a new one
-    /// (`None`); otherwise the reason.
+    /// Whether the kernel fast path forwards the packets of a connection; with `None`, whether it
+    /// would forward those of a new one. Otherwise the reason.
     pub(super) fn fast_path(&self, conn: Option<ConnId>) -> Result<(), WithDataplane> {
         let kernel = self.kernel.path.as_ref().ok_or(WithDataplane::NotUsed)?;
         let epoch = kernel.epoch();

@@ -174,7 +174,7 @@ fn query_about_connection_reports_why_it_is_not_offloaded() {
 }
 
 #[test]
-fn two_workers_process_packets_of_one_director() {
+fn two_workers_of_one_director_forward_packets_and_share_counts() {
     let Bed {
         context,
         threads,

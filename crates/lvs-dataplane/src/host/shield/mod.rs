@@ -191,8 +191,9 @@ impl Shield {
     /// Hides frames of services at the ingress of an interface from now on. Call it again after an
     /// interface was removed and created with the same name.
     ///
-    /// # Errors The interface does not exist. (Since Linux 6.16 this is not an error: the kernel
-    /// waits for the interface.)
+    /// # Errors
+    /// The interface does not exist. (Since Linux 6.16 this is not an error: the kernel waits for
+    /// the interface.)
     pub fn add_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {
@@ -266,7 +267,8 @@ impl Shield {
     /// Stops hiding frames on an interface. An interface that is missing or was never added is not
     /// an error.
     ///
-    /// # Errors The kernel refuses.
+    /// # Errors
+    /// The kernel refuses.
     pub fn remove_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {
@@ -291,7 +293,8 @@ impl Shield {
     /// state in one transaction, so that each packet is matched against either the old or the new
     /// state. Returns the number of added and deleted elements.
     ///
-    /// # Errors The kernel refuses; the shield is then unchanged.
+    /// # Errors
+    /// The kernel refuses; the shield is then unchanged.
     pub fn update(&mut self, spec: &Intercept) -> Result<usize, ShieldError> {
         let wanted = elements(spec);
         let table = self.table.clone();
@@ -324,7 +327,8 @@ impl Shield {
     /// [`update`](Self::update), it does not compare the whole state, which saves time if one of
     /// thousands of services changes.
     ///
-    /// # Errors The kernel refuses; the shield is then unchanged.
+    /// # Errors
+    /// The kernel refuses; the shield is then unchanged.
     pub fn extend(&mut self, spec: &Intercept) -> Result<usize, ShieldError> {
         let mut added = elements(spec);
         for (set, keys) in &mut added {
@@ -355,7 +359,8 @@ impl Shield {
     /// [`remove_local_clients`](Self::remove_local_clients). Call it before the first packets of
     /// these connections are forwarded.
     ///
-    /// # Errors The kernel refuses, or there are too many connections.
+    /// # Errors
+    /// The kernel refuses, or there are too many connections.
     pub fn add_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);
@@ -373,7 +378,8 @@ impl Shield {
     /// Reverts [`add_local_clients`](Self::add_local_clients). Call it for many connections at
     /// once: each call costs the kernel a grace period, whatever their number.
     ///
-    /// # Errors The kernel refuses, for instance because one of the connections is not hidden.
+    /// # Errors
+    /// The kernel refuses, for instance because one of the connections is not hidden.
     pub fn remove_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);

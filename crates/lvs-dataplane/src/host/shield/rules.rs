@@ -98,7 +98,7 @@ impl IpVersion {
     }
 
     /// Hides packets from one port or all ports of servers, their fragments, and ICMP errors about
-    /// packets to servers. `concerns` adds conditions.
+    /// packets to servers. `concerns` adds a further condition to each rule.
     fn add_answers(
         self,
         batch: &mut Batch<'_>,

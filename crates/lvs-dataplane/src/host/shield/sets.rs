@@ -173,7 +173,7 @@ fn address_key(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Each field of a key fills whole registers of 32 bits.
+/// A port as a field of a key: it fills a whole 32-bit register of nf_tables.
 fn port_key(port: u16) -> [u8; 4] {
     let [high, low] = port.to_be_bytes();
     [high, low, 0, 0]

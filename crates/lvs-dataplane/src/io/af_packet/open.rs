@@ -127,14 +127,16 @@ impl Back {
 impl AfPacket {
     /// Opens the interface with this index; `name` is for messages only, because a name can change.
     ///
-    /// # Errors See [`OpenError`].
+    /// # Errors
+    /// See [`OpenError`].
     pub fn open(ifindex: u32, name: &str) -> Result<Self, OpenError> {
         Opening::new(ifindex, name, By::Ring).open()
     }
 
     /// As [`Self::open`], but without a ring: slower, and without memory for a ring.
     ///
-    /// # Errors See [`OpenError`].
+    /// # Errors
+    /// See [`OpenError`].
     pub fn open_without_ring(ifindex: u32, name: &str) -> Result<Self, OpenError> {
         Opening::new(ifindex, name, By::Messages).open()
     }
@@ -143,7 +145,8 @@ impl AfPacket {
     /// reinjection of frames into the host ([`Self::give_back`]), and the kernel fast path, whose
     /// frames the socket does not receive.
     ///
-    /// # Errors See [`OpenError`].
+    /// # Errors
+    /// See [`OpenError`].
     pub fn open_with(
         ifindex: u32,
         name: &str,
@@ -162,7 +165,8 @@ impl AfPacket {
     /// group that divides received frames among them by `plan`. If the kernel cannot divide frames,
     /// the first worker receives all of them.
     ///
-    /// # Errors See [`OpenError`].
+    /// # Errors
+    /// See [`OpenError`].
     pub fn open_group(
         ifindex: u32,
         name: &str,
@@ -239,7 +243,8 @@ pub struct Group {
 impl Group {
     /// Divides received frames among the workers by `plan` from now on.
     ///
-    /// # Errors The kernel refuses; the earlier plan then stays in force.
+    /// # Errors
+    /// The kernel refuses; the earlier plan then stays in force.
     pub fn divide(&self, plan: &Plan) -> io::Result<()> {
         self.socket.divide_by(&program(plan, self.firsts))
     }

@@ -292,7 +292,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
         let inactive = server.number(3)?;
         ensure!(
             server.number(2)? == 0 && inactive <= share && inactive + resets >= share,
-            "{resets} resets, ActiveConn and InActConn: {listing}"
+            "ActiveConn or InActConn is wrong; {resets} connections were reset: {listing}"
         );
     }
     let count = listed.len() as u64;
@@ -322,20 +322,26 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     ensure!(rows.len() == 5, "not 4 servers are listed: {listing}");
     for row in &rows {
         let share = if row.is_server() { share } else { total };
-        ensure!(row.number(0)? == share, "connections: {listing}");
+        ensure!(
+            row.number(0)? == share,
+            "the number of connections is wrong: {listing}"
+        );
         // At least a SYN, an ACK, a request and a FIN were counted.
         ensure!(
             row.number(1)? >= 4 * share && row.number(3)? >= 160 * share,
-            "incoming: {listing}"
+            "fewer incoming packets or bytes were counted than sent: {listing}"
         );
         match site.options.forward {
             Forward::Nat | Forward::FullNat => {
-                ensure!(row.number(2)? >= 3 * share, "outgoing: {listing}");
+                ensure!(
+                    row.number(2)? >= 3 * share,
+                    "fewer outgoing packets were counted than sent: {listing}"
+                );
             }
             // The director does not count packets that do not pass it.
             Forward::Dr | Forward::Tun => ensure!(
                 (row.number(2)?, row.number(4)?) == (0, 0),
-                "outgoing: {listing}"
+                "outgoing packets were counted that did not pass the director: {listing}"
             ),
         }
     }
@@ -592,7 +598,7 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
             // and a reset connection is removed early.
             ensure!(
                 count.abs_diff(share) <= 3 + resets,
-                "{scheduler}: {server}, {resets} resets: {:?}",
+                "{scheduler}: the share of {server} is wrong ({resets} resets): {:?}",
                 report.servers
             );
         }

@@ -338,7 +338,7 @@ fn datagrams_leave_a_removed_endpoint(cluster: &Cluster) -> Result<()> {
             let known = |name: &&str| expected.iter().any(|one| one == name);
             ensure!(
                 !answers.is_empty() && answers.iter().all(known),
-                "{answers:?}, not of {expected:?}"
+                "no endpoint of the service answered, or a removed one: {answers:?} instead of {expected:?}"
             );
         }
     }

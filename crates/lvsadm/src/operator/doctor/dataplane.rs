@@ -306,20 +306,21 @@ mod tests {
     fn doctor_dropped_packets_name_their_services() {
         let mut all = Vec::new();
         for (port, recent) in [(80, 1), (81, 3), (82, 0), (83, 2), (84, 1)] {
-            let [mut service] = <[_; 1]>::try_from(services("nat", 0)).expect("one");
+            let [mut service] =
+                <[_; 1]>::try_from(services("nat", 0)).expect("there is exactly one item");
             service.service = ServiceId::Tcp {
                 address: ([192, 0, 2, 1], port).into(),
             };
             let refusals = format!(
                 r#"[{{"reason": "no_server", "count": 9, "recent": {recent}, "last_minute": 0}}]"#
             );
-            service.refusals = serde_json::from_str(&refusals).expect("refusals");
+            service.refusals = serde_json::from_str(&refusals).expect("the JSON is valid");
             all.push(service);
         }
         let found = |services: &[ServiceInfo]| {
             let mut findings = Findings::default();
             counters(services, &[no_server(7)], Since::Minutes, &mut findings);
-            findings.0.pop().expect("one")
+            findings.0.pop().expect("there is exactly one item")
         };
         let finding = found(&all);
         assert!(
@@ -345,7 +346,7 @@ mod tests {
         all[1].drops[0].packets.recent = 4;
         let finding = found(&all[1..2]);
         assert_eq!(finding.kind.scope.service, Some(all[1].service));
-        let json = serde_json::to_value(&finding).expect("JSON");
+        let json = serde_json::to_value(&finding).expect("the value can be written as JSON");
         for (name, value) in [("since", 90), ("ago", 4), ("recent", 7), ("last_minute", 2)] {
             assert_eq!(json[name], value, "{name}");
         }
@@ -361,23 +362,23 @@ mod tests {
                     {"code": "address_conflict", "address": "10.0.0.5", "mac": "02:00:00:00:00:09",
                      "interface": "eth1", "own_mac": "02:00:00:00:00:01"}]}"#,
         )
-        .expect("info");
+        .expect("the JSON is valid");
         let mut findings = Findings::default();
         state(&info, &mut findings);
-        let own = findings.0.pop().expect("two");
+        let own = findings.0.pop().expect("there is another finding");
         assert_eq!(
             own.what,
             "02:00:00:00:00:09 answers ARP for 10.0.0.5, an address of this host on eth1, where the MAC address of this host is 02:00:00:00:00:01"
         );
         assert_eq!(own.kind.code, "address_conflict");
-        let finding = findings.0.pop().expect("one");
+        let finding = findings.0.pop().expect("there is exactly one item");
         assert!(
             finding
                 .what
                 .ends_with("; the other host is 192.0.2.7 (first 6m40s ago, last 3s ago)"),
             "{finding:?}"
         );
-        let json = serde_json::to_value(&finding).expect("JSON");
+        let json = serde_json::to_value(&finding).expect("the value can be written as JSON");
         assert_eq!(json["code"], "vip_conflict");
         for (name, value) in [
             ("since", 400),
@@ -415,7 +416,7 @@ mod tests {
                 {"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "fast_path": "xdp"},
                 {"name": "eth2", "backend": "af_packet", "mtu": 1500, "up": true, "fast_path": "tc"}]}"#,
         )
-        .expect("info");
+        .expect("the JSON is valid");
         assert_eq!(
             xdp(&info),
             [
@@ -454,7 +455,7 @@ mod tests {
             let text = format!(
                 r#"{{"peers": [{{"peer": "192.0.2.2:8848", "state": "{state}", "seconds": {seconds}, "trouble": "no route"}}]}}"#
             );
-            let info: Info = serde_json::from_str(&text).expect("info");
+            let info: Info = serde_json::from_str(&text).expect("the JSON is valid");
             let mut findings = Findings::default();
             super::state(&info, &mut findings);
             let mut found = findings.0.into_iter();
@@ -475,7 +476,7 @@ mod tests {
             let text = format!(
                 r#"{{"tables": [{{"peer": "192.0.2.2:8848", "state": "{state}", "differ": 2, "seconds": 40}}]}}"#
             );
-            let info: Info = serde_json::from_str(&text).expect("info");
+            let info: Info = serde_json::from_str(&text).expect("the JSON is valid");
             let mut findings = Findings::default();
             super::state(&info, &mut findings);
             let mut found = findings.0.into_iter();
@@ -494,13 +495,13 @@ mod tests {
             r#"{"waiting": [{"code": "interface_missing", "what": "waiting for eth7", "fix": "make it", "since": 130}],
                 "local_clients": {"code": "local_clients_off", "what": "clients on this host", "fix": "Linux 6.6"}}"#,
         )
-        .expect("info");
+        .expect("the JSON is valid");
         let mut findings = Findings::default();
         state(&info, &mut findings);
         assert_eq!(findings.0.len(), 2, "{findings:?}");
         assert_eq!(findings.0[0].what, "waiting for eth7 (for 2m10s)");
         assert_eq!(findings.0[0].fix, "make it");
-        let json = serde_json::to_value(&findings.0).expect("JSON");
+        let json = serde_json::to_value(&findings.0).expect("the value can be written as JSON");
         assert_eq!(json[0]["since"], 130);
         assert_eq!(json[1]["code"], "local_clients_off");
         assert_eq!(json[1]["since"], serde_json::Value::Null);
@@ -511,12 +512,12 @@ mod tests {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": false, "down_since": 130}]}"#,
         )
-        .expect("info");
+        .expect("the JSON is valid");
         let mut findings = Findings::default();
         state(&info, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         assert_eq!(findings.0[0].what, "eth0 is down (for 2m10s)");
-        let json = serde_json::to_value(&findings.0[0]).expect("JSON");
+        let json = serde_json::to_value(&findings.0[0]).expect("the value can be written as JSON");
         assert_eq!(json["since"], 130);
         assert!(findings.0[0].fix.starts_with("ip link set eth0 up"));
     }

@@ -251,14 +251,14 @@ mod tests {
                 "health": health, "since": null, "reason": reason, "weight": 0,
                 "active": 0, "inactive": 0,
             });
-            serde_json::from_value(server).expect("a server")
+            serde_json::from_value(server).expect("the JSON is valid")
         };
         let director = |servers: Vec<ServerStatus>| {
             let status = serde_json::json!({
                 "name": "web", "service": service, "usable": 0, "quorum": false,
                 "panic": false, "servers": servers,
             });
-            let status: ServiceStatus = serde_json::from_value(status).expect("a service");
+            let status: ServiceStatus = serde_json::from_value(status).expect("the JSON is valid");
             Director(Status {
                 config: "/etc/lvsd/web.toml".to_owned(),
                 services: vec![status],
@@ -348,7 +348,12 @@ mod tests {
     #[test]
     fn doctor_reports_warnings_of_lvsd() {
         let mut director = director("master", true, true);
-        let vrrp = director.0.director.vrrp.as_mut().expect("there is");
+        let vrrp = director
+            .0
+            .director
+            .vrrp
+            .as_mut()
+            .expect("the status has `vrrp`");
         vrrp.trouble = vec!["the FIFO was removed".to_owned()];
         assert_eq!(found(&director), ["the FIFO was removed"]);
     }
@@ -357,7 +362,7 @@ mod tests {
     fn doctor_address_released_below_quorum_is_a_finding() {
         let text = r#"{"name": "web", "service": {"protocol": "tcp", "address": "192.0.2.10:80"}, "usable": 0,
             "quorum": false, "panic": false, "withdrawn": true, "servers": []}"#;
-        let service: ServiceStatus = serde_json::from_str(text).expect("a service");
+        let service: ServiceStatus = serde_json::from_str(text).expect("the JSON is valid");
         let director = Director(Status {
             services: vec![service],
             ..Status::default()

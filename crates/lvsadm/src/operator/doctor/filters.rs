@@ -336,7 +336,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
         ),
         None => findings.add(
             Code::FilterBypassed,
-            format!("{what} may drop packets, but no packets of services"),
+            format!("{what} may drop packets, but has no effect on packets of services"),
             format!(
                 "the dataplane receives a copy of each packet before {kind}: {shown}; {FILTER}"
             ),
@@ -593,7 +593,7 @@ mod tests {
         let message = answer(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
         assert_eq!(
             message,
-            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but no packets of services"
+            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but has no effect on packets of services"
         );
         let message = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
         assert!(

@@ -293,7 +293,7 @@ mod tests {
                 "servers": [{{"server": "10.0.0.1:80", "config": {{"weight": {weight}, "forwarding": "{forwarding}"}},
                     "active": 3, "inactive": 1, "persistent": 0, "overloaded": false, "stats": {{}}}}]}}]"#
         );
-        serde_json::from_str(&text).expect("services")
+        serde_json::from_str(&text).expect("the JSON is valid")
     }
 
     #[test]
@@ -302,7 +302,7 @@ mod tests {
         findings.add(Code::Lro, "a", "b");
         let scope = Scope::server(&services("nat", 1)[0], ([10, 0, 0, 1], 80).into());
         findings.add((Code::ClientsUnanswered, scope, When::since(7)), "c", "d");
-        let json = serde_json::to_value(&findings.0).expect("JSON");
+        let json = serde_json::to_value(&findings.0).expect("the value can be written as JSON");
         assert_eq!(
             json,
             serde_json::json!([
@@ -325,7 +325,7 @@ mod tests {
         let left = |recent, since| {
             let text = r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#;
-            let mut info: Info = serde_json::from_str(text).expect("info");
+            let mut info: Info = serde_json::from_str(text).expect("the JSON is valid");
             let reasons = ["too_big", "not_received"].map(|name| ReasonCount {
                 action: "drop".to_owned(),
                 reason: name.to_owned(),
@@ -351,7 +351,7 @@ mod tests {
             let text = format!(
                 r#"{{"interfaces": [{{"name": "x", "backend": "{backend}", "mtu": 1500, "up": true}}]}}"#
             );
-            serde_json::from_str(&text).expect("info")
+            serde_json::from_str(&text).expect("the JSON is valid")
         };
         assert!(is_routed(&info("tun")) && !is_routed(&info("af_packet")));
     }

@@ -343,7 +343,7 @@ mod tests {
             "an address that another host has is reported"
         );
         let text = r#"{"announced": [{"address": "192.0.2.1", "standing": "announced"}]}"#;
-        let announced: Info = serde_json::from_str(text).expect("info");
+        let announced: Info = serde_json::from_str(text).expect("the JSON is valid");
         assert!(look(&announced, true, false).is_empty());
         let found = look(&info, true, false);
         assert!(found[0].what.contains("192.0.2.1"), "{found:?}");
@@ -376,7 +376,7 @@ mod tests {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true}]}"#,
         )
-        .expect("info");
+        .expect("the JSON is valid");
         let mut findings = Findings::default();
         narrow_tunnels(&services("nat", 1), &info, &mut findings);
         assert_eq!(findings.0.len(), 0, "{findings:?}");
@@ -390,7 +390,7 @@ mod tests {
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#,
         )
-        .expect("info");
+        .expect("the JSON is valid");
         let mut findings = Findings::default();
         look(
             &services("tunnel", 1),

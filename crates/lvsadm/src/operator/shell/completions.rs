@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn completions_offer_words_of_synopsis() {
         let words = |name: &str| {
-            let operator = crate::operator::find(name.as_bytes()).expect("a command");
+            let operator = crate::operator::find(name.as_bytes()).expect("the command exists");
             words_of(operator)
         };
         assert_eq!(words("explain")[..3], ["tcp", "udp", "sctp"]);

@@ -227,7 +227,7 @@ mod tests {
                     "active": 7, "inactive": 0, "persistent": 0, "overloaded": true, "stats": {{}}}}]}}"#,
             conns * 1000
         );
-        serde_json::from_str(&text).expect("a service")
+        serde_json::from_str(&text).expect("the JSON is valid")
     }
 
     #[test]

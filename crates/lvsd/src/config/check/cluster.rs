@@ -266,14 +266,14 @@ impl Checker<'_> {
             (None, None) => return None,
             (Some(user), None) => {
                 self.report(
-                    Diagnostic::error(user.span(), "a user without a password")
+                    Diagnostic::error(user.span(), "`user` needs `password_file`")
                         .help("add password_file = \"...\", a file that only lvsd's user can read"),
                 );
                 return None;
             }
             (None, Some(file)) => {
                 self.report(
-                    Diagnostic::error(file.span(), "a password without a user")
+                    Diagnostic::error(file.span(), "`password_file` needs `user`")
                         .help("add user = \"...\""),
                 );
                 return None;

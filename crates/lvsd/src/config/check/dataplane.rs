@@ -284,7 +284,7 @@ impl Checker<'_> {
         // sun_path has 108 bytes.
         if path.is_empty() || path == "@" || path.len() > 107 {
             self.report(
-                Diagnostic::error(socket.span(), "not the name of a socket")
+                Diagnostic::error(socket.span(), "`socket` is not the name of a socket")
                     .help("use `@name` for an abstract socket, or a path of at most 107 bytes"),
             );
         }
@@ -339,8 +339,11 @@ impl Checker<'_> {
                 && !is_interface(name.get_ref())
             {
                 self.report(
-                    Diagnostic::error(name.span(), "this cannot be an interface")
-                        .help(INTERFACE_NAME),
+                    Diagnostic::error(
+                        name.span(),
+                        "`interface` of the rule is not the name of an interface",
+                    )
+                    .help(INTERFACE_NAME),
                 );
                 continue;
             }

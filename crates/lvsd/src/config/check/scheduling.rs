@@ -114,8 +114,11 @@ impl Checker<'_> {
             let seconds = duration.as_secs();
             if duration.subsec_millis() != 0 || !(1..=31 * 86_400).contains(&seconds) {
                 self.report(
-                    Diagnostic::error(timeout.span(), "not a timeout for persistence")
-                        .help("write whole seconds, from \"1s\" to \"31d\""),
+                    Diagnostic::error(
+                        timeout.span(),
+                        "`timeout` of the persistence is not a valid time",
+                    )
+                    .help("write whole seconds, from \"1s\" to \"31d\""),
                 );
             }
             config.timeout = u32::try_from(seconds).unwrap_or(u32::MAX);
@@ -124,11 +127,14 @@ impl Checker<'_> {
             match parse_netmask(&netmask.get_ref().0, family) {
                 Some(mask) => config.netmask = mask,
                 None => self.report(
-                    Diagnostic::error(netmask.span(), "not a mask for this family of addresses")
-                        .help(match family {
-                            Family::V4 => "write \"255.255.255.0\" or a prefix length, 1 to 32",
-                            Family::V6 => "write a prefix length, 1 to 128",
-                        }),
+                    Diagnostic::error(
+                        netmask.span(),
+                        "`netmask` is not valid for this address family",
+                    )
+                    .help(match family {
+                        Family::V4 => "write \"255.255.255.0\" or a prefix length, 1 to 32",
+                        Family::V6 => "write a prefix length, 1 to 128",
+                    }),
                 ),
             }
         }
@@ -180,7 +186,7 @@ impl Checker<'_> {
             let duration = slow_start.get_ref().0;
             if duration.subsec_millis() != 0 || duration.as_secs() > SLOW_START_MAX {
                 self.report(
-                    Diagnostic::error(slow_start.span(), "not a time for a slow start")
+                    Diagnostic::error(slow_start.span(), "`slow_start` is not a valid time")
                         .help("write whole seconds, up to \"1d\"; \"0s\" is none"),
                 );
             }

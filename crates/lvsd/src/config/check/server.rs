@@ -361,9 +361,9 @@ mod tests {
             Config::read("lvsd.toml", &text, Files::from("lvsd.toml"), facts).map(|_| ())
         };
         check("10.0.0.0", Some(&facts)).expect("the kernel accepts it");
-        check("10.0.0.255", None).expect("on another host it may be right");
+        check("10.0.0.255", None).expect("the address is accepted for another host");
         let message = check("10.0.0.255", Some(&facts))
-            .expect_err("the dataplane refuses it")
+            .expect_err("the broadcast address is refused")
             .render(false);
         assert!(
             message.contains("10.0.0.255 is the broadcast address of a network of this host"),

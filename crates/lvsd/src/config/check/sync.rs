@@ -247,8 +247,9 @@ mod tests {
 
     #[test]
     fn invalid_peers_are_refused() {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(&file, "0123456789abcdef0123456789abcdef\n").expect("a key");
+        let file = tempfile::NamedTempFile::new().expect("the temporary file can be created");
+        std::fs::write(&file, "0123456789abcdef0123456789abcdef\n")
+            .expect("the file can be written");
         let key = format!("key_file = {:?}", file.path());
         for peer in [
             "192.0.2.2",
@@ -284,14 +285,14 @@ mod tests {
     /// A dataplane would refuse to start with such a key.
     #[test]
     fn sync_key_unusable_by_dataplane_is_refused() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let with = |name: &str| {
             let path = directory.path().join(name);
             here(&format!("addresses = \"192.0.2.2\"\nkey_file = {path:?}"))
         };
         let write = |name: &str, text: &str, mode: u32| {
             let path = directory.path().join(name);
-            std::fs::write(&path, text).expect("a key");
+            std::fs::write(&path, text).expect("the file can be written");
             std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("the mode is set");
         };
         let long = "0123456789abcdef0123456789abcdef\n";
@@ -299,10 +300,10 @@ mod tests {
         write("open", long, 0o644);
         write("short", "secret\n", 0o600);
         let empty = directory.path().join("directory");
-        std::fs::create_dir(&empty).expect("a directory");
+        std::fs::create_dir(&empty).expect("the directory can be created");
         std::fs::set_permissions(&empty, Permissions::from_mode(0o700)).expect("the mode is set");
         write("zeros", &"\0".repeat(64), 0o600);
-        with("good").expect("a key");
+        with("good").expect("the key is valid");
         for (name, words) in [
             ("open", "chmod 600"),
             ("short", "has 6 characters"),
@@ -318,13 +319,13 @@ mod tests {
         }
         if rustix::process::geteuid().is_root() {
             let good = directory.path().join("good");
-            std::os::unix::fs::chown(&good, Some(65_534), None).expect("root may");
-            let message = with("good").expect_err("another user's");
+            std::os::unix::fs::chown(&good, Some(65_534), None).expect("root can change the owner");
+            let message = with("good").expect_err("the key of another user is accepted");
             assert!(message.contains("chown root"), "{message}");
         }
         // If the file is for another host, its key does not have to exist here.
         let text = "[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
-        Config::from_toml("lvsd.toml", text).expect("valid elsewhere");
+        Config::from_toml("lvsd.toml", text).expect("the file is valid for another host");
     }
 
     #[test]
@@ -337,9 +338,11 @@ mod tests {
             Config::from_toml("lvsd.toml", &text).map(|_| ())
         };
         let sync = "[sync.ipvs]\ninterface = \"eth1\"\n";
-        file("", "[2001:db8::7]:80").expect("a tunnel of the other family");
-        file(sync, "10.0.0.7:80").expect("of the same family");
-        let report = file(sync, "[2001:db8::7]:80").expect_err("the dataplane would refuse it");
+        file("", "[2001:db8::7]:80")
+            .expect("a tunnel of the other family is accepted without [sync.ipvs]");
+        file(sync, "10.0.0.7:80").expect("a server of the same family is accepted");
+        let report =
+            file(sync, "[2001:db8::7]:80").expect_err("a server of the other family is refused");
         let message = report.render(false);
         assert_eq!(report.errors(), 1, "{message}");
         assert!(

@@ -280,7 +280,7 @@ fn defaults_apply_and_full_file_is_parsed() {
     assert_eq!(web.on_check_failure, OnCheckFailure::Quiesce);
     assert_eq!(web.servers[0].config.weight, 1);
     let check = web.servers[2].check.as_ref();
-    let check = check.expect("the service's check");
+    let check = check.expect("the server has a check");
     assert_eq!(check.server, "10.0.0.13:8080".parse().unwrap());
     assert_eq!(check.probe.target(check.server), "10.0.0.13:8080");
     assert_eq!((check.rise, check.fall), (2, 3));

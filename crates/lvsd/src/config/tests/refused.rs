@@ -27,8 +27,8 @@ fn inconsistent_settings_are_refused() {
             check = { } | address = "10.0.0.1:80" | `type` of the check is missing
             check = 5 | address = "10.0.0.1:80" | value of a wrong type
             check = "tcp" | address = "10.0.0.1:80" | unknown check `tcp`
-            persistence = { timeout = "0s" } | address = "10.0.0.1:80" | not a timeout for persistence
-            persistence = { netmask = 33 } | address = "10.0.0.1:80" | not a mask
+            persistence = { timeout = "0s" } | address = "10.0.0.1:80" | `timeout` of the persistence is not a valid time
+            persistence = { netmask = 33 } | address = "10.0.0.1:80" | `netmask` is not valid
             fwmark = 3 | address = "10.0.0.1:80" | an address or a mark, not both
             protocol = "TCP" | address = "10.0.0.1:80" | unknown word `TCP`
             [mark] |  | value of a wrong type
@@ -137,7 +137,7 @@ fn settings_invalid_for_start_or_dataplane_are_refused() {
             name = "a\u001b[1m" | 4:8 the name contains the character U+001B
             check = { type = "tcp", interval = "1ms" } | 4:36 `interval` of a check is out of range
             check = { type = "tcp", interval = "2h", timeout = "1h" } | 4:52 `timeout` of a check is out of range
-            persistence = { netmask = "255.0.255.0" } | 4:27 not a mask for this family of addresses
+            persistence = { netmask = "255.0.255.0" } | 4:27 `netmask` is not valid for this address family
         "#,
     ) {
         refused(&service(keys), wanted);

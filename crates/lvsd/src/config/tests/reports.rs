@@ -330,7 +330,7 @@ fn syntax_errors_name_their_cause() {
         ("[[service]]\nchecks = [{ a = 1 }, { b = [".into(), "2:29 not valid TOML: unclosed array, expected `]`", "partly written"),
         ("[[mark]]\ndestination = \"192.0.2.1/33\"\nmark = 1\n".into(), "2:15 `destination` of a rule for marks: 192.0.2.1/33: expected an address, or a network such as 192.0.2.0/24", ""),
         ("[[mark]]\nmark = 1\nports = \"80-70\"\ndestination = \"192.0.2.1\"\n".into(), "3:9 `ports` of a rule for marks: 80-70: the end of the range is lower than its beginning", ""),
-        ("[[mark]]\nmark = 1\ninterface = \"a b\"\ndestination = \"192.0.2.1\"\n".into(), "3:13 this cannot be an interface", ""),
+        ("[[mark]]\nmark = 1\ninterface = \"a b\"\ndestination = \"192.0.2.1\"\n".into(), "3:13 `interface` of the rule is not the name of an interface", ""),
     ] {
         let reported = reported(&text);
         let errors: Vec<_> = reported.iter().filter(|t| !t.contains("there is no [[service]]")).collect();

@@ -177,7 +177,7 @@ fn settings_that_kernel_ipvs_lacks_are_parsed() {
         ),
         (
             "forward = \"nat\"\nslow_start = \"500ms\"",
-            "error: not a time for a slow start\n --> test.toml:4:14\n",
+            "error: `slow_start` is not a valid time\n --> test.toml:4:14\n",
         ),
         (
             "forward = \"nat\"\nlimits = { source_bits_v4 = 33 }",
@@ -400,13 +400,13 @@ fn check_goes_through_the_service_by_default_if_possible() {
         let loaded = Config::from_toml("test.toml", &text);
         let (config, _) = loaded.unwrap_or_else(|report| panic!("{report}"));
         let check = config.services[0].servers[0].check.as_ref();
-        let via = check.expect("a check").via;
+        let via = check.expect("the server has a check").via;
         assert_eq!(via.map(|via| via.by_default), by_default, "{keys}");
     }
     let proxied = checked("", "").replace("\"nat\"", "\"proxy\"");
-    let (config, _) = Config::from_toml("test.toml", &proxied).expect("valid");
+    let (config, _) = Config::from_toml("test.toml", &proxied).expect("the configuration is valid");
     let check = config.services[0].servers[0].check.as_ref();
-    assert!(check.expect("a check").via.is_none());
+    assert!(check.expect("the server has a check").via.is_none());
 }
 
 #[test]

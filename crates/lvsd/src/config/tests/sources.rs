@@ -120,8 +120,8 @@ fn invalid_cluster_is_refused() {
             etcd = "http://e" ; lease = "2s500ms" | whole number of seconds
             etcd = "http://e" ; timeout = "1ms" | `timeout` is out of range
             etcd = "http://e" ; agree = 2 | unknown key `agree`
-            etcd = "http://e" ; user = "u" | a user without a password
-            etcd = "http://e" ; password_file = "/x" | a password without a user
+            etcd = "http://e" ; user = "u" | `user` needs `password_file`
+            etcd = "http://e" ; password_file = "/x" | `password_file` needs `user`
             etcd = "http://e" ; user = "u" ; password_file = "EMPTY" | contains no password
         "#,
     ) {

@@ -74,7 +74,7 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
         .collect()
 }
 
-/// The reason why keepalived ignores a statement.
+/// Message about a statement that follows another one on the same line.
 const BEHIND: &str =
     "keepalived ignores text after another statement in the same line; lvsd reads it";
 

@@ -100,7 +100,7 @@ async fn override_survives_reload_restart_and_dataplane() {
     assert_eq!(
         daemon.world.weights(web())[1].1,
         3,
-        "the drain is complete by then"
+        "the drain did not end before the reload"
     );
     let events = daemon.events();
     for event in [
@@ -181,7 +181,7 @@ async fn override_request_is_answered_after_dataplane_has_applied_it() {
     };
     let done = tokio::select! {
         done = daemon.admin(AdminState::Drain) => done,
-        () = passing => unreachable!("it never ends"),
+        () = passing => unreachable!("the endless loop has ended"),
     };
     assert!(
         matches!(&done.warnings[..], [one] if one.contains("has not applied")),
@@ -249,7 +249,10 @@ async fn manual_changes_outside_services_are_reported() {
         tokio::time::sleep(Duration::from_secs(5)).await;
         let events = daemon.events();
         let reported = events.iter().filter(|event| *event == "drift").count();
-        assert_eq!(reported, 3, "each once: {events:?}");
+        assert_eq!(
+            reported, 3,
+            "a difference was not reported exactly once: {events:?}"
+        );
         let status = daemon.status().await;
         let dataplane = daemon.world.dataplane();
         let left = (
@@ -297,7 +300,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
             .iter()
             .filter(|event| *event == "drift")
             .count();
-        assert_eq!(reported, 2, "each once");
+        assert_eq!(reported, 2, "a difference was not reported exactly once");
         if report {
             daemon.weights(&[("10.0.0.1:80", 9)]).await;
             assert_eq!(status.drift.len(), 2, "{:?}", status.drift);

@@ -13,7 +13,7 @@ async fn daemon_starts_configures_and_stops_dataplane() {
     let ops = daemon.world.changes();
     assert!(
         matches!(ops.last(), Some(Call::VipsOwn { .. })),
-        "the VIP must be the last operation: {ops:#?}"
+        "the VIP was not the last operation: {ops:#?}"
     );
     let world = daemon.stop().await;
     assert!(!world.running());
@@ -87,10 +87,14 @@ async fn killed_and_restarted_daemon_changes_nothing() {
     let before = daemon.world.changes().len();
     let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE);
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(again.world.changes().len(), before, "nothing to change");
+    assert_eq!(
+        again.world.changes().len(),
+        before,
+        "the restarted daemon made changes"
+    );
     assert_eq!(again.world.starts(), 1);
     let world = again.end(Signal::Stop).await;
-    assert!(world.running(), "the dataplane keeps running");
+    assert!(world.running(), "the dataplane was stopped");
     assert_eq!(world.changes().len(), before);
 }
 
@@ -263,5 +267,9 @@ async fn lvsd_waits_for_attached_dataplane_and_does_not_start_it() {
     assert_eq!(world.weights(web()).len(), 2);
     signals.send(Signal::Stop).await.unwrap();
     task.await.unwrap().unwrap();
-    assert_eq!(world.weights(web()).len(), 2, "it is unchanged");
+    assert_eq!(
+        world.weights(web()).len(),
+        2,
+        "the servers of the dataplane were changed"
+    );
 }

@@ -133,7 +133,7 @@ impl Running {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         panic!(
-            "wanted {wanted:?}, have {now:?}; done: {:#?}",
+            "the weights are {now:?} instead of {wanted:?}; changes: {:#?}",
             self.world.changes()
         );
     }
@@ -192,7 +192,10 @@ impl Running {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        panic!("not {wanted}: {:?}", self.status().await);
+        panic!(
+            "the number of usable servers is not {wanted}: {:?}",
+            self.status().await
+        );
     }
 
     async fn first_server(&self) -> ServerStatus {

@@ -42,7 +42,11 @@ async fn sorry_server_replaces_the_others_below_the_quorum() {
     assert_eq!(status.services[0].servers[1].health, "up");
     daemon.dead.set(ONE, false);
     daemon.weights(&both).await;
-    assert_eq!(deleted(&daemon.world.changes()), 0, "connections go on");
+    assert_eq!(
+        deleted(&daemon.world.changes()),
+        0,
+        "a server with connections was deleted"
+    );
     daemon.stop().await;
 }
 
@@ -192,7 +196,10 @@ async fn sorry_server_that_drains_is_reported_as_the_sorry_server() {
     daemon.weights(&[(ONE, 1), (OTHER, 3), (SORRY, 0)]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let service = daemon.status().await.services.remove(0);
-    let last = service.servers.last().expect("the sorry server");
+    let last = service
+        .servers
+        .last()
+        .expect("the service has a sorry server");
     assert_eq!((last.configured, last.weight), (None, Some(0)));
     assert_eq!(service.sorry, None, "the sorry server does not serve");
     assert_eq!(service.sorry_server, Some(last.server));

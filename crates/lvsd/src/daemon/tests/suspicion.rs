@@ -12,7 +12,10 @@ impl Running {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        panic!("not {wanted}: {:?}", self.first_server().await);
+        panic!(
+            "the health of the first server is not {wanted}: {:?}",
+            self.first_server().await
+        );
     }
 }
 

@@ -78,7 +78,7 @@ mod tests {
         let (config, _) =
             Config::from_toml("test.toml", &file(text)).unwrap_or_else(|report| panic!("{report}"));
         let check = config.services[0].servers[0].check.as_ref();
-        check.expect("a check").of_own_address()
+        check.expect("the server has a check").of_own_address()
     }
 
     async fn greeting(words: &'static [u8]) -> SocketAddr {

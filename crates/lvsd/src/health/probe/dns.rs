@@ -286,21 +286,30 @@ mod tests {
 
     #[test]
     fn dns_probe_parses_answers() {
-        let asked = question(7, "www.example.org.", 1).expect("a name");
+        let asked = question(7, "www.example.org.", 1).expect("the name is valid");
         assert_eq!(&asked[12..], b"\x03www\x07example\x03org\0\0\x01\0\x01");
-        assert_eq!(question(7, ".", 6).expect("a name").len(), 12 + 5);
+        assert_eq!(
+            question(7, ".", 6).expect("the name is valid").len(),
+            12 + 5
+        );
         for wrong in ["a..b", " ", "ä", "-.", &"a.".repeat(130), &"a".repeat(64)] {
             let given = question(0, wrong, 1);
             assert!(given.is_none() || wrong == "-.", "{wrong}");
         }
         let good = answer(&asked, 0, &[[10, 0, 0, 1], [10, 0, 0, 2]]);
-        let reported = read(&good, &asked).expect("an answer").expect("to that");
+        let reported = read(&good, &asked)
+            .expect("the answer is valid")
+            .expect("the answer is to the question");
         assert_eq!((reported.code, reported.records), (0, 2));
         assert_eq!(reported.addresses[1], IpAddr::from([10, 0, 0, 2]));
         let mut other = good.clone();
         other[1] ^= 1;
         assert_eq!(read(&other, &asked), Ok(None));
-        assert_eq!(read(&asked, &asked), Ok(None), "the query itself");
+        assert_eq!(
+            read(&asked, &asked),
+            Ok(None),
+            "the query was accepted as its own answer"
+        );
         for n in 0..good.len() {
             let _ = read(&good[..n], &asked);
         }

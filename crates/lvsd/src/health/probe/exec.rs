@@ -219,7 +219,7 @@ mod tests {
 
     #[tokio::test]
     async fn exec_probe_ignores_child_that_keeps_output_open() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let file = directory.path().join("child");
         let child = format!("sleep 600 & echo $! > {}", file.display());
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
@@ -251,9 +251,10 @@ mod tests {
                 // Its child was killed with it.
                 continue;
             }
-            let pid = std::fs::read_to_string(&file).expect("its child");
-            let pid = rustix::process::Pid::from_raw(pid.trim().parse().expect("a number"));
-            let pid = pid.expect("a process");
+            let pid = std::fs::read_to_string(&file).expect("the file can be read");
+            let pid =
+                rustix::process::Pid::from_raw(pid.trim().parse().expect("the text is a number"));
+            let pid = pid.expect("the number is a process id");
             rustix::process::kill_process(pid, rustix::process::Signal::KILL)
                 .expect("the process is killed");
         }
@@ -270,9 +271,9 @@ mod tests {
 
     #[tokio::test]
     async fn exec_probe_kills_its_child_processes() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let mark = directory.path().join("mark");
-        std::fs::write(&mark, "").expect("written");
+        std::fs::write(&mark, "").expect("the file can be written");
         let script = format!("(sleep 2; rm {}) & sleep 100", mark.display());
         let user = format!(", user = \"{}\"", rustix::process::getuid().as_raw());
         let mut check = check(&shell(&script, &user), "127.0.0.1:81".parse().unwrap());

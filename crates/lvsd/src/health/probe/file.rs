@@ -185,7 +185,7 @@ mod tests {
 
     #[tokio::test]
     async fn file_probe_reads_state_and_missing_file() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let path = directory.path().join("127.0.0.1-81");
         let pattern = directory.path().join("{address}-{port}");
@@ -197,16 +197,16 @@ mod tests {
         ));
         assert_eq!(probe(&lenient, server).await, Ok(Advice::NONE));
         for (text, good) in [("", true), ("up\n", true), ("down\n", false), ("?", false)] {
-            std::fs::write(&path, text).expect("written");
+            std::fs::write(&path, text).expect("the file can be written");
             assert_eq!(probe(&check, server).await.is_ok(), good, "{text}");
         }
-        std::fs::write(&path, "30%\nmore").expect("written");
+        std::fs::write(&path, "30%\nmore").expect("the file can be written");
         let advice = Advice::weight(Weight::Percent(30));
         assert_eq!(probe(&check, server).await, Ok(advice));
-        std::fs::write(&path, vec![b'x'; 1 << 20]).expect("written");
+        std::fs::write(&path, vec![b'x'; 1 << 20]).expect("the file can be written");
         assert!(probe(&check, server).await.is_err());
-        std::fs::remove_file(&path).expect("removed");
-        std::fs::create_dir(&path).expect("a directory");
+        std::fs::remove_file(&path).expect("the file can be removed");
+        std::fs::create_dir(&path).expect("the directory can be created");
         assert!(matches!(
             probe(&check, server).await,
             Err(ProbeError::Local(_))

@@ -22,8 +22,15 @@ pub(crate) fn check(text: &str, server: SocketAddr) -> Check {
     );
     let (config, _) =
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
-    let server = config.services[0].servers.first().expect("a server");
-    server.check.as_ref().expect("a check").of_own_address()
+    let server = config.services[0]
+        .servers
+        .first()
+        .expect("the service has a server");
+    server
+        .check
+        .as_ref()
+        .expect("the server has a check")
+        .of_own_address()
 }
 
 /// Time limit for an answer on a busy machine.

@@ -128,7 +128,8 @@ impl Page {
                     let why = error.to_string();
                     let why = why.lines().last().unwrap_or_default().to_owned();
                     let at = keys.place("regex");
-                    keys.report(Diagnostic::error(at, "not a regular expression").label(why).help(
+                    let fault = Diagnostic::error(at, "`regex` is not a regular expression");
+                    keys.report(fault.label(why).help(
                         "its syntax is that of docs.rs/regex; write it in single quotes, as in regex = 'ok \\d+'",
                     ));
                 }

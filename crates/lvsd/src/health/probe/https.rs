@@ -94,9 +94,9 @@ mod tests {
 
     #[test]
     fn https_certificate_files_are_read_with_the_configuration() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let file = directory.path().join("pem");
-        std::fs::write(&file, "no certificate of this kind").expect("written");
+        std::fs::write(&file, "no certificate of this kind").expect("the file can be written");
         let path = file.display().to_string();
         for (more, wanted) in [
             (
@@ -109,7 +109,10 @@ mod tests {
                 "a certificate without its key",
             ),
             (format!("key = \"{path}\""), "a key without its certificate"),
-            ("sni = \"not a name\"".to_owned(), "not the name of a host"),
+            (
+                "sni = \"not a name\"".to_owned(),
+                "`sni` is not the name of a host",
+            ),
             ("host = \"a b\"".to_owned(), "is not a host"),
         ] {
             let text = format!(

@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn socket_without_icmp_error_reports_none() {
-        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("the socket can be opened");
         IcmpError::keep(&socket, IpAddr::from([127, 0, 0, 1]), true);
         assert_eq!(IcmpError::of(&socket), None);
     }
@@ -138,17 +138,19 @@ mod tests {
     #[test]
     fn icmp_error_of_a_closed_port_has_its_sender() {
         let here = IpAddr::from([127, 0, 0, 1]);
-        let closed = std::net::UdpSocket::bind((here, 0)).expect("a socket");
-        let target = closed.local_addr().expect("an address");
+        let closed = std::net::UdpSocket::bind((here, 0)).expect("the socket can be opened");
+        let target = closed.local_addr().expect("the socket has an address");
         drop(closed);
-        let socket = std::net::UdpSocket::bind((here, 0)).expect("a socket");
+        let socket = std::net::UdpSocket::bind((here, 0)).expect("the socket can be opened");
         IcmpError::keep(&socket, here, true);
-        socket.connect(target).expect("a target");
-        socket.send(b"x").expect("sent");
+        socket.connect(target).expect("the socket can be connected");
+        socket.send(b"x").expect("the datagram can be sent");
         let limit = std::time::Duration::from_secs(20);
-        socket.set_read_timeout(Some(limit)).expect("a limit");
-        socket.recv(&mut [0]).expect_err("refused");
-        let error = IcmpError::of(&socket).expect("an error");
+        socket
+            .set_read_timeout(Some(limit))
+            .expect("the time limit can be set");
+        socket.recv(&mut [0]).expect_err("the closed port answers");
+        let error = IcmpError::of(&socket).expect("the socket has an ICMP error");
         assert_eq!(
             (error.name().as_str(), error.sender),
             ("ICMP port unreachable", Some(here))

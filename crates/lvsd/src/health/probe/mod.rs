@@ -696,14 +696,23 @@ mod tests {
 
     #[tokio::test]
     async fn writable_socket_without_connection_is_an_error() {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-        socket.set_nonblocking(true).expect("set");
-        let stream = TcpStream::from_std(socket.into()).expect("a stream");
+        let socket =
+            Socket::new(Domain::IPV4, Type::STREAM, None).expect("the socket can be opened");
+        socket
+            .set_nonblocking(true)
+            .expect("the socket option can be set");
+        let stream = TcpStream::from_std(socket.into()).expect("the connection is established");
         // The socket has no pending error.
-        assert!(stream.take_error().expect("read").is_none());
-        connection(&stream).expect_err("no connection");
+        assert!(
+            stream
+                .take_error()
+                .expect("the socket option can be read")
+                .is_none()
+        );
+        connection(&stream).expect_err("the unconnected socket counts as connected");
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
-        connection(&stream.expect("a stream")).expect("a connection");
+        connection(&stream.expect("the connection is established"))
+            .expect("the socket is connected");
     }
 }

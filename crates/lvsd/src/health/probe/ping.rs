@@ -130,7 +130,10 @@ mod tests {
         let mut answer = v4.clone();
         answer[0] = 0;
         assert!(answers(&answer, &v4, false, true));
-        assert!(!answers(&v4, &v4, false, true), "the request");
+        assert!(
+            !answers(&v4, &v4, false, true),
+            "the request was accepted as its own answer"
+        );
         let mut other = answer.clone();
         other[5] ^= 1;
         assert!(!answers(&other, &v4, false, true));

@@ -37,7 +37,7 @@ impl ProbeKind for Smtp {
         if helo.is_empty() || helo.len() > 255 || !helo.chars().all(plain) {
             let at = keys.place("helo");
             keys.report(
-                Diagnostic::error(at, "not the name of a host").help(
+                Diagnostic::error(at, "`helo` is not the name of a host").help(
                     "write a name, or an address in brackets: helo = \"director.example.org\"",
                 ),
             );

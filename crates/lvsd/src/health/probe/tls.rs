@@ -143,9 +143,11 @@ impl Tls {
             .is_some_and(|name| ServerName::try_from(name.as_str()).is_err())
         {
             let at = keys.place(if own.is_some() { "sni" } else { "host" });
-            keys.report(Diagnostic::error(at, "not the name of a host").help(
-                "write the name that is in the server's certificate: sni = \"www.example.org\"",
-            ));
+            keys.report(
+                Diagnostic::error(at, "`sni` is not the name of a host").help(
+                    "write the name that is in the server's certificate: sni = \"www.example.org\"",
+                ),
+            );
             return None;
         }
         let made_of = MadeOf { ca, cert, key, sni };
@@ -570,10 +572,10 @@ mod tests {
 
     /// Returns the result of a check without `ca` for a server with such a key.
     async fn met(key: Junk, version: &'static SupportedProtocolVersion) -> Result<(), ProbeError> {
-        let provider = lenient(&provider().expect("a provider"));
+        let provider = lenient(&provider().expect("this build has a TLS provider"));
         let config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[version])
-            .expect("a version")
+            .expect("the TLS version is supported")
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(key));
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
@@ -584,7 +586,7 @@ mod tests {
             }
         });
         let address = ([192, 0, 2, 1], 443).into();
-        let tls = Tls::plain().expect("TLS");
+        let tls = Tls::plain().expect("this build has TLS");
         let result = tls.meet(client, address).await.map(drop);
         serves.await.expect("the server thread ends");
         result
@@ -614,7 +616,7 @@ mod tests {
 
     #[test]
     fn tls_lenient_provider_has_the_suites_of_the_strict_one() {
-        let provider = provider().expect("a provider");
+        let provider = provider().expect("this build has a TLS provider");
         let ours = provider.cipher_suites.iter();
         let lenient = lenient(&provider);
         let theirs: Vec<_> = lenient

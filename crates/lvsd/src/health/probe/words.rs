@@ -92,7 +92,7 @@ mod tests {
                 "it reports \"fail\": \"disk\\u{1b}[2J full\"",
             ),
         ] {
-            let parsed = parse(line.as_bytes()).expect("words");
+            let parsed = parse(line.as_bytes()).expect("the line is valid");
             assert_eq!(parsed.down.as_deref(), Some(why));
         }
         for line in [

@@ -269,7 +269,7 @@ mod tests {
             ("a.example.org", 5, to("www.example.org")),
         ]);
         let Came::Answer(answer) = www(&bytes) else {
-            panic!("not an answer")
+            panic!("the message was not read as an answer")
         };
         assert!(answer.records.is_empty());
     }
