@@ -21,7 +21,7 @@ FULL_SIZES := --config 'profile.dev.package.lvs-testbed.opt-level=1'
 ONLY ?=
 
 DENY ?= $(CARGO) deny
-# What is handed out.
+# Directory of the release artefacts.
 DIST = "$(TARGET)/dist"
 TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
 RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
@@ -132,7 +132,7 @@ bpf: ## compile the BPF programs; their objects are committed and built into the
 	@tools/setup bpf
 	$(call compile_bpf,$(BPF))
 
-# Another clang makes other objects: then the versions tell.
+# Another version of clang compiles other objects; the message then names both versions.
 bpf-check: ## compile them anew and compare with what is committed
 	@tools/setup bpf
 	@mkdir -p target
@@ -140,15 +140,15 @@ bpf-check: ## compile them anew and compare with what is committed
 	@for name in $(BPF_PROGRAMS); do cmp target/$$name.bpf.o $(BPF)/$$name.bpf.o || { \
 		echo "make bpf-check: the object is not that of the source (it was made by clang 14; this is $$($(CLANG) --version | head -n 1)): make bpf" >&2; exit 1; }; done
 
-# The tool is built once, and without optimisation: that takes a third of the time. Licences, duplicates and sources are in the
-# lock file; known holes are in a database on the Internet, and where that is not to be had they were not looked for.
-deny: ## licences, duplicates, sources and known holes of what the programs are made of
+# cargo-deny is compiled once, without optimisation, in a third of the time. Known vulnerabilities are in a database on the
+# Internet; without access to it, the target checks only licences, duplicates and sources.
+deny: ## licences, duplicates, sources and known vulnerabilities of the dependencies
 	@$(DENY) --version >/dev/null 2>&1 || $(CARGO) install --locked --debug cargo-deny
 	$(DENY) --locked check licenses bans sources
 	@if $(DENY) --locked fetch db >/dev/null 2>&1; then \
 		set -x; $(DENY) --locked check --disable-fetch advisories; \
 	else \
-		echo "make deny: the database of advisories cannot be fetched here: known holes were NOT looked for" >&2; \
+		echo "make deny: the database of advisories cannot be fetched: dependencies were NOT checked for known vulnerabilities" >&2; \
 	fi
 
 # The tool is built once. Programs without a library have no API that it compares.
@@ -172,7 +172,7 @@ no-std: ## lvs-core without std, and for a machine without an operating system
 		set -x; $(CARGO) check --locked -p lvs-core --no-default-features --target $(BARE) && \
 		$(CARGO) check --locked -p lvs-core --features ipvsadm --target $(BARE); \
 	else \
-		echo "make no-std: no compiler for $(BARE) is to be had here: built for this host only"; \
+		echo "make no-std: the target $(BARE) cannot be installed: built for this host only"; \
 	fi
 
 # Clippy refuses what the standard library of that version lacks; a dependency says itself what it needs.

@@ -75,7 +75,9 @@ impl Address {
 
     /// Converts the address for system calls.
     ///
-    /// # Errors The name or the path is too long for a socket address.
+    /// # Errors
+    ///
+    /// The name or the path is too long for a socket address.
     pub fn socket_addr(&self) -> io::Result<SocketAddr> {
         match self {
             Self::Abstract(name) => SocketAddr::from_abstract_name(name),

@@ -197,7 +197,9 @@ impl Client {
     /// As [`connect`](Self::connect). A dataplane that does not answer for `patience` counts as
     /// stopped ([`Error::Silent`]).
     ///
-    /// # Errors See [`Error`].
+    /// # Errors
+    ///
+    /// See [`Error`].
     pub fn connect_patiently(address: &Address, patience: Duration) -> Result<Self, Error> {
         let stream = match address {
             Address::Usual(_) => open_usual(address)?,

@@ -41,7 +41,9 @@ pub fn socket(dataplane: &Address) -> Address {
 /// Checks that the client of `socket` may make changes. `pid` is its process id in the namespace of
 /// this process. The daemon trusts the same clients as a dataplane does.
 ///
-/// # Errors The reason for the refusal.
+/// # Errors
+///
+/// The reason for the refusal.
 pub fn may_change(
     socket: &impl AsFd,
     (uid, gid): (u32, u32),

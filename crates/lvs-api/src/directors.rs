@@ -17,7 +17,9 @@ const KEY_MAX: usize = 4096;
 /// `[2001:db8::2]:8848`. The port of the result is 0 if the text has none; [`with_port`] then sets
 /// the usual one.
 ///
-/// # Errors A message: the text is not an address, or no peer can connect to the address.
+/// # Errors
+///
+/// A message: the text is not an address, or no peer can connect to the address.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     let bare = text
         .strip_prefix('[')
@@ -58,7 +60,9 @@ pub fn with_port(mut address: SocketAddr) -> SocketAddr {
 
 /// Parses the address of a peer: an [`address`] that a host can have.
 ///
-/// # Errors A message with the reason.
+/// # Errors
+///
+/// A message with the reason.
 pub fn peer(text: &str) -> Result<SocketAddr, String> {
     match address(text)? {
         address if address.ip().is_unspecified() => {
@@ -71,7 +75,9 @@ pub fn peer(text: &str) -> Result<SocketAddr, String> {
 /// Reads a key from a file that root or this user owns, that its group may not write, and that
 /// other users may not read. Ignores whitespace at both ends.
 ///
-/// # Errors The fault of the file, and the fix.
+/// # Errors
+///
+/// The fault of the file, and the fix.
 pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let name = path.display();
     let failed = |error: io::Error| format!("cannot read the key {name}: {error}");

@@ -146,7 +146,9 @@ impl Lock {
     /// Locks the file with the name of `socket` and `suffix`. Waits if the owner of the lock is
     /// ending.
     ///
-    /// # Errors See [`LockError`].
+    /// # Errors
+    ///
+    /// See [`LockError`].
     pub fn beside(socket: &Path, suffix: &str, limits: Limits) -> Result<Self, LockError> {
         let mut file = Self::locked(&lock_path(socket, suffix), OFlags::CREATE, limits)?;
         // The content is for processes that find the file locked.

@@ -19,7 +19,9 @@ pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option
 
 /// Reads a duration: whole numbers, each with one of `ms`, `s`, `m`, `h`, `d`; at most a year.
 ///
-/// # Errors The reason as text, with examples.
+/// # Errors
+///
+/// The reason as text, with examples.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || {
         format!(

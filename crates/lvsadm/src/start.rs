@@ -21,7 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Connects to the dataplane at `address`, and waits for one that is starting. With
 /// `LVS_AUTOSTART=1`, starts a dataplane if none answers.
 ///
-/// # Errors One line with the error and a fix.
+/// # Errors
+///
+/// One line with the error and a fix.
 pub fn connect(address: &Address) -> Result<Client, String> {
     match starting::connect(address) {
         Err(Error::Absent { .. } | Error::Stale { .. })

@@ -60,7 +60,9 @@ struct Head {
 impl Client {
     /// Connects to the daemon of the dataplane at `dataplane`; `None` if no daemon is running.
     ///
-    /// # Errors A message: a process listens there, but a connection to it fails.
+    /// # Errors
+    ///
+    /// A message: a process listens there, but a connection to it fails.
     pub fn connect(dataplane: &Address) -> Result<Option<Self>, String> {
         let address = socket(dataplane);
         let stream = open(&address)?;
@@ -73,7 +75,9 @@ impl Client {
 
     /// The state of the daemon and its services.
     ///
-    /// # Errors The daemon refuses the request or does not answer.
+    /// # Errors
+    ///
+    /// The daemon refuses the request or does not answer.
     pub fn status(&mut self) -> Result<Status, String> {
         self.ask("GET /v1/status HTTP/1.0\r\n\r\n")
     }
@@ -108,7 +112,9 @@ impl Client {
 
     /// Passes new events to `each`, until it returns false.
     ///
-    /// # Errors As [`status`](Self::status); also if the daemon has ended.
+    /// # Errors
+    ///
+    /// As [`status`](Self::status); also if the daemon has ended.
     pub fn events(&mut self, mut each: impl FnMut(Event) -> bool) -> Result<(), String> {
         let (head, mut stream) =
             self.send("GET /v1/events HTTP/1.0\r\naccept: text/event-stream\r\n\r\n")?;
@@ -130,7 +136,9 @@ impl Client {
 
     /// The last events of the daemon, at most 1,000, in order.
     ///
-    /// # Errors As [`status`](Self::status).
+    /// # Errors
+    ///
+    /// As [`status`](Self::status).
     pub fn past_events(&mut self) -> Result<Vec<Event>, String> {
         let past: Past = self.ask("GET /v1/events HTTP/1.0\r\n\r\n")?;
         Ok(past.events)

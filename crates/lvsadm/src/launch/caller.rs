@@ -194,7 +194,9 @@ pub(super) struct Memory(File);
 impl Memory {
     /// Opens the memory of a process or thread.
     ///
-    /// # Errors The thread or process has ended, or this process does not have CAP_SYS_PTRACE.
+    /// # Errors
+    ///
+    /// The thread or process has ended, or this process does not have CAP_SYS_PTRACE.
     pub(super) fn open(thread: u32) -> io::Result<Self> {
         let path = format!("/proc/{thread}/mem");
         File::options().read(true).write(true).open(path).map(Self)

@@ -31,7 +31,9 @@ pub(super) struct Mounts {
 /// Moves this process into a new mount namespace. The second value is the supervisor's descriptor
 /// of the FUSE file system.
 ///
-/// # Errors The kernel has no FUSE, `/proc` is not a mount point, or this process does not have
+/// # Errors
+///
+/// The kernel has no FUSE, `/proc` is not a mount point, or this process does not have
 /// CAP_SYS_ADMIN.
 pub(super) fn prepare() -> io::Result<(Mounts, OwnedFd)> {
     let requests = File::options().read(true).write(true).open("/dev/fuse")?;

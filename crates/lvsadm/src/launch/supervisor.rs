@@ -111,7 +111,9 @@ type Answered = (Answer, Option<Rest>);
 impl Supervisor {
     /// Creates the supervisor for the system calls that the seccomp listener `listener` reports.
     ///
-    /// # Errors `/proc` is not mounted.
+    /// # Errors
+    ///
+    /// `/proc` is not mounted.
     pub(super) fn new(
         listener: Listener,
         places: Places,
