@@ -130,12 +130,17 @@ fn publish(
     }));
 }
 
+/// The first port of a worker.
+fn memory(worker: &mut Worker) -> &mut MemoryIo {
+    match worker.ports.iter_mut().next() {
+        Some((_, Port::Memory(io))) => io,
+        _ => panic!("the worker has no port in memory"),
+    }
+}
+
 /// Returns what a worker has sent: MAC address, destination address and port of each frame.
 fn sent(worker: &mut Worker) -> Vec<(Vec<u8>, Vec<u8>, u16)> {
-    let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
-        panic!("the port exists")
-    };
-    let sent = io.take();
+    let sent = memory(worker).take();
     let seen = sent.iter().map(|frame| {
         let bytes = frame.bytes();
         let port = u16::from_be_bytes([bytes[36], bytes[37]]);
@@ -244,15 +249,9 @@ fn packet_that_waits_for_neighbour_leaves_before_later_packet() {
     assert_eq!((sent(worker), worker.pipeline.held.len()), (vec![], 1));
 
     publish(&context, 3, SERVER.0, None);
-    let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
-        panic!("the port exists")
-    };
-    io.input.push_back(syn(&arena, 1, 4001));
+    memory(worker).input.push_back(syn(&arena, 1, 4001));
     worker.receive(PORT);
-    let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
-        panic!("the port exists")
-    };
-    let sources = io.take();
+    let sources = memory(worker).take();
     let sources = sources.iter().map(|frame| {
         let bytes = frame.bytes();
         u16::from_be_bytes([bytes[34], bytes[35]])
@@ -340,9 +339,7 @@ fn syn_limiter_counts_all_packets_that_open_connections() {
         Frame::from_bytes(&bytes)
     };
     let receive = |worker: &mut Worker, frames: Vec<Frame>| {
-        let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
-            panic!("the port exists")
-        };
+        let io = memory(worker);
         io.input.extend(frames);
         while worker.receive(PORT) {}
     };
