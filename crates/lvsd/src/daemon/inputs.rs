@@ -148,11 +148,8 @@ impl<P: Prober> Inputs<P> {
     fn inform_checks(&mut self, found: &Found) {
         let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
         let serving = serving.map(|((_, server), _)| *server).collect();
-        let info = &found.seen.info;
-        let interfaces = info.interfaces.iter();
         self.checks.take_serving(Serving {
-            obstacle: obstacle(info),
-            interfaces: interfaces.map(|interface| interface.name.clone()).collect(),
+            obstacle: obstacle(&found.seen.info),
             servers: serving,
             vips: (!self.config.dataplane.own_vips).then(|| found.vips.clone()),
         });

@@ -27,7 +27,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lvs_api::daemon::CheckStatus;
-use lvs_api::reverse_path::is_strict;
 use lvs_core::api::ServiceId;
 use lvs_sys::lock;
 use tokio::runtime::Handle;
@@ -62,8 +61,6 @@ pub struct Serving {
     /// The reason why the dataplane does not forward checks, whatever their server; `None` if it
     /// does.
     pub obstacle: Option<String>,
-    /// Names of the interfaces on which the dataplane receives packets.
-    pub interfaces: Vec<String>,
 }
 
 /// Longest time that the first failed check of a server waits for an answer of the dataplane.
@@ -675,7 +672,13 @@ impl<P: Prober> Runner<P> {
         let begun = Instant::now();
         let result = match reason {
             Some(reason) => Err(ProbeError::Local(reason)),
-            None => self.prober.probe(&self.check).await,
+            None => match self.prober.probe(&self.check).await {
+                // Replies to clients do not pass this host, and its filter.
+                Err(ProbeError::Server(fault)) if fault.code == Code::ReversePath => {
+                    Err(ProbeError::Local(fault.text))
+                }
+                result => result,
+            },
         };
         // The fault of the server on the path of clients, or the reason why this path is not used.
         let failed = match result {
@@ -755,17 +758,7 @@ impl<P: Prober> Runner<P> {
         let Some(serving) = serving.as_ref() else {
             return Some("the state of the dataplane is unknown".to_owned());
         };
-        if serving.obstacle.is_some() {
-            return serving.obstacle.clone();
-        }
-        if !via.is_filtered() {
-            return None;
-        }
-        // Replies to clients do not pass this host, and its filter.
-        let strict = serving.interfaces.iter().find(|name| is_strict(name))?;
-        Some(format!(
-            "rp_filter of this host is strict on {strict}, and drops replies of the VIP"
-        ))
+        serving.obstacle.clone()
     }
 
     /// Reports a result; false if the receiver was dropped.
@@ -862,7 +855,9 @@ impl<P: Prober> Runner<P> {
 
     /// Returns the seconds until the next check: the interval, varied at random by `jitter`.
     fn pause(&self) -> f64 {
-        let pause = match self.state.is_uncertain() {
+        let is_uncertain =
+            self.state.is_uncertain() || (1..CLIENT_FAILURES).contains(&self.client_failures);
+        let pause = match is_uncertain {
             true => self.check.fast_interval,
             false => self.check.interval,
         };

@@ -216,6 +216,9 @@ impl Network {
             let code = Code::ReversePath;
             return Err(ProbeError::Server(Reason { code, text, fix }));
         }
+        let fix = format!(
+            "{fix}; if all servers fail this way: does a filter of this director drop the replies from {vip} (nft list ruleset there)?"
+        );
         Err(ProbeError::Server(own.unanswered(&silent, fix, filter)))
     }
 }

@@ -127,39 +127,30 @@ fn serve(address: &Address, mut requests: mpsc::Receiver<Request>) {
             continue;
         }
         let mut answer = ask(address, &mut client, &call);
-        if matches!(answer, Err(Some(_))) {
+        if matches!(&answer, Err(error) if !matches!(error, Error::Refused(_))) {
             // Another dataplane may have started in the meantime.
             connections += 1;
             answer = ask(address, &mut client, &call);
         }
         let answer = answer.map(|answer| (answer, connections));
-        let answer = answer.map_err(|error| {
-            error.map_or_else(
-                || "the dataplane does not have the server yet".to_owned(),
-                |error| error.to_string(),
-            )
+        let answer = answer.map_err(|error| match error {
+            Error::Refused(why) => format!("the dataplane refuses the check: {}", why.message),
+            error => error.to_string(),
         });
         let _ = reply.send(answer);
     }
 }
 
-/// Sends a call to the dataplane, and returns its answer. `Err(None)`: the dataplane has no such
-/// service or server.
-fn ask(
-    address: &Address,
-    client: &mut Option<Client>,
-    call: &Call,
-) -> Result<Value, Option<Error>> {
+/// Sends a call to the dataplane, and returns its answer. The next call after an error that is not
+/// a refusal opens a new connection.
+fn ask(address: &Address, client: &mut Option<Client>, call: &Call) -> Result<Value, Error> {
     let connection = match client {
         Some(connection) => connection,
-        None => client.insert(Client::connect_patiently(address, PATIENCE).map_err(Some)?),
+        None => client.insert(Client::connect_patiently(address, PATIENCE)?),
     };
-    match connection.call::<Value>(call) {
-        Ok(answer) => Ok(answer),
-        Err(Error::Refused(_)) => Err(None),
-        Err(error) => {
-            *client = None;
-            Err(Some(error))
-        }
+    let answer = connection.call::<Value>(call);
+    if matches!(&answer, Err(error) if !matches!(error, Error::Refused(_))) {
+        *client = None;
     }
+    answer
 }

@@ -143,6 +143,64 @@ async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason(
     assert_eq!(checks.client_path(&key), None);
 }
 
+#[tokio::test(start_paused = true)]
+async fn first_failed_check_on_the_path_of_clients_is_repeated_soon() {
+    let paths = Paths::default();
+    let (mut checks, mut reports) = Checks::new(paths.clone(), None);
+    let text = BY_DEFAULT.replace(
+        "\"1s\", timeout",
+        "\"100s\", fast_interval = \"1s\", timeout",
+    );
+    let (config, _) = Config::from_toml("test.toml", &text).expect("valid");
+    let key = keys(&config)[0];
+    checks.take_serving(Serving::default());
+    checks.set(checks_of(&config.services));
+    let report = reports.recv().await.expect("a report");
+    assert!(checks.take(report).changes[0].up);
+    tokio::time::sleep(Duration::from_secs(150)).await;
+    *paths.fail.lock().unwrap() = [true, false];
+    paths.take();
+    tokio::time::sleep(Duration::from_secs(102)).await;
+    let asked = paths.take();
+    assert!(checks.client_path(&key).is_some(), "{asked:?}");
+    assert_eq!(
+        asked.len(),
+        4,
+        "a suspicious server is checked as often as before"
+    );
+}
+
+/// A prober whose checks through the service fail, because this host drops their replies.
+struct Strict;
+
+impl Prober for Strict {
+    async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
+        if check.via.is_none() {
+            return Ok(Advice::NONE);
+        }
+        tokio::time::sleep(check.timeout).await;
+        let reason = Reason::from("rp_filter");
+        Err(ProbeError::Server(reason.of(Code::ReversePath)))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_whose_replies_rp_filter_of_this_host_drops_is_not_suspicious() {
+    let (mut checks, mut reports) = Checks::new(Strict, None);
+    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    let key = keys(&config)[0];
+    checks.take_serving(Serving::default());
+    checks.set(checks_of(&config.services));
+    let report = reports.recv().await.expect("a report");
+    assert!(checks.take(report).changes[0].up);
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert_eq!(checks.client_path(&key), None);
+    let known = checks.known(&key).expect("the server is checked");
+    let record = known.record.expect("a check was made");
+    assert_eq!(record.own_address, "rp_filter");
+    assert!(reports.try_recv().is_err(), "the server stays up");
+}
+
 /// A flood fills the connection table, for example: the server is not at fault.
 #[tokio::test(start_paused = true)]
 async fn check_dropped_by_dataplane_uses_own_address_of_server() {
