@@ -609,9 +609,11 @@ impl<P: Prober> Runner<P> {
         self.state.condemn().is_none() || self.report(format!("{cause} (passive)").into(), true)
     }
 
-    /// Whether the server is down because clients got no answer.
+    /// Whether the server is down because clients got no answer, or the checks on their path still
+    /// get none.
     fn is_out(&self) -> bool {
-        self.out_until.is_some_and(|until| Instant::now() < until)
+        let begun = self.out_until.filter(|_| self.state.up() == Some(false));
+        begun.is_some_and(|until| Instant::now() < until || self.client_failures > 0)
     }
 
     /// Checks the server at once, because clients got no answer; false if the receiver was dropped.

@@ -170,6 +170,32 @@ async fn first_failed_check_on_the_path_of_clients_is_repeated_soon() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn server_taken_out_stays_down_while_the_path_of_clients_fails() {
+    let paths = Paths::default();
+    let (mut checks, mut reports) = Checks::new(paths.clone(), None);
+    let text = BY_DEFAULT.replace("jitter", "passive = true, jitter");
+    let (config, _) = Config::from_toml("test.toml", &text).expect("valid");
+    let key = keys(&config)[0];
+    checks.take_serving(Serving::default());
+    checks.set(checks_of(&config.services));
+    let report = reports.recv().await.expect("a report");
+    assert!(checks.take(report).changes[0].up);
+    *paths.fail.lock().unwrap() = [true, false];
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    checks.take_out(&key, "no answer".to_owned());
+    let report = reports.recv().await.expect("a report");
+    assert!(!checks.take(report).changes[0].up);
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert!(reports.try_recv().is_err(), "the server stays down");
+    *paths.fail.lock().unwrap() = [false, false];
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    while let Ok(report) = reports.try_recv() {
+        checks.take(report);
+    }
+    assert_eq!(checks.health(&key), Health::Up);
+}
+
 /// A prober whose checks through the service fail, because this host drops their replies.
 struct Strict;
 
