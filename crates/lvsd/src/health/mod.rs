@@ -725,14 +725,18 @@ impl<P: Prober> Runner<P> {
     }
 
     /// Records the reason why the check uses the server's own address, and the server's fault on
-    /// the path of clients.
+    /// the path of clients. A fault remains while this director has the VIP, and cannot check this
+    /// path.
     fn note_path(&mut self, own_address: &str, fault: Option<Reason>) {
-        self.client_failures = match fault {
-            Some(_) => self.client_failures.saturating_add(1),
-            None => 0,
-        };
+        let is_unchanged = !own_address.is_empty() && self.has_vip();
         let mut record = lock(&self.record);
-        record.set_client_path(fault.filter(|_| self.client_failures >= CLIENT_FAILURES));
+        if !is_unchanged {
+            self.client_failures = match fault {
+                Some(_) => self.client_failures.saturating_add(1),
+                None => 0,
+            };
+            record.set_client_path(fault.filter(|_| self.client_failures >= CLIENT_FAILURES));
+        }
         if record.set_own_address(own_address) && !own_address.is_empty() {
             let server = self.check.server;
             tracing::debug!(%server, "lvsd checks the server's own address: {own_address}");

@@ -131,6 +131,18 @@ async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason(
         assert_eq!(reason, expected, "{fail:?}");
         assert!(reports.try_recv().is_err(), "the server was reported down");
     }
+    // Another director takes the VIP over, and checks the path.
+    *paths.fail.lock().unwrap() = [true, false];
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(checks.client_path(&key).is_some());
+    for (vips, fault) in [(Some(BTreeSet::new()), false), (None, true)] {
+        checks.take_serving(Serving {
+            vips,
+            ..Serving::default()
+        });
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(checks.client_path(&key).is_some(), fault);
+    }
     *paths.fail.lock().unwrap() = [true, true];
     let report = reports.recv().await.expect("the check reports a result");
     let change = checks
@@ -151,11 +163,11 @@ async fn first_failed_check_on_the_path_of_clients_is_repeated_soon() {
         "\"1s\", timeout",
         "\"100s\", fast_interval = \"1s\", timeout",
     );
-    let (config, _) = Config::from_toml("test.toml", &text).expect("valid");
+    let (config, _) = Config::from_toml("test.toml", &text).expect("the configuration is valid");
     let key = keys(&config)[0];
     checks.take_serving(Serving::default());
     checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("a report");
+    let report = reports.recv().await.expect("the check reports a result");
     assert!(checks.take(report).changes[0].up);
     tokio::time::sleep(Duration::from_secs(150)).await;
     *paths.fail.lock().unwrap() = [true, false];
@@ -175,19 +187,29 @@ async fn server_taken_out_stays_down_while_the_path_of_clients_fails() {
     let paths = Paths::default();
     let (mut checks, mut reports) = Checks::new(paths.clone(), None);
     let text = BY_DEFAULT.replace("jitter", "passive = true, jitter");
-    let (config, _) = Config::from_toml("test.toml", &text).expect("valid");
+    let (config, _) = Config::from_toml("test.toml", &text).expect("the configuration is valid");
     let key = keys(&config)[0];
     checks.take_serving(Serving::default());
     checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("a report");
+    let report = reports.recv().await.expect("the check reports a result");
     assert!(checks.take(report).changes[0].up);
     *paths.fail.lock().unwrap() = [true, false];
     tokio::time::sleep(Duration::from_secs(5)).await;
     checks.take_out(&key, "no answer".to_owned());
-    let report = reports.recv().await.expect("a report");
+    let report = reports.recv().await.expect("the check reports a result");
     assert!(!checks.take(report).changes[0].up);
     tokio::time::sleep(Duration::from_secs(200)).await;
-    assert!(reports.try_recv().is_err(), "the server stays down");
+    assert!(reports.try_recv().is_err(), "the server was reported up");
+    // The dataplane restarts: the director cannot check the path of clients for a while.
+    *paths.drops.lock().unwrap() = true;
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert!(
+        checks.client_path(&key).is_some(),
+        "the fault was forgotten"
+    );
+    *paths.drops.lock().unwrap() = false;
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    assert!(reports.try_recv().is_err(), "the server was reported up");
     *paths.fail.lock().unwrap() = [false, false];
     tokio::time::sleep(Duration::from_secs(10)).await;
     while let Ok(report) = reports.try_recv() {
@@ -213,18 +235,19 @@ impl Prober for Strict {
 #[tokio::test(start_paused = true)]
 async fn server_whose_replies_rp_filter_of_this_host_drops_is_not_suspicious() {
     let (mut checks, mut reports) = Checks::new(Strict, None);
-    let (config, _) = Config::from_toml("test.toml", BY_DEFAULT).expect("valid");
+    let (config, _) =
+        Config::from_toml("test.toml", BY_DEFAULT).expect("the configuration is valid");
     let key = keys(&config)[0];
     checks.take_serving(Serving::default());
     checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("a report");
+    let report = reports.recv().await.expect("the check reports a result");
     assert!(checks.take(report).changes[0].up);
     tokio::time::sleep(Duration::from_secs(100)).await;
     assert_eq!(checks.client_path(&key), None);
     let known = checks.known(&key).expect("the server is checked");
     let record = known.record.expect("a check was made");
     assert_eq!(record.own_address, "rp_filter");
-    assert!(reports.try_recv().is_err(), "the server stays up");
+    assert!(reports.try_recv().is_err(), "the server was reported down");
 }
 
 /// A flood fills the connection table, for example: the server is not at fault.
