@@ -88,7 +88,7 @@ impl<P: Prober> Inputs<P> {
                 suspects += usize::from(self.suspects.contains_key(&(key.0, server.address)));
             }
             if 2 * suspects <= all {
-                out.push((*key, suspicion.reason(key).text));
+                out.push((*key, suspicion.reason(key)));
             }
         }
         for (key, cause) in out {

@@ -147,7 +147,7 @@ enum Prompt {
     /// Starts a check at once, because this number of connection attempts was not answered.
     Ask(u32),
     /// Marks the server as down, for this reason.
-    TakeOut(String),
+    TakeOut(Reason),
 }
 
 /// The state of a server from an earlier check: whether it is up, since when, the reason why it is
@@ -413,7 +413,7 @@ impl<P: Prober> Checks<P> {
 
     /// Marks an up server as down, as if its check had failed: its clients get no answer, for this
     /// `cause`. Successful checks mark it as up again, but not before `OUT` has passed.
-    pub fn take_out(&self, key: &Key, cause: String) {
+    pub fn take_out(&self, key: &Key, cause: Reason) {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
         {
@@ -604,9 +604,10 @@ impl<P: Prober> Runner<P> {
     }
 
     /// Marks the server as down because clients got no answer; false if the receiver was dropped.
-    fn take_out(&mut self, cause: String) -> bool {
+    fn take_out(&mut self, mut cause: Reason) -> bool {
         self.out_until = Some(Instant::now() + OUT);
-        self.state.condemn().is_none() || self.report(format!("{cause} (passive)").into(), true)
+        cause.text.push_str(" (passive)");
+        self.state.condemn().is_none() || self.report(cause, true)
     }
 
     /// Whether the server is down because clients got no answer, or the checks on their path still

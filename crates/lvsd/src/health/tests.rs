@@ -195,9 +195,13 @@ async fn server_taken_out_stays_down_while_the_path_of_clients_fails() {
     assert!(checks.take(report).changes[0].up);
     *paths.fail.lock().unwrap() = [true, false];
     tokio::time::sleep(Duration::from_secs(5)).await;
-    checks.take_out(&key, "no answer".to_owned());
+    let fault = Reason::from("no answer").of(Code::ClientPath);
+    checks.take_out(&key, fault.with_fix("repair it".to_owned()));
     let report = reports.recv().await.expect("the check reports a result");
-    assert!(!checks.take(report).changes[0].up);
+    let down = checks.take(report).changes.remove(0);
+    assert!(!down.up);
+    assert_eq!(down.reason.code, Code::ClientPath);
+    assert_eq!(down.reason.to_string(), "no answer (passive) (repair it)");
     tokio::time::sleep(Duration::from_secs(200)).await;
     assert!(reports.try_recv().is_err(), "the server was reported up");
     // The dataplane restarts: the director cannot check the path of clients for a while.
