@@ -51,7 +51,10 @@ impl Director {
             Topology::TwoArm => "[\"eth0\", \"eth1\"]",
             Topology::OneArm | Topology::Routed => "\"eth0\"",
         };
-        let mut text = format!("[dataplane]\ninterface = {interfaces}\nwhen_full = \"evict\"\n");
+        // A hung dataplane is late in the status for 15 s, before lvsd replaces it.
+        let mut text = format!(
+            "[dataplane]\ninterface = {interfaces}\nwhen_full = \"evict\"\nhang_limit = \"20s\"\n"
+        );
         for (name, port, check, servers) in services {
             let servers = servers.iter();
             let servers = servers.map(|&index| format!("\"{}:{port}\"", site.real_address(index)));
