@@ -128,8 +128,9 @@ const BESIDE: Flood = Flood {
     v6: false,
 };
 
-/// Measures TCP round trips of one byte, each in microseconds, with `rate` during a flood of that
-/// many packets per second. Also returns the disturbances.
+/// Measures TCP round trips of one byte, each in microseconds; if `rate` is given, during a flood
+/// of `rate` packets per second. Also returns the reason, if any, why the measurement does not
+/// count.
 pub(super) fn round_trips(
     bed: &mut Bed,
     yardsticks: &Yardsticks,

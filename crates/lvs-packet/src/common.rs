@@ -48,7 +48,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// The state of a director with one worker. The clock of the packets' times was 0 at midnight.
+    /// The state of a director with one worker, whose clock was 0 at midnight (UTC).
     pub fn new(settings: Settings) -> Self {
         let echoes = match settings.echo {
             Echo::Answer(per_second) => per_second,

@@ -44,7 +44,7 @@ enum Command {
     /// Run an honest client (for `attack`, on the client's host)
     #[command(hide = true)]
     Honest(attack::HonestOptions),
-    /// Run a user without rights at the control socket (for `attack`, on the director)
+    /// Send requests to the control socket as unprivileged users (for `attack`, on the director)
     #[command(hide = true)]
     HostileUser(attack::UserOptions),
     /// Measure the round-trip time of single packets (for `attack`, on the client's host)

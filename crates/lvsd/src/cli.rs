@@ -764,8 +764,8 @@ struct Early {
 }
 
 impl Early {
-    /// Creates the event loop. Until the daemon runs, reload signals are stored, and signals
-    /// without an effect are ignored.
+    /// Creates the event loop. From now on, reload signals are stored until the daemon runs, and
+    /// signals that lvsd does not use no longer end the process.
     fn new() -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

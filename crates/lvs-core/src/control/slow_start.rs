@@ -1,10 +1,9 @@
 //! Slow start: a server that joins a running service gets its share in steps.
 //!
-//! Schedulers use weights, which are whole numbers and mostly small. While a server starts slowly,
-//! all weights of its service are multiplied by ten. The weight of the starting server is
-//! multiplied by its tenths instead: 1 at first, and one more after each ninth of the period, up to
-//! 10. If weights are numbers of connections, or are large, the other weights stay unchanged, and
-//! the starting server gets its tenths of its own weight.
+//! The starting server has one tenth of its weight at first, and one tenth more after each ninth of
+//! the period. Weights are whole numbers and mostly small, so that a tenth of one is rarely exact.
+//! Therefore all weights of the service are multiplied by ten during the slow start. They are not
+//! multiplied if they are numbers of connections, or if one of them is large.
 //!
 //! A server starts slowly when it begins to accept connections (it is added, or its weight rises
 //! from 0) and another server has accepted them for the whole period. Without such a server, a slow

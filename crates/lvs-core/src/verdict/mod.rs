@@ -229,7 +229,8 @@ reasons! {
         FtpData => "ftp_data",
         /// The packet is an ICMP error that belongs to no connection.
         UnrelatedIcmp => "unrelated_icmp",
-        /// The packet belongs to no connection, and is in transit or of IPsec. The host handles it.
+        /// The packet belongs to no connection, and is an IPsec packet or only passes through the
+        /// host. The host handles it.
         NoConnection => "no_connection",
         /// A backup daemon is running and `backup_only` is set.
         BackupOnly => "backup_only",

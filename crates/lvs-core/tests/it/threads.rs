@@ -74,7 +74,7 @@ fn work(control: &Mutex<Control>, shard: &mut Shard, worker: usize, now: Instant
 /// Workers open connections at the same time, while weights change. Each connection is counted
 /// exactly once.
 #[test]
-fn counters_and_counts_are_exact_across_workers() {
+fn traffic_and_connection_counters_are_exact_across_workers() {
     let mut control = Control::new(Options {
         max_connections: CONNECTIONS as usize,
         shards: WORKERS,

@@ -382,8 +382,8 @@ mod tests {
         }
     }
 
-    /// The dataplane cuts the super-packet after the translation; otherwise the sender's device
-    /// would have cut it.
+    /// The dataplane changes the addresses of a super-packet before it divides it into segments.
+    /// Each segment must have correct outer and inner checksums.
     #[test]
     fn super_packet_inside_tunnel_has_correct_checksums_after_segmentation() {
         for (absent, end) in [(true, End::Destination), (false, End::Source)] {

@@ -58,7 +58,7 @@ pub struct UserOptions {
     pub compute: bool,
 }
 
-/// Runs `lvs-testbed user`, and prints the number of answered requests.
+/// Runs `lvs-testbed hostile-user`, and prints the number of answered requests.
 ///
 /// # Errors
 /// None: a refusal counts as an answer.

@@ -178,7 +178,7 @@ impl Replay<'_> {
         match (step.get("service"), self.service) {
             (Some(service), _) => service_key(service, None),
             (None, Some(service)) => Ok(service),
-            (None, None) => bail!("no service"),
+            (None, None) => bail!("neither the step nor the case has a service"),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The source of random choices.
 
-/// Random choices: endless from a seed; from a fuzzer, its bytes, and then zeros.
+/// Random choices, either from a seed without an end, or from the bytes of a fuzzer. After the last
+/// byte, all choices are 0.
 #[derive(Clone, Debug)]
 pub struct Entropy<'a> {
     source: Source<'a>,

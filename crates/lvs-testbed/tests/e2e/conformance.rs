@@ -149,9 +149,9 @@ fn fast_path_persistence_and_helpers_equal_recordings() {
     check_fast_path(&recordings("ftp"), 10);
 }
 
-/// Cases with long bursts of first packets are omitted: they take minutes, and the programs forward
-/// none of these packets. The master receives the counters of each packet before the next one, so
-/// that it sends the same messages as the kernel.
+/// Cases with long bursts of packets that open connections are omitted: they take minutes, and the
+/// BPF programs forward none of these packets. The counters of the programs are read after each
+/// packet, so that the master of the synchronisation sends the same messages as the kernel.
 #[test]
 #[ignore = "long"]
 fn fast_path_schedulers_and_sync_equal_recordings() {

@@ -281,7 +281,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     site.add_service(80, "rr")?;
     ensure!(
         keepers()?.trim() == "1",
-        "not one state keeper runs: {}",
+        "the number of state keepers is not 1: {}",
         keepers()?
     );
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
@@ -295,7 +295,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     kill(&mut site, Signal::SIGKILL)?;
     ensure!(
         keepers()?.trim() == "1",
-        "not one state keeper runs: {}",
+        "the number of state keepers is not 1: {}",
         keepers()?
     );
     // While no dataplane runs, the rules keep the packets from the host.

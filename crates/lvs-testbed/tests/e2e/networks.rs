@@ -275,7 +275,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
         server.sh(&format!("ip link set eth0 address {mac}"))?;
         download
             .finish()
-            .with_context(|| format!("announced: {notify}"))?;
+            .with_context(|| format!("the server has arp_notify = {notify}"))?;
     }
     // In the second case the server is silent: it has a static entry for its gateway.
     new_connections(&site, "both new addresses to be used")?;

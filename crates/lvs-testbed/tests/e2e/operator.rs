@@ -271,7 +271,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
         missing.retain(|words| !found.contains(words));
         missing.is_empty()
     });
-    found.with_context(|| format!("{missing:?} in {:?}", doctor(&site)))?;
+    found.with_context(|| format!("{missing:?} are missing in {:?}", doctor(&site)))?;
     let drops = site.lvsadm("drops")?;
     ensure!(drops.contains("no_server"), "no `no_server` in {drops}");
     let drops: Value = serde_json::from_str(&site.lvsadm("drops --all --json")?)?;

@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupted_list_of_changes_records_answer() {
+    fn change_list_interrupted_after_answer_records_its_time() {
         let world = World::default();
         world.start_foreign();
         let mut changes = vec![service(1, "rr")];

@@ -154,8 +154,9 @@ impl Given {
         changes
     }
 
-    /// Adds the original values of settings that were removed from the file to the desired state,
-    /// and records values that will be set. Returns whether the record has changed.
+    /// Records the present values of settings that the desired state changes. If a setting is no
+    /// longer in the file, adds its original value to the desired state. Returns whether the record
+    /// has changed.
     fn withdraw(&mut self, desired: &mut Desired, actual: &Actual) -> bool {
         let before = self.clone();
         let now: BTreeMap<&str, &str> = actual

@@ -155,8 +155,9 @@ impl Overflow {
         found.map(|reference| Side::of(reference).0)
     }
 
-    /// Makes an entry the newest for the packets of a side; `equal` was the newest until now.
-    /// Returns `false`, without a change, if the index is full.
+    /// Adds an entry to the index for the packets of `side`. The entry replaces `equal`, if any,
+    /// which was the newest entry for these packets. Returns `false`, without a change, if the
+    /// index is full.
     pub(super) fn enter(
         &mut self,
         handle: u32,

@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn address_shared_in_statuses_is_kept() {
+    fn address_in_statuses_of_two_services_stays_shared() {
         let asks = |name, created, key: &str| {
             sharer(name, created, &[], r#"{"port":25}"#).replace(
                 r#""lvsd/share":"web""#,
