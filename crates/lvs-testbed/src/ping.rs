@@ -9,6 +9,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 /// Time limit for the reply, for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Time after which the request is sent again. The kernel drops packets while its queue of received
+/// packets, which all network namespaces share, is full.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Options of `lvs-testbed ping`.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,7 +23,7 @@ pub struct PingOptions {
     size: u16,
 }
 
-/// Sends one request, and waits for a reply with the same bytes.
+/// Sends a request until a reply with the same bytes arrives.
 ///
 /// # Errors
 ///
@@ -48,15 +51,19 @@ pub fn run(options: &PingOptions) -> Result<()> {
         let sum = !(sum + (sum >> 16)) & 0xffff;
         message[2..4].copy_from_slice(&sum.to_be_bytes()[2..]);
     }
-    socket.send(&message)?;
-    let end = Instant::now() + PATIENCE;
+    let begun = Instant::now();
+    let mut next = begun;
     let mut buffer = vec![0; 65_536];
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let now = Instant::now();
+        if now >= begun + PATIENCE {
             bail!("{} does not answer", options.addr);
         }
-        socket.set_read_timeout(Some(left))?;
+        if now >= next {
+            socket.send(&message)?;
+            next = now + AGAIN;
+        }
+        socket.set_read_timeout(Some(next - now))?;
         let length = match (&socket).read(&mut buffer) {
             Ok(length) => length,
             Err(error)

@@ -1,19 +1,15 @@
 //! Filters: the host's own rules for packets that are passed to the host, and the director's own
 //! filters.
 
-use crate::common;
+use crate::common::{self, IN_TIME};
 
 use std::net::IpAddr;
-
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Site, SiteOptions, soon, wait_until};
 
 /// An unused UDP port. The host counts the datagrams to it (`UdpNoPorts`).
 const PORT: u16 = 9999;
-/// Time limit for the effect of one datagram; then the next one is sent.
-const IN_TIME: Duration = Duration::from_millis(500);
 
 fn site(label: &str) -> Result<Site> {
     common::site(SiteOptions::with_servers(label, Forward::Nat, 1))
@@ -213,9 +209,10 @@ fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
     // No program reinjects this packet any more. If its frames left the director, the switch would
     // learn the client's address at the director's port.
     let (leaked, received) = (seen(&site.director)?, received(&site)?);
-    send(&site, vip, 3000)?;
+    let handled = || self::received(&site).is_ok_and(|now| now >= received + 3);
     soon("the dataplane to handle the fragments", || {
-        self::received(&site).is_ok_and(|now| now >= received + 3)
+        send(&site, vip, 3000).is_ok()
+            && wait_until("the dataplane to count them", IN_TIME, handled).is_ok()
     })?;
     let dataplane = site
         .dataplane

@@ -57,6 +57,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     let direct = common::direct(&site, &load);
     let report = common::ok(site.director.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
+    steady.wait_for_more(3)?;
     let report = steady.finish_ok()?;
     ensure!(
         report.ok > 2 && report.servers.len() == 2,
@@ -96,7 +97,7 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
     // The dataplane answers for the address like a host.
-    site.servers[0].sh("ping -c 1 -W 60 192.0.2.50")?;
+    site.servers[0].sh("ping -c 1 -w 60 192.0.2.50")?;
 
     // Connections keep their local address, even if it is removed from the pool.
     let mut open = site.load();
@@ -114,6 +115,7 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     site.lvsadm("local del 192.0.2.50")?;
     ensure!(seen_as(&site, site.service(80))? == "192.0.2.51");
     forty(&site)?;
+    steady.wait_for_more(5)?;
     let report = steady.finish_ok()?;
     ensure!(
         report.ok > 4 && report.servers.len() == 2,
@@ -187,7 +189,9 @@ fn full_nat_translates_icmp_errors() -> Result<()> {
     site.add_service_weighted("-u", 9, "rr", &[1])?;
     let printed = site.client.sh(&format!(
         "perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); connect(S, sockaddr_in(9, inet_aton(\"{}\"))); \
-         send(S, \"x\", 0); $SIG{{ALRM}} = sub {{ print \"silence\"; exit }}; alarm 60; recv(S, my $b, 9, 0); print $!'",
+         vec(my $ready = \"\", fileno(S), 1) = 1; \
+         for (1 .. 60) {{ send(S, \"x\", 0); select(my $is_ready = $ready, undef, undef, 1) or next; recv(S, my $b, 9, 0); print $!; exit }} \
+         print \"silence\"'",
         site.vip
     ))?;
     ensure!(

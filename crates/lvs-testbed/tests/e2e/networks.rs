@@ -221,17 +221,22 @@ fn route_without_link_layer_is_reported() -> Result<()> {
         ("10.9.10.2:80", "route_refuses", "ip route get", "delete it"),
     ] {
         site.lvsadm(&format!("-a -t {}:80 -r {server} -m", site.vip))?;
+        // The kernel reports a new route to the dataplane later.
+        let question = format!("explain tcp 192.0.2.100:5000 {}:80", site.vip);
+        let explained = || site.lvsadm(&question).unwrap_or_default();
+        wait_until("the dataplane to use the route", PATIENCE, || {
+            explained().contains(reason)
+        })
+        .with_context(explained)?;
         let url = format!("http://{}/id", site.vip);
-        let _ = site.client.run("curl", &["-sS", "-m", "1", &url]);
         wait_until(reason, PATIENCE, || {
+            let _ = site.client.run("curl", &["-sS", "-m", "1", &url]);
             counted(&site, reason).is_ok_and(|count| count > 0)
         })?;
         ensure!(
             counted(&site, "no_route")? == 0,
             "packets were counted as no_route instead of {reason}"
         );
-        let explained = site.lvsadm(&format!("explain tcp 192.0.2.100:5000 {}:80", site.vip))?;
-        ensure!(explained.contains(reason), "no {reason:?} in {explained}");
         let program = programs::find("lvsadm")?.display().to_string();
         let found = || {
             let found = site

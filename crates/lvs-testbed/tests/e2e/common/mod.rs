@@ -41,6 +41,11 @@ pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
 /// a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
+/// Time limit for the effect of one packet, which is four times as long on a busy machine; then the
+/// test sends it again. The kernel drops packets while a processor's queue of received packets is
+/// full, and all network namespaces share this queue.
+pub(crate) const IN_TIME: Duration = Duration::from_millis(500);
+
 /// Waits until the host has its state from before the dataplane. The kernel removes some objects
 /// only after the process has exited.
 pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
@@ -425,10 +430,11 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
 }
 
 /// Runs iperf3 for one second, or for the amount of data in `options`, and returns its report. It
-/// retries while the iperf3 server is still busy with the previous test.
+/// retries while the iperf3 server is still busy with the previous test, and if the datagram is lost
+/// with which a test over UDP begins.
 pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     let command = format!(
-        "timeout 60 iperf3 -c {} {} -J {options} || true",
+        "timeout 30 iperf3 -c {} {} -J {options} || true",
         site.vip,
         if options.contains("-n ") { "" } else { "-t 1" },
     );
@@ -439,8 +445,10 @@ pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
         let busy = report["error"]
             .as_str()
             .is_some_and(|error| error.contains("busy"));
-        !busy
-    })?;
+        let lost = options.contains("-u") && !report["end"]["sum"].is_object();
+        !busy && !lost
+    })
+    .with_context(|| format!("iperf3 {options}: {report}"))?;
     ensure!(
         report["error"].is_null() && report["end"].is_object(),
         "iperf3 {options}: {report}"
@@ -500,18 +508,25 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
         servers::dnsmasq(&site.servers[1])?,
     ];
     site.add_service_weighted("-u", 53, "rr", &[1, 1])?;
+    answers_alternate(site, 8)
+}
+
+/// Checks that two DNS servers answer the same number of `requests`. A lost datagram would change
+/// the numbers.
+pub(crate) fn answers_alternate(site: &Site, requests: usize) -> Result<()> {
     let script = format!(
-        "for i in 1 2 3 4 5 6 7 8; do dig +short +tries=1 +time=30 @{} id.test txt; done",
+        "for i in $(seq {requests}); do dig +short +tries=1 +time=10 @{} id.test txt || true; done",
         site.vip
     );
-    let answers = site.client.sh(&script)?;
-    for name in ["\"rs1\"", "\"rs2\""] {
-        ensure!(
-            answers.lines().filter(|line| *line == name).count() == 4,
-            "not all 4 answers are from the server: {answers}"
-        );
-    }
-    Ok(())
+    measured(|| {
+        let answers = site.client.sh(&script)?;
+        let is_half = |name: &&str| {
+            let of_server = answers.lines().filter(|line| line == name);
+            of_server.count() == requests / 2
+        };
+        let good = ["\"rs1\"", "\"rs2\""].iter().all(is_half);
+        Ok((!good).then(|| format!("the servers did not answer equally often: {answers}")))
+    })
 }
 
 /// Adds a server, sets a weight to 0, and deletes and re-adds a server.
@@ -555,6 +570,7 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
             .any(|row| row.words[1..3] == ["0", "1"]),
         "no server has weight 0 and 1 active connection: {listing}"
     );
+    under_way.wait_for_more(4)?;
     let report = under_way.finish_ok()?;
     ensure!(
         report.servers.len() == 3 && report.ok > 3,
@@ -668,8 +684,8 @@ pub(crate) fn ok(report: LoadReport, requests: u64) -> Result<LoadReport> {
     Ok(report)
 }
 
-/// Sends one TCP segment with ACK from an odd port of the client, and returns whether a matching
-/// RST arrives.
+/// Sends a TCP segment with ACK from an odd port of the client until a RST for it arrives. Returns
+/// whether the RST has the right number.
 pub(crate) fn stray_ack_is_reset(site: &Site, port: u16) -> Result<bool> {
     let script = format!(
         r#"perl -MSocket -e '
@@ -680,15 +696,19 @@ pub(crate) fn stray_ack_is_reset(site: &Site, port: u16) -> Result<bool> {
         setsockopt(S, SOL_SOCKET, 33, pack("i", 256 << 20)) or die $!;
         my $tcp = pack("nnNNCCnnn", 999, {port}, 1111, 2222, 0x50, 0x10, 1000, 0, 0);
         substr($tcp, 16, 2) = pack("n", sum($from . $to . pack("nn", 6, length $tcp) . $tcp));
-        send(S, $tcp, 0, sockaddr_in(0, $to)) or die $!;
-        $SIG{{ALRM}} = sub {{ print "silence"; exit }};
-        alarm 30;
-        while (recv(S, my $packet, 2000, 0)) {{
-            my ($sport, $dport, $seq, $ack, $off, $flags) = unpack("nnNNCC", substr($packet, (ord($packet) & 15) * 4));
-            next unless substr($packet, 12, 4) eq $to && $sport == {port} && $dport == 999;
-            printf "flags %x seq %d", $flags, $seq;
-            exit;
-        }}'"#,
+        vec(my $ready = "", fileno(S), 1) = 1;
+        for (1 .. 30) {{
+            send(S, $tcp, 0, sockaddr_in(0, $to)) or die $!;
+            my $again = time + 2;
+            while (time < $again && select(my $is_ready = $ready, undef, undef, 1)) {{
+                recv(S, my $packet, 2000, 0);
+                my ($sport, $dport, $seq, $ack, $off, $flags) = unpack("nnNNCC", substr($packet, (ord($packet) & 15) * 4));
+                next unless substr($packet, 12, 4) eq $to && $sport == {port} && $dport == 999;
+                printf "flags %x seq %d", $flags, $seq;
+                exit;
+            }}
+        }}
+        print "silence"'"#,
         client = client_address(site)?,
         vip = site.vip,
     );
