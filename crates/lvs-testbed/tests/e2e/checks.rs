@@ -480,7 +480,7 @@ fn servers_stay_up_while_dataplane_drops_checks() -> Result<()> {
     let text = format!(
         "max_connections = 64\nwhen_full = \"drop\"\n[[service]]\nname = \"web\"\naddress = \"{vip}\"\n\
          forward = \"nat\"\nservers = [{}]\n\
-         check = {{ type = \"tcp\", interval = \"300ms\", timeout = \"500ms\", fall = 1 }}\n",
+         check = {{ type = \"tcp\", interval = \"300ms\", timeout = \"5s\", fall = 1 }}\n",
         servers_of_file.join(", ")
     );
     let mut lvsd = start(&site, &text)?;

@@ -73,6 +73,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
         lvs_testbed::programs::find("lvsadm")?.display()
     ))?;
     ensure!(first.trim() == "3", "not `3`: {first}");
+    steady.wait_for_more(4)?;
     let report = steady.finish_ok()?;
     ensure!(
         report.ok > 3,

@@ -192,7 +192,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         ..load
     };
     common::ok(site.client.load(&load)?, 20)?;
-    site.client.sh(&format!("ping -c 1 -W 60 {VIP}"))?;
+    site.client.sh(&format!("ping -c 1 -w 60 {VIP}"))?;
     // A host on the link asks for the address; the dataplane does not answer ARP for it.
     let asked = site.servers[1].sh(&format!(
         "ip addr del {VIP}/32 dev lo; ip route add {VIP}/32 dev eth0; ping -c 1 -W 1 {VIP}; ip neigh show {VIP}"
@@ -217,7 +217,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         has_route(&site, "203.0.113.10 proto 77")
     })?;
     // Simulates an lvsd that no longer renews the announcements.
-    announce(&site, &both("announced"), 13)?;
+    announce(&site, &both("announced"), 600)?;
     soon("the routers to prefer other directors", || {
         has_route(&site, "203.0.113.10 proto 78")
     })?;
@@ -230,7 +230,10 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         output.contains("is lvsd running?"),
         "no `is lvsd running?` in {output}"
     );
-    soon("the maintenance to end", || !has_route(&site, "proto 7"))?;
+    announce(&site, &both("announced"), 1)?;
+    soon("the routes to be withdrawn", || {
+        !has_route(&site, "proto 7")
+    })?;
     announce(&site, &both("announced"), 600)?;
     routed(&site, "203.0.113.10 proto 77")?;
     site.dataplane

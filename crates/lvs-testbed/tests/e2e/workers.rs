@@ -210,6 +210,7 @@ fn workers_apply_changes_while_traffic_runs() -> Result<()> {
         ..own
     })?;
     report.all_ok(60)?;
+    steady.wait_for_more(4)?;
     let report = steady.finish_ok()?;
     ensure!(
         report.servers.len() == 3,
