@@ -196,14 +196,24 @@ fn idle_round_trip(open: fn(&str) -> AfPacket) {
     let mut times = left.run(|| {
         let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
         socket
-            .set_read_timeout(Some(Duration::from_secs(120)))
+            .set_read_timeout(Some(Duration::from_secs(2)))
             .unwrap();
         socket.connect("10.0.0.2:7").unwrap();
         let mut times = Vec::new();
-        for _ in 0..2000 {
+        for number in 0..2000_u32 {
             let started = Instant::now();
-            socket.send(b"x").unwrap();
-            socket.recv(&mut [0; 8]).unwrap();
+            // The kernel drops packets while its queue, which all namespaces share, is full.
+            let answered = (0..60).any(|_| {
+                socket.send(&number.to_be_bytes()).unwrap();
+                let mut answer = [0; 4];
+                while socket.recv(&mut answer).is_ok() {
+                    if answer == number.to_be_bytes() {
+                        return true;
+                    }
+                }
+                false
+            });
+            assert!(answered, "no answer to datagram {number}");
             times.push(started.elapsed());
         }
         times
@@ -281,8 +291,9 @@ fn frames_of_all_lengths_arrive_in_order_without_loss() {
                     assert_eq!((number, whole), (expected, true));
                     expected += 1;
                 }
-                // Frames that were sent may not have arrived yet.
-                if sent == expected || (count == 0 && sent < expected + 2000) {
+                // Frames that were sent may not have arrived yet. The kernel's queue of received
+                // frames has room for 1,000.
+                if sent == expected || (count == 0 && sent < expected + 500) {
                     break;
                 }
             }
