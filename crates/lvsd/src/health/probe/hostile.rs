@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::ProbeError;
 use crate::config::Config;
 use crate::health::Check;
-use crate::health::{Advice, Network, Prober};
+use crate::health::{Advice, Network, Prober, Reason};
 
 /// A check of a server's own address, parsed from text.
 pub(crate) fn check(text: &str, server: SocketAddr) -> Check {
@@ -43,6 +43,19 @@ pub(crate) async fn probe(text: &str, server: SocketAddr) -> Result<Advice, Prob
         check.timeout = PATIENCE;
     }
     Network::default().probe(&check).await
+}
+
+/// Runs a probe that sends one datagram, until it is answered. The kernel drops datagrams while its
+/// queue of received packets, which all network namespaces share, is full.
+pub(crate) async fn answered(text: &str, server: SocketAddr) -> Result<Advice, ProbeError> {
+    for _ in 0..5 {
+        let result = probe(text, server).await;
+        let is_silent = |why: &Reason| why.text.contains("did not answer");
+        if !matches!(&result, Err(ProbeError::Server(why)) if is_silent(why)) {
+            return result;
+        }
+    }
+    probe(text, server).await
 }
 
 /// A server that calls `work` with each connection.
