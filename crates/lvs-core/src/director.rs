@@ -167,8 +167,8 @@ impl Director {
         self.follow(now)
     }
 
-    /// As [`advance`](Self::advance), before a packet that may be the host's reply to a packet that
-    /// closed its connection.
+    /// As [`advance`](Self::advance), but keeps connections that have ended at the time `now`: the
+    /// next packet may be the host's reply to the packet that ended one of them.
     fn follow(&mut self, now: Instant) -> Instant {
         self.now = self.now.max(now);
         self.control.advance_with(&mut self.shard, self.now);

@@ -172,8 +172,8 @@ pub struct LocalAddressInfo {
 /// Answer to [`Call::ServerUnpin`](super::Call::ServerUnpin).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unpinned {
-    /// Whether the client has not used the pin: no packet of the pinned connection arrived, or each
-    /// was dropped.
+    /// Whether the pin was neither used nor expired: no packet of the pinned connection arrived, or
+    /// each was dropped.
     pub unopened: bool,
 }
 

@@ -465,7 +465,7 @@ fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let Some(index) = found.filter(ends) else {
         return false;
     };
-    // A template without this connection expires as usual.
+    // The template of the connection expires as usual.
     let _ = shard.destroy(index);
     true
 }

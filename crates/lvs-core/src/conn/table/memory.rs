@@ -228,7 +228,10 @@ enum Store {
     /// Shared memory, and the owner that keeps it mapped.
     Shared(
         &'static [AtomicU64],
-        #[expect(dead_code, reason = "the value is stored only to keep the memory mapped")]
+        #[expect(
+            dead_code,
+            reason = "the value is stored only to keep the memory mapped"
+        )]
         Arc<dyn Any + Send + Sync>,
     ),
 }
