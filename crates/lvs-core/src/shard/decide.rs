@@ -28,7 +28,7 @@ pub(super) enum Sender {
 }
 
 /// A health check's connection is removed at most this number of seconds after it was closed. Until
-/// then, it counts as a connection of its server.
+/// then, the record of its server cannot be freed.
 const PROBE_CLOSED: u32 = 1;
 /// A health check's UDP connection is removed this number of seconds after its last packet. Until
 /// then, a check with the same source port would reach the same server.

@@ -431,7 +431,8 @@ impl Shard {
     }
 
     /// Work before the decision about a packet from the server of connection `index`, if the
-    /// connection has one of the flags [`flag::WATCHED`].
+    /// connection has one of the flags [`flag::WATCHED`]. Returns the verdict if the server was
+    /// removed and the packet is not forwarded for this reason; otherwise `None`.
     pub(crate) fn watch_reply(
         &mut self,
         index: u32,
@@ -528,6 +529,6 @@ mod tests {
         assert_eq!(read(0x11, 10), (10, Some(0), false));
         assert_eq!(read(0x10, 64_000), (63_999, Some(0), false));
         assert_eq!(Numbers::read(&[0; 12]), None);
-        assert_eq!(Numbers::read(&[0xf0; 30]), None, "missing options");
+        assert_eq!(Numbers::read(&[0xf0; 30]), None, "the options are cut");
     }
 }
