@@ -225,7 +225,11 @@ mod tests {
             address(servers[0].0)
         );
         assert_eq!(target(client, now), quiesced, "the pin was not used");
-        assert_eq!(target(late, now + LIFE), address(servers[0].0), "an old pin was used");
+        assert_eq!(
+            target(late, now + LIFE),
+            address(servers[0].0),
+            "an old pin was used"
+        );
         assert_eq!(control.unpin(&key, late, now + LIFE), Ok(false));
         assert!(control.pinned().is_empty());
         for (client, probe) in [(client, true), (address("192.0.2.9:1000"), false)] {
@@ -273,7 +277,11 @@ mod tests {
         }
         assert_eq!(control.unpin(&key, opened, now), Ok(false));
         assert_eq!(control.unpin(&key, dropped, now), Ok(true));
-        assert_eq!(control.unpin(&key, dropped, now), Ok(false), "the pin remains");
+        assert_eq!(
+            control.unpin(&key, dropped, now),
+            Ok(false),
+            "the pin remains"
+        );
     }
 
     #[test]
