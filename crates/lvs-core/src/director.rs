@@ -59,7 +59,7 @@ impl Director {
             ..options
         });
         let memory = memory(control.layout());
-        let shard = control.shard_in(0, memory).expect("the only shard");
+        let shard = control.shard_in(0, memory).expect("shard 0 exists");
         Self {
             control,
             shard,

@@ -309,7 +309,7 @@ mod tests {
         );
         control
             .pin(&key, server, client(0), now)
-            .expect("the same pin again");
+            .expect("an existing pin can be renewed");
         control
             .pin(&key, server, client(PINS_MAX), now + LIFE)
             .expect("the other pins have expired");

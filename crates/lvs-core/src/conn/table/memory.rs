@@ -460,7 +460,7 @@ mod tests {
                 Region::shared(words, owner.clone())
             })
             .collect();
-        let regions = <[Region; 5]>::try_from(regions).expect("five regions");
+        let regions = <[Region; 5]>::try_from(regions).expect("there are five regions");
         let memory = Memory::new(layout, regions).expect("the regions are long enough");
         let table = crate::conn::ConnTable::with_memory(1, memory);
         let uses = || owners.each_ref().map(Arc::strong_count);
