@@ -599,7 +599,7 @@ pub struct ServerStatus {
     pub inactive: u32,
 }
 
-/// The record of a server's checks.
+/// The statistics of a server's checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckStatus {
     /// The reason why lvsd checks the server's own address instead of the path of clients; absent

@@ -36,6 +36,8 @@ const ATTEMPTS: usize = 100;
 
 /// Creates `directory`, with the permissions 0755, if it does not exist.
 ///
+/// # Errors
+///
 /// This process may not create the directory, or users other than root and this one may write to
 /// it.
 pub fn prepare(directory: &Path) -> io::Result<()> {

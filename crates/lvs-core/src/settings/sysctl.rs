@@ -109,7 +109,8 @@ sysctls! {
     ignore_tunneled: bool = false, SWITCH;
     /// Seconds after which `lblc` removes an unused destination. Default 86400.
     lblc_expiration: u32 = 86_400, POSITIVE;
-    /// Seconds after which `lblcr` removes an unused destination, and reduces a set. Default 86400.
+    /// Seconds after which `lblcr` removes an unused destination, and after which it removes the most
+    /// loaded server from a destination's unchanged set of servers. Default 86400.
     lblcr_expiration: u32 = 86_400, POSITIVE;
     /// Send "port unreachable" to a server that sends packets which belong to no connection.
     /// Default off.

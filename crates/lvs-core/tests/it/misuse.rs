@@ -591,7 +591,7 @@ proptest! {
     /// Packets that contradict themselves: two families, a protocol without its header, no address,
     /// any mark and hook.
     #[test]
-    fn damaged_packets_cause_no_panic_and_no_table_overflow(
+    fn damaged_packets_do_not_panic_and_table_stays_bounded(
         packets in prop::collection::vec(
             (socket(), socket(), transport(), prop::sample::select(vec![1u8, 6, 17, 50, 51, 58, 132, 255]), 0u8..3, 0u32..2, any::<u64>()),
             1..30,

@@ -59,7 +59,7 @@ impl core::error::Error for OutOfMemory {}
 /// Reasons to refuse the memory that a previous process has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutError {
-    /// The memory does not begin with a table's description.
+    /// The words are not the description of a connection table.
     Foreign,
     /// Another version of this crate wrote the description, with this layout version.
     Version(u64),
@@ -173,10 +173,10 @@ impl Layout {
         words
     }
 
-    /// Reads the layout from the header of existing memory.
+    /// Reads the layout from the description next to existing memory.
     ///
     /// # Errors
-    /// If the header is invalid, inconsistent, or of another version.
+    /// If the description is invalid, inconsistent, or of another version.
     pub fn from_words(words: &[u64; Self::HEADER_WORDS]) -> Result<Self, LayoutError> {
         let &[magic, version, ways, narrow, wide, rest @ ..] = words;
         if magic != Self::MAGIC {

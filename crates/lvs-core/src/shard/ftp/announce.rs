@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn ftp_active_commands_are_found_only_at_line_start() {
+    fn ftp_active_commands_are_found_only_at_segment_start() {
         let four = |text: &str| command(text.as_bytes(), Family::V4);
         let six = |text: &str| command(text.as_bytes(), Family::V6);
         assert_eq!(four("PORT 192,0,2,7,156,65\r\n"), active("192.0.2.7:40001"));
