@@ -124,7 +124,8 @@ impl Director {
 
     /// Removes at once the connection of the client's packets with this tuple. For an embedding
     /// program that has both sockets of the connection, as a proxy does, and closes them. Returns
-    /// `false` if there is no such connection.
+    /// `false`, without a change, if there is no such connection, or if it controls other
+    /// connections.
     ///
     /// ```
     /// use lvs_core::*;

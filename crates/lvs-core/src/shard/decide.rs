@@ -165,8 +165,8 @@ impl Shard {
         if sysctls.conn_reuse_mode == 0 || slot.control() != NO_SLOT {
             return false;
         }
-        // An FTP control connection with data connections is not replaced, unless the SYN opens a
-        // new connection.
+        // An FTP control connection with data connections is not replaced by a SYN that still
+        // belongs to it.
         if slot.has(flag::HELPED)
             && self.table.controlled(index) > 0
             && self.is_same_control(index, meta)

@@ -47,8 +47,9 @@ impl Shard {
         }
     }
 
-    /// Removes the connection of the client's packets with this tuple, in any state, unless it
-    /// controls other connections; `false` if there is no such connection.
+    /// Removes the connection of the client's packets with this tuple, in any state. Returns
+    /// `false`, without a change, if there is no such connection, or if it controls other
+    /// connections.
     pub(crate) fn end_at_once(&mut self, tuple: &Tuple) -> bool {
         let key = Key {
             protocol: tuple.protocol,

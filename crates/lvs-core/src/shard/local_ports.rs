@@ -286,7 +286,8 @@ impl LocalPorts {
     }
 
     /// Reserves the port of a connection of a previous process. `false` if another connection uses
-    /// the port, or if the port belongs to another worker.
+    /// the port, if the port belongs to another worker or is privileged, or if the local address
+    /// and the server are of different families.
     pub(crate) fn adopt(
         &mut self,
         index: u32,

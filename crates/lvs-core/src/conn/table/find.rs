@@ -356,7 +356,7 @@ impl ConnTable {
     }
 
     /// Records that `source` is not a client, if no entry has it as its client and `ahead` was
-    /// prepared for it.
+    /// prepared for it. Does nothing for IPv6.
     #[inline]
     pub(crate) fn note_source(&self, protocol: Protocol, source: SocketAddr, ahead: &Ahead) {
         let aim = ahead.side(true, 0);

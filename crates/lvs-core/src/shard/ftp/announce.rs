@@ -106,8 +106,8 @@ fn six_numbers(text: &[u8]) -> Option<(SocketAddr, usize)> {
     None
 }
 
-/// Parses `|family|address|port|` with any delimiter, or `|||port|`. Returns address, port and
-/// length.
+/// Parses `|family|address|port|` with any delimiter, or `|||port|`. Returns the address (`None` in
+/// the second form), the port and the length.
 fn extended(text: &[u8], family: Family) -> Option<(Option<IpAddr>, u16, usize)> {
     let (&delimiter, rest) = text.split_first()?;
     if !delimiter.is_ascii_graphic() || delimiter.is_ascii_digit() {

@@ -171,8 +171,8 @@ impl<'a> Tcp<'a> {
             .wrapping_add(u32::try_from(len).unwrap_or(u32::MAX))
     }
 
-    /// The highest sequence number in its selective acknowledgements (RFC 2018 section 3), if it is
-    /// after `acknowledged`.
+    /// The highest sequence number in the segment's selective acknowledgements (RFC 2018 section
+    /// 3), or `acknowledged` if that is later.
     fn highest_sack(&self, acknowledged: u32) -> u32 {
         const SACK: u8 = 5;
         const BLOCK: usize = 8;
