@@ -148,7 +148,7 @@ fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<
     Ok(())
 }
 
-/// Checks new settings of a server; returns its forwarding method.
+/// Checks new settings of a server; returns the server's present forwarding method.
 pub(crate) fn edit_server(
     view: &impl View,
     key: &ServiceKey,

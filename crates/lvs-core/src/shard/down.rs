@@ -260,7 +260,9 @@ impl Shard {
         }
     }
 
-    /// Sends resets to both ends of a TCP connection, if the expected sequence numbers are known.
+    /// Queues resets to both ends of a TCP connection, as far as their expected sequence numbers
+    /// are known. If the kernel fast path may have forwarded packets since then, the segment to the
+    /// client is a probe.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
