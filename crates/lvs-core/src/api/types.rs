@@ -929,7 +929,7 @@ pub struct ServerInfo {
     pub config: ServerConfig,
     /// Number of connections in active states.
     pub active: u32,
-    /// Number of connections in other states.
+    /// Number of connections in inactive states.
     pub inactive: u32,
     /// Number of persistence templates.
     pub persistent: u32,

@@ -76,7 +76,7 @@ pub struct Candidate {
     pub weight: i32,
     /// Number of connections in active states.
     pub active: u32,
-    /// Number of connections in other states.
+    /// Number of connections in inactive states.
     pub inactive: u32,
     /// Whether the scheduler may choose the server.
     pub eligible: bool,

@@ -34,7 +34,7 @@ impl Pins {
         self.all.remove(&(protocol.0, client, service));
     }
 
-    /// The server of the pin for this connection.
+    /// The server of the unexpired pin for this connection.
     pub(super) fn find(
         &self,
         protocol: Protocol,
