@@ -27,7 +27,7 @@ const OPTIONS: [&str; 11] = [
     "--workers",
 ];
 
-/// Beginning of the sentence that names the keys.
+/// Beginning of the sentence that names the keys of lvsd's file.
 const WITH_LVSD: &str = "With lvsd:";
 
 /// Whether `lvsd` manages one of these services.
@@ -122,7 +122,8 @@ fn by_reason(reason: &str) -> Option<&'static str> {
     })
 }
 
-/// Appends to a fix the keys of lvsd's file for the options of `lvs-dataplane` that it names.
+/// If `fix` names options of `lvs-dataplane`, appends a sentence with the keys of lvsd's file for
+/// these options.
 pub fn with_keys(fix: &str) -> String {
     if fix.starts_with("Nothing:") {
         return fix.to_owned();
