@@ -127,7 +127,7 @@ pub(super) enum WithDataplane {
     Change,
     #[error("ignore_tunneled is set")]
     IgnoreTunneled,
-    #[error("no packet of the connection has arrived since the last change")]
+    #[error("no packet of the connection has arrived since the last change of configuration, routes or settings")]
     Stale,
     #[error("connections are offloaded after {of} packets from the client")]
     New { of: u32 },
@@ -199,7 +199,7 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
         )
     } else if settings.reverse_path != ReversePath::Off {
         (
-            "--reverse-path needs the interface on which each packet arrived",
+            "the kernel fast path does not check the interface on which a packet arrives, as --reverse-path requires",
             "remove --reverse-path",
         )
     } else {
