@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn sync_backup_second_portion_waits_for_the_first() {
+    fn sync_backup_passes_on_at_most_two_portions_at_once() {
         let reader = Reader {
             syncid: 0,
             buffer: vec![0; 1473],
