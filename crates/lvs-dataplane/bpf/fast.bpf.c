@@ -560,7 +560,7 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 
 // ---- forwarding --------------------------------------------------------------------------------------------------------
 
-// The time of the dataplane, which may have started after the last tick.
+// The time on the dataplane's clock; 0 if the dataplane has started after the last tick.
 INLINE u64 dataplane_time(const u64 *conf)
 {
 	long long now = ktime() - conf[CONF_BASE];
