@@ -279,7 +279,7 @@ impl Queue {
 
 /// Datagrams with missing fragments, of all workers of a director. Fragments have no ports, so the
 /// fragments of one datagram may arrive at several workers. The worker that receives the last
-/// fragment processes the datagram. The memory is bounded.
+/// missing fragment gets the datagram. The memory is bounded.
 #[derive(Debug)]
 pub struct Reassembler {
     shards: [Mutex<HashMap<Key, Queue>>; SHARDS],
