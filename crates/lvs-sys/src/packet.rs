@@ -106,7 +106,7 @@ pub struct PacketStats {
     pub drops: u32,
 }
 
-/// A non-blocking raw packet socket for one interface, with virtio headers.
+/// A non-blocking raw packet socket.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
@@ -140,8 +140,8 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
 
-    /// Makes the interface receive frames to the multicast address `group` (`member`), or ends
-    /// this. The kernel counts the requests for each group.
+    /// If `member` is true, makes the interface receive frames to the multicast address `group`;
+    /// otherwise, ends this. The kernel counts the requests for each group.
     ///
     /// # Errors
     /// If the interface does not exist.

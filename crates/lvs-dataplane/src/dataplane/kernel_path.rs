@@ -127,7 +127,9 @@ pub(super) enum WithDataplane {
     Change,
     #[error("ignore_tunneled is set")]
     IgnoreTunneled,
-    #[error("no packet of the connection has arrived since the last change of configuration, routes or settings")]
+    #[error(
+        "no packet of the connection has arrived since the last change of configuration, routes or settings"
+    )]
     Stale,
     #[error("connections are offloaded after {of} packets from the client")]
     New { of: u32 },

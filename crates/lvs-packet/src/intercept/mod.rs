@@ -526,6 +526,9 @@ mod tests {
 
         director.advance(now + std::time::Duration::from_secs(100));
         let after = Intercept::of(&director.control, &plain);
-        assert!(!after.services.contains(&any), "all ports of a service without connections are still intercepted");
+        assert!(
+            !after.services.contains(&any),
+            "all ports of a service without connections are still intercepted"
+        );
     }
 }
