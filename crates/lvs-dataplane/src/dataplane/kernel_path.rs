@@ -201,7 +201,7 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
         )
     } else if settings.reverse_path != ReversePath::Off {
         (
-            "the kernel fast path does not check the interface on which a packet arrives, as --reverse-path requires",
+            "--reverse-path needs a check of the interface on which each packet arrives: the kernel fast path has no such check",
             "remove --reverse-path",
         )
     } else {
