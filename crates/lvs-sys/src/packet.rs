@@ -492,8 +492,8 @@ impl MessageBatch {
         header.msg_control = self.control[i].0.as_ptr().cast_mut().cast();
         header.msg_controllen = header.msg_controllen.min(CONTROL_LEN as _);
         let mut found = Auxdata::default();
-        // SAFETY: control pointer and length describe our buffer, which the last receive call has
-        // filled.
+        // SAFETY: control pointer and length describe this message's control buffer, which the last
+        // receive call has filled.
         let mut cmsg = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
         while !cmsg.is_null() {
             // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole header inside of the

@@ -61,7 +61,7 @@ pub struct RingFrame {
 }
 
 impl RingFrame {
-    /// The virtio header.
+    /// The virtio header in front of the frame; `None` if there are too few bytes.
     pub fn header(&self) -> Option<&[u8; VNET_HDR_LEN]> {
         self.memory.get(..self.start)?.last_chunk()
     }

@@ -141,7 +141,8 @@ impl Locals {
         self.place.pin(&pins.path(PLACE))
     }
 
-    /// Removes the map.
+    /// Removes the map of local addresses and ports, as if no connection of full NAT had been
+    /// opened.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn forget(&mut self) {
         self.place.clear();

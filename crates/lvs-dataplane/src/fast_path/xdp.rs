@@ -136,7 +136,7 @@ impl FastPath {
         Ok(attached)
     }
 
-    /// The XDP program.
+    /// The XDP program; `None` if XDP is not configured.
     pub fn xdp(&self) -> Option<&Program> {
         self.xdp.as_ref().map(|xdp| &xdp.program)
     }

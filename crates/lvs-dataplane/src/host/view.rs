@@ -401,7 +401,7 @@ impl Host for View {
     }
 }
 
-/// The latest snapshot.
+/// The latest [`View`], which the keeper publishes to the packet workers.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     generation: AtomicU64,

@@ -57,7 +57,7 @@ const SOURCE_PORTS: (u16, u16) = (32768, 60999);
 pub struct Outer {
     /// The director's source address on the route to the server.
     pub src: IpAddr,
-    /// The server.
+    /// The server's address.
     pub dst: IpAddr,
     /// The encapsulation between the two IP headers.
     pub tunnel: Tunnel,
