@@ -99,7 +99,7 @@ pub fn enter_network(netns: &impl AsFd) -> io::Result<()> {
 }
 
 /// Sets the size of a socket's receive buffer to `bytes`: above the system's limit if this process
-/// has CAP_NET_ADMIN, otherwise at most the limit. Returns the new length as the kernel reports it,
+/// has CAP_NET_ADMIN, otherwise at most the limit. Returns the new size as the kernel reports it,
 /// including the kernel's overhead (about twice the request).
 ///
 /// # Errors

@@ -69,7 +69,7 @@ impl Keeper {
     }
 
     /// Announces own addresses again on these interfaces, and on the bridges and bonds that they
-    /// are ports of: neighbours there may have lost them.
+    /// are ports of: neighbours there may have lost their entries for these addresses.
     fn announce_behind(&mut self, appeared: &[u32]) {
         // Bridges over bonds are the deepest combination; a longer chain would be a loop.
         const DEPTH: usize = 4;
@@ -134,7 +134,8 @@ impl Keeper {
     }
 
     /// Opens interfaces that are new or up again, closes removed ones, and applies changes of MTU
-    /// and MAC address.
+    /// and MAC address. `starting`: an interface that cannot be opened is an error. Later, it is
+    /// opened again each second.
     pub(super) fn attach_links(&mut self, starting: bool) -> Result<(), HostError> {
         if self.interception.is_routed() {
             return self.answer_on_links();

@@ -238,7 +238,8 @@ mod tests {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
-    /// The refusal of an interface that would get XDP without the change that `change` makes.
+    /// Returns the reason why an interface gets no XDP after `change`. Without `change`, it would
+    /// get XDP.
     fn decision(change: impl FnOnce(&mut Facts<'_>, &mut Driver, &mut Offloads)) -> NoXdp {
         let mut driver = Driver(0b11);
         let mut offloads = Offloads {
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_without_loss_gets_xdp() {
+    fn interface_that_loses_no_offload_gets_xdp() {
         assert_eq!(decision(|_, _, _| {}), NoXdp::default());
         let tagged = decision(|facts, _, offloads| {
             facts.vlan = Some("eth0.7");
