@@ -57,10 +57,10 @@ const EXIT_FAILURE: u8 = 1;
 /// Default path of the configuration file.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
-/// The file that `lvsd init` writes.
+/// The configuration that `lvsd init` writes.
 const STARTER: &str = include_str!("cli/starter.toml");
 
-/// State directory, whose content survives a reboot.
+/// Default path of the state directory, whose content survives a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
 /// Interval of the heartbeats of event loops, for the watchdog.
@@ -458,8 +458,8 @@ fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode 
     ))
 }
 
-/// Address of the dataplane, from the command line or the file. An invalid or slow file does not
-/// delay a request.
+/// Address of the dataplane, from the command line or the file. An invalid file counts as a file
+/// without an address.
 fn steered(arguments: &Arguments) -> Address {
     let named = arguments
         .socket
@@ -739,7 +739,8 @@ fn refuse(error: &LoadError) -> ExitCode {
     ExitCode::from(EXIT_CONFIG)
 }
 
-/// Starts logging to standard error. `LVSD_LOG` overrides the level of the file.
+/// Starts logging to standard error. The environment variable `LVSD_LOG` overrides `log` in
+/// `[lvsd]`.
 fn start_log(from_file: Option<&str>, format: log::Format) -> Result<log::Guard, String> {
     let from_env = std::env::var("LVSD_LOG")
         .ok()

@@ -673,7 +673,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 
-/// Requests the metrics, in the format that a scraper requests.
+/// Requests the metrics in the format that Prometheus requests.
 async fn metrics(api: &Arc<Api>) -> String {
     let (code, text) = get(api, "/metrics").await;
     assert_eq!(code, 200);
@@ -854,8 +854,8 @@ async fn connections_above_the_limit_are_refused_and_counted() {
     accepting.abort();
 }
 
-/// The log stores the last thousand events of all kinds; a reader that is more than 4,096 events
-/// late misses events.
+/// lvsd stores the last 1,000 events of all kinds. A reader that is more than 4,096 events late
+/// misses events.
 #[tokio::test]
 async fn event_log_keeps_a_bounded_number_of_last_events() {
     let (api, _deeds) = api("web");

@@ -28,7 +28,7 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Returns keepalived's output about a file.
+/// Runs keepalived on a file, and returns the dump of its configuration.
 ///
 /// # Errors
 /// keepalived could not be run; the text is the reason.

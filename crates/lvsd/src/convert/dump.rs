@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::keepalived::{following, range};
 
-/// Maximum number of addresses in all ranges.
+/// Maximum number of addresses of a range; a longer range is ignored.
 const ROOM: usize = super::ADDRESSES_MAX;
 
 /// Services by name: `192.0.2.1:80 tcp` or `mark 7 ipv4`.
