@@ -125,7 +125,7 @@ pub(super) fn refused(check: &Check) -> Option<String> {
 }
 
 /// Removes those keys of `optional` that lvsd refuses from a check, and returns them with the
-/// reasons.
+/// reasons. `Err` is the error that remains if the check is not valid without these keys.
 pub(super) fn repaired(
     check: &mut Check,
     optional: &[&'static str],

@@ -43,7 +43,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Reads a line; returns false if its key is not such a setting.
+    /// Reads a line; returns `false` if its key is not one of these settings.
     fn take(
         &mut self,
         key: &str,
@@ -180,7 +180,7 @@ fn no(value: &str) -> bool {
     value.eq_ignore_ascii_case("no") || value.eq_ignore_ascii_case("off")
 }
 
-/// The digits at the start of a value.
+/// The first sequence of digits in a value.
 fn digits(value: &str) -> &str {
     first(value, |c| c.is_ascii_digit())
 }
@@ -244,7 +244,8 @@ struct Building {
     check_port: Option<u16>,
     protocol: Option<String>,
     negotiation: Negotiation,
-    /// Request and expected response of each server that has its own, in the order of servers.
+    /// Request and expected response of each server, in the order of servers; `None` for a server
+    /// that uses those of the service.
     of_servers: Vec<Option<(String, String)>>,
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,

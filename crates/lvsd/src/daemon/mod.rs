@@ -258,8 +258,8 @@ async fn next_input(
     }
 }
 
-/// Stops the dataplane if no daemon runs. A dataplane that lvsd has started stops. A dataplane of
-/// another owner loses lvsd's services and VIPs.
+/// Stops the dataplane while no daemon runs. If another program has started the dataplane, only the
+/// services and VIPs of lvsd are removed from it.
 ///
 /// # Errors
 /// The dataplane does not exit; the text is the reason.
@@ -528,7 +528,8 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// Removes the services that are configured with `remove_on_exit`, and reports the removal.
-    /// With `all`, the dataplane exits, too, so that all services end.
+    /// With `all`, the dataplane exits, too, so that all services end. Returns `None` if the
+    /// dataplane has not removed the services in time, or is hung.
     ///
     /// # Errors
     /// As [`step`](Self::step).

@@ -1,5 +1,5 @@
 //! The state of daemon and dataplane: as `lvsd status` shows it, and as this director writes it to
-//! etcd for the others of its cluster.
+//! etcd for the other directors of its cluster.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -125,7 +125,7 @@ impl<P: Prober> Daemon<P> {
         (wanted || counts != SyncCounts::default()).then_some(counts)
     }
 
-    /// Writes the record of this director to etcd.
+    /// Writes the state of this director to etcd, if `[cluster]` is configured.
     pub(super) fn publish_director(&mut self) {
         let inputs = &self.inputs;
         if inputs.config.cluster.is_none() {
@@ -145,7 +145,7 @@ impl<P: Prober> Daemon<P> {
         inputs.sources.announce(director);
     }
 
-    /// The entries of all directors.
+    /// The states of all directors in etcd; empty without `[cluster]`.
     pub(super) fn directors(&self) -> Vec<DirectorSeen> {
         let Some(cluster) = &self.inputs.config.cluster else {
             return Vec::new();

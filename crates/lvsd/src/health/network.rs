@@ -251,8 +251,8 @@ impl Network {
         }
     }
 
-    /// Returns the host that forwarded the server's reply to a through-VIP check that started at
-    /// `began`, and that received no answer itself.
+    /// Returns the host that forwarded the server's reply to a through-VIP check that got no
+    /// answer. `None` if no reply has arrived at the dataplane since `began`.
     async fn forwarder(&self, check: &Check, began: Instant) -> Option<Forwarder> {
         let (Some(pins), Some(_)) = (&self.pins, check.via) else {
             return None;
