@@ -848,7 +848,7 @@ fn run(
     let notify = Notify::from_env();
     if let Some(interval) = watchdog::interval() {
         watchdog::feed(notify.clone(), pulses.clone(), interval)
-            .map_err(|e| format!("cannot start a thread: {e}"))?;
+            .map_err(|e| format!("cannot start the thread lvsd-watchdog: {e}"))?;
     }
     let result = runtime.block_on(async {
         tokio::spawn(pulses.event_loop.clone().keep(BEAT));
@@ -908,6 +908,6 @@ fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
     std::thread::Builder::new()
         .name("lvsd-checks".to_owned())
         .spawn(move || runtime.block_on(pulse.keep(BEAT)))
-        .map_err(|e| format!("cannot start a thread: {e}"))?;
+        .map_err(|e| format!("cannot start the thread lvsd-checks: {e}"))?;
     Ok(handle)
 }

@@ -49,8 +49,9 @@ pub struct Named {
     pub role: Role,
 }
 
-/// Reads all tokens, which must differ. A token whose file is unusable is the one of that name in
-/// `before`, unless another name has this token now; the second value has the errors.
+/// Reads all tokens, which must differ, and returns them and the errors. If the file of a token is
+/// unusable, the previous token of the same name in `before` stays valid, unless another name has
+/// this token now.
 pub(crate) fn read_all(
     all: Vec<Named>,
     before: &[(Named, Token)],

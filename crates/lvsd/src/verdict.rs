@@ -89,7 +89,8 @@ pub fn code(server: &ServerStatus) -> Option<Code> {
     }
 }
 
-/// Seconds since the last answer of a connected dataplane, if that is long.
+/// Seconds since the last answer of a connected dataplane; `None` if it has answered in the last
+/// five seconds.
 pub fn late_seconds(dataplane: &DataplaneStatus) -> Option<u64> {
     let late = dataplane.seen_ms.filter(|age| *age >= OLD_MS);
     let is_asked = dataplane.connected && !dataplane.idle;

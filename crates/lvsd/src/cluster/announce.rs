@@ -188,7 +188,7 @@ impl Announcer {
         let its_door = door.clone();
         if let Err(error) = thread.spawn(move || run(&address, &turns, &its_door, &sender)) {
             let trouble = format!(
-                "cannot start a thread: {error}; no address is announced until lvsd is restarted"
+                "cannot start the thread lvsd-announce: {error}; no address is announced until lvsd is restarted"
             );
             tracing::error!("{trouble}");
             failed.send_modify(|announced| announced.trouble = Some(trouble));

@@ -40,7 +40,7 @@ pub struct Desired {
     pub file: Files,
     /// The services, each with its servers.
     pub services: Vec<DesiredService>,
-    /// VIPs that the dataplane owns.
+    /// VIPs that the dataplane should own.
     pub vips: BTreeSet<IpAddr>,
     /// Names and values of sysctls.
     pub sysctls: Vec<(String, String)>,
@@ -60,7 +60,7 @@ pub struct Desired {
     pub adopt: bool,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
-    /// Number of the loaded file.
+    /// Number of the loaded configuration, counted since the start of lvsd.
     pub generation: u64,
 }
 
@@ -157,7 +157,7 @@ impl DesiredServer {
     }
 }
 
-/// The state in which the dataplane is.
+/// The present state of a dataplane.
 #[derive(Clone, Debug, Default)]
 pub struct Actual {
     /// All services of all owners.

@@ -137,7 +137,7 @@ pub(in crate::sources) struct Model {
     pub(in crate::sources) keys: HashMap<u64, i64>,
 }
 
-/// Effect of a change.
+/// The parts of the state that a change of a key concerns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Concerns {
     /// Whether services or servers have changed.

@@ -161,7 +161,7 @@ struct Owed {
 }
 
 impl Owed {
-    /// All changes up to `revision` have been reported.
+    /// The state after a listing at `revision`, which contains all changes up to it.
     fn of(revision: i64) -> Self {
         Self {
             announced: revision,

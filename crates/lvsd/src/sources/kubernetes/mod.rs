@@ -216,11 +216,11 @@ struct Session<'a> {
     claim: Claim,
     /// Addresses of all Services, as of the last change.
     assigned: Assigned,
-    /// Reasons why Services are refused, as of the last Events.
+    /// The refused Services about which Events were written, with the reasons in these Events.
     reported: BTreeMap<String, String>,
     /// The reason why this director cannot take the Lease.
     no_lease: Option<String>,
-    /// The reason why this director cannot write another object.
+    /// The reason why this director cannot write a status or an Event.
     unwritten: Option<String>,
 }
 
@@ -690,7 +690,8 @@ impl<'a> Session<'a> {
         Some((Change::post(path, body), key.to_owned()))
     }
 
-    /// Writes Events. A result is false if a repetition may succeed.
+    /// Writes Events. Returns one value for each: `false` if the write has failed and a repetition
+    /// may succeed.
     async fn write_events(&mut self, events: Vec<(Change, String)>) -> Result<Vec<bool>, Error> {
         let (changes, keys): (Vec<_>, Vec<_>) = events.into_iter().unzip();
         let answers = self.writers.send(changes).await;
