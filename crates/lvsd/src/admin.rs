@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_are_bounded() {
+    fn number_of_overrides_is_bounded() {
         let mut admin = Admin::default();
         let stored = |n: usize| {
             let port = u16::try_from(n % 60_000).unwrap();

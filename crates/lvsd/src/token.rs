@@ -77,7 +77,7 @@ pub(crate) fn read_all(
         let old = old.filter(|(_, old)| tokens.iter().all(|(_, token)| token != old));
         let state = match old {
             Some(_) => "its previous content stays valid",
-            None => "nobody can use it",
+            None => "no client can use it",
         };
         errors.push(format!("token `{}`: {why}; until then {state}", named.name));
         tokens.extend(old.map(|(_, token)| (named, token.clone())));
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(name_of(&after, one).as_deref(), Some("bob"));
         assert_eq!((after.len(), name_of(&after, two)), (1, None));
         assert!(errors[0].contains("token `ann`"), "{errors:?}");
-        assert!(errors[0].contains("nobody can use it"), "{errors:?}");
+        assert!(errors[0].contains("no client can use it"), "{errors:?}");
         // As long as no other name has it, the previous token stays valid.
         write("bob", two);
         let (after, errors) = read(&before);

@@ -179,7 +179,7 @@ mod tests {
     const NOW: Now = Now::at(20_000);
 
     #[test]
-    fn clock_step_shifts_the_history_and_keeps_its_order() {
+    fn history_times_follow_a_changed_wall_clock() {
         let mut history = History::default();
         for n in 0..3 {
             assert!(history.take(&snapshot("web"), 1000 + n * 15));

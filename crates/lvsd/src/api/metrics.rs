@@ -790,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn service_without_counters_starts_at_zero() {
+    fn service_unknown_to_dataplane_has_no_counters() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         Arc::make_mut(&mut found.seen).services.clear();

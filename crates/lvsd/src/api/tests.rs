@@ -516,7 +516,7 @@ async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
         "stays valid",
         "token `c`: cannot read",
         "token `d`: it is also the token of `a`",
-        "nobody can use it",
+        "no client can use it",
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }
@@ -625,7 +625,7 @@ async fn dashboard_page_has_security_headers() {
 
 /// Clients cannot keep the main loop busy over TCP or over the local socket.
 #[tokio::test(start_paused = true)]
-async fn status_queries_reach_the_loop_twice_a_second_at_most() {
+async fn status_queries_reach_the_main_loop_at_most_twice_a_second() {
     let (sender, mut requests) = channel();
     let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
     let asked = tokio::spawn(async move {

@@ -1249,7 +1249,7 @@ mod tests {
     }
 
     #[test]
-    fn watched_status_fits_the_window() {
+    fn watched_status_fits_the_terminal() {
         let text = "a\nb\nc\nd\n";
         assert_eq!(first_lines(text, 5), text);
         assert_eq!(first_lines(text, 4), "a\nb\n... and 2 lines below");

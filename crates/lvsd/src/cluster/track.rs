@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn director_with_more_usable_services_has_higher_weight() {
+    fn fitter_director_has_higher_track_number() {
         let standing = |ready, quorum, maintenance| {
             Fitness {
                 ready,

@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_that_dataplane_was_started_without_is_away() {
+    fn peer_unknown_to_running_dataplane_is_away() {
         let [first, second] = [2, 3].map(|n| SocketAddr::from(([192, 0, 2, n], 8848)));
         let wanted = Peers {
             addresses: vec![first, second],
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_found_by_their_service() {
+    fn observed_servers_are_grouped_by_service() {
         let service = |n: u8| ServiceId::Tcp {
             address: ([192, 0, 2, n], 80).into(),
         };

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_check_of_own_address_keeps_fault_of_whole_path() {
+    fn failed_check_of_own_address_blames_next_hop_or_client_path() {
         let failed = |code| OwnAddress::Failed(Reason::from("no route").of(code));
         assert_eq!(unanswered(failed(Code::NextHop)).code, Code::NextHop);
         let reason = unanswered(failed(Code::Refused));

@@ -720,7 +720,7 @@ mod tests {
     }
 
     #[test]
-    fn last_answer_applies_and_is_stored() {
+    fn last_answer_of_a_source_applies_after_failure_and_restart() {
         let record = |n: u8| Record {
             ip: [10, 0, 0, n].into(),
             port: None,

@@ -15,7 +15,7 @@ fn checked(keys: &str, top: &str) -> String {
 
 /// All services have the same defaults. A combination that harms clients causes a warning.
 #[test]
-fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
+fn failure_settings_have_defaults_and_harmful_combinations_cause_warnings() {
     let persistence = "persistence = { timeout = \"6m\" }";
     let expires = "[sysctl]\nexpire_quiescent_template = 1";
     let stay = "clients stay on a server whose check fails";

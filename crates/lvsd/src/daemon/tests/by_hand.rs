@@ -60,7 +60,7 @@ async fn manually_drained_server_stays_drained() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn override_survives_reload_restart_and_dataplane() {
+async fn override_survives_reload_restart_and_new_dataplane() {
     let mut daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     let done = daemon.admin(AdminState::Drain).await;

@@ -712,7 +712,7 @@ async fn only_hostile_objects_are_omitted() {
 }
 
 #[test]
-fn summary_counts_service_with_two_ports_once() {
+fn refused_ports_of_one_kubernetes_service_have_one_reason() {
     let refused = [
         ("shop/web/tcp/80", "x"),
         ("shop/web/udp/53", "y"),
