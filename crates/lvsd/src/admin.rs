@@ -469,13 +469,13 @@ mod tests {
         assert_eq!(admin.entries().count(), ENTRIES_MAX);
         admin
             .set(stored(7), Now::at(2))
-            .expect("a file of this name exists");
+            .expect("an existing override can be changed");
         let mut ready = stored(7);
         ready.state = AdminState::Ready;
         admin.set(ready, Now::at(3)).unwrap();
         admin
             .set(stored(ENTRIES_MAX), Now::at(4))
-            .expect("the queue has room again");
+            .expect("another override fits after a removal");
     }
 
     #[tokio::test]

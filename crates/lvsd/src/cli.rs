@@ -529,8 +529,8 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     Ok((config, report, loaded))
 }
 
-/// Absolute path of a running daemon's file, which may be relative to the daemon's working
-/// directory.
+/// Absolute path of a running daemon's configuration file, which may be relative to the daemon's
+/// working directory.
 fn file_of(daemon: &Status) -> PathBuf {
     let file = PathBuf::from(&daemon.config);
     if file.is_absolute() {
@@ -792,7 +792,7 @@ impl Early {
         Ok(this)
     }
 
-    /// Sends a message to the daemon for each of these signals that arrives.
+    /// Sends a message to the daemon for each signal in `kinds` that arrives.
     fn listen(&self, kinds: &[(SignalKind, Signal)]) -> Result<(), String> {
         let _runtime = self.runtime.enter();
         for &(kind, message) in kinds {

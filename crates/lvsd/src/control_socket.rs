@@ -255,7 +255,7 @@ mod tests {
             };
             client()
                 .events(each)
-                .expect("the stream continues until then");
+                .expect("the stream continues until the client has two events");
             reported
         });
         while !asking.is_finished() {

@@ -54,13 +54,13 @@ impl ServiceState {
     }
 }
 
-/// The servers of a service that are in the file.
+/// The servers of a service, without those that only the dataplane has.
 pub fn in_file(service: &ServiceStatus) -> impl Iterator<Item = &ServerStatus> {
     let servers = service.servers.iter();
     servers.filter(|server| server.configured.is_some())
 }
 
-/// Number of a service's servers from the file with this health.
+/// Number of servers with this health, without those that only the dataplane has.
 pub fn count(service: &ServiceStatus, health: &str) -> usize {
     in_file(service)
         .filter(|server| server.health == health)

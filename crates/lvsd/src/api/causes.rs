@@ -34,9 +34,9 @@ pub struct Cause {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub host: Option<IpAddr>,
-    /// The number of servers.
+    /// The number of servers with this fault.
     pub servers: usize,
-    /// The number of services.
+    /// The number of services with this fault.
     pub services: usize,
     /// If `host` is set, the names of the first services with the fault; otherwise the addresses of
     /// the first servers.

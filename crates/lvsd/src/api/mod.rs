@@ -105,7 +105,7 @@ impl Api {
         }
     }
 
-    /// The channel on which the daemon publishes the settings of its file.
+    /// The channel on which the daemon publishes `[api]` of its configuration.
     pub fn settings(&self) -> watch::Sender<config::Api> {
         self.settings.clone()
     }

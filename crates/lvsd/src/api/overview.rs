@@ -66,7 +66,7 @@ pub struct Overview {
     pub admin: Vec<AdminEntry>,
     /// Number of manual changes, refused changes and overrides that are not listed.
     pub left_out: usize,
-    /// Number of servers in the file.
+    /// Number of servers, without those that only the dataplane has.
     pub servers: usize,
     /// Number of servers that receive new connections.
     pub usable: usize,
@@ -136,7 +136,7 @@ pub struct Summary {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub trouble: String,
-    /// Number of servers in the file.
+    /// Number of servers, without those that only the dataplane has.
     pub servers: usize,
     /// Number of servers that receive new connections.
     pub usable: usize,

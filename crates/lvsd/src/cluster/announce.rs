@@ -39,8 +39,9 @@ pub(crate) enum Ability {
 }
 
 /// The announcement of an address from the states of its services; `None` leaves the announcement
-/// unchanged. If only some services can serve, or a sorry server serves, the address stays
-/// announced, and routers prefer other directors.
+/// unchanged, because a state is unknown. The address is announced if all services have their
+/// quorum, and withdrawn if none can serve. Otherwise it stays announced, and routers prefer other
+/// directors.
 pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     let all = |ability| services.iter().all(|one| *one == ability);
     if services.contains(&Ability::Unknown) {
@@ -69,7 +70,7 @@ pub(super) struct WantedAnnouncements {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
     /// The start of the maintenance; `None` if the director is not in maintenance.
     pub(super) maintenance: Option<Began>,
-    /// Whether the running dataplane lacks peers that the file contains.
+    /// Whether the running dataplane lacks configured peers.
     pub(super) lacks_peers: bool,
     pub(super) settings: Announce,
 }

@@ -447,8 +447,8 @@ impl OneService<'_> {
         self.arrange(servers, before);
     }
 
-    /// Sorts the servers as in the file if the scheduler depends on their order. Otherwise the
-    /// order would follow the times at which checks succeed, which differ between directors.
+    /// Sorts the servers as in the file if the scheduler depends on their order. Without sorting,
+    /// the order would follow the times at which checks succeed, which differ between directors.
     /// `before` is the number of changes for other services.
     fn arrange(&mut self, there: &[ServerInfo], before: (usize, usize)) {
         let about = About::of(&self.desired.config.scheduler);

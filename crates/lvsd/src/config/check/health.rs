@@ -17,8 +17,7 @@ use crate::text::{Diagnostic, Findings, Keys, unknown_key};
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
-/// While results contradict the present state, the default interval is `interval` divided by this
-/// number, but at least [`FAST_MIN`].
+/// The default of `fast_interval` is `interval` divided by this number, but at least [`FAST_MIN`].
 const FAST_PART: u32 = 5;
 const FAST_MIN: Duration = Duration::from_millis(100);
 const DEFAULT_JITTER: u8 = 5;

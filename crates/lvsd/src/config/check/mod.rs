@@ -155,7 +155,7 @@ struct Checker<'a> {
     once: HashSet<(usize, String)>,
     /// The position of the setting by which the host routes packets to the dataplane (TUN backend).
     routed: Option<Range<usize>>,
-    /// Addresses for full NAT, if the file contains any.
+    /// Addresses for full NAT; `None` if the file sets neither `local_addresses` nor `hairpin`.
     local: Option<Vec<IpAddr>>,
 }
 
