@@ -24,7 +24,7 @@ impl Directive {
     }
 }
 
-/// Settings of the file, or of a service.
+/// Settings of ldirectord's file: the global ones, or those of one service.
 #[derive(Clone, Debug, Default)]
 struct Settings {
     interval: Option<f64>,

@@ -78,7 +78,7 @@ pub struct Options {
     pub path: PathBuf,
     /// Wait for a running dataplane instead of starting one.
     pub attach: bool,
-    /// The result of reading the file at start.
+    /// The result of reading the configuration file at start.
     pub loaded: LoadStatus,
     /// The path of the last good configuration.
     pub last_good: Option<PathBuf>,

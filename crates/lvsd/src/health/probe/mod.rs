@@ -636,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_unreachable_server_is_down() {
+    fn socket_error_of_server_or_path_marks_server_down() {
         for errno in [
             Errno::CONNREFUSED,
             Errno::CONNRESET,
@@ -670,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_without_own_resources_marks_no_server_down() {
+    fn shortage_of_own_resources_marks_no_server_down() {
         for errno in [
             Errno::MFILE,
             Errno::NFILE,

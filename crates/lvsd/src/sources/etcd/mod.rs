@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn etcd_missed_changes_are_detected_by_the_number_of_keys() {
+    fn missed_etcd_changes_are_detected_by_the_number_of_keys() {
         let (there, announced) = ([("a", 3)], [("a", 3), ("b", 4)]);
         let mut owed = Owed::of(10);
         let mut look = |announced: &[(&str, i64)]| {

@@ -477,7 +477,7 @@ async fn invalid_annotation_causes_one_event() {
 }
 
 #[tokio::test]
-async fn kubernetes_compacted_history_is_listed_again() {
+async fn kubernetes_objects_are_listed_again_after_compaction() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     let director = Followed::start(address, |_| {});
