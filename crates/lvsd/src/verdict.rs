@@ -305,7 +305,7 @@ impl Verdict {
                 counted(servers, "server")
             ));
         }
-        // Slow servers alone need no operator.
+        // Slow servers do not change the level: they alone require no operator.
         if slow > 0 {
             words.push(format!("{} slow", counted(slow, "server")));
         }

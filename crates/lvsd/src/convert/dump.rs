@@ -253,7 +253,7 @@ fn service(line: &str, one: &mut Virtual) {
     } else if let Some(mark) = value(line, "VS FWMARK") {
         one.target = Target::Mark(number(mark));
     } else if let Some(group) = value(line, "VS GROUP") {
-        // `[NAME]:0`.
+        // The value is `[NAME]:0`.
         one.target = Target::Group(group.to_owned());
     } else if let Some(family) = value(line, "Address family") {
         family.clone_into(&mut one.family);

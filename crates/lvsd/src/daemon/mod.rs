@@ -401,8 +401,8 @@ impl<P: Prober> Daemon<P> {
             tokio::select! {
                 biased;
                 done = &mut work => break done?,
-                // The thread that waits for the dataplane cannot be interrupted. The next start of
-                // the daemon starts a new attempt.
+                // The thread that waits for the dataplane cannot be interrupted. The next daemon
+                // repeats its changes.
                 hang = &mut hurries => return hang.map(|()| None),
                 input = next_input(cluster, reports, &mut self.requests) => {
                     self.take(input);

@@ -419,7 +419,8 @@ impl OneService<'_> {
         for server in service.servers.iter().filter(|server| !server.leaves) {
             let mut server = *server;
             if sorry_serves && server.health == Health::Up {
-                // After a restart below the quorum, one server that is up does not suffice.
+                // Until the daemon has decided about the quorum, a server that is up does not
+                // replace the sorry server.
                 server.health = Health::Unknown;
             }
             let now = now.get(&server.address).map(|server| server.config);

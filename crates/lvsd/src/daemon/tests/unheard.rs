@@ -76,7 +76,7 @@ async fn reload_removes_no_service_while_etcd_is_unread() {
     assert!(reported.loaded.ok, "{:?}", reported.loaded);
     assert_eq!(reported.sources[0].held, 2);
     assert_eq!(daemon.world.changes().len(), before);
-    // Nothing waits any more, and services that are no longer in etcd are removed.
+    // Without `[cluster]`, lvsd waits for no answer, and removes services that the file lacks.
     let one = TWO.split("    [[service]]\n    name = \"slow\"").next();
     daemon.reload(one.unwrap()).await;
     let reported = status(&daemon).await;

@@ -531,7 +531,7 @@ mod tests {
         };
         let before = [("a", 3), ("b", 10)];
         assert_eq!(look(11, &before, &before), (None, 11, 10));
-        // The watch has not reported the change yet; then it has.
+        // The watch reports the change only after the first of these probes.
         let after = [("a", 12), ("b", 10)];
         assert_eq!(look(13, &after, &before), (None, 11, 12));
         assert_eq!(look(13, &after, &after), (None, 13, 12));

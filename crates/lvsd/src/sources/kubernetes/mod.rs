@@ -355,7 +355,8 @@ impl<'a> Session<'a> {
                 () = timer(write_at) => {
                     write_at = None;
                     if self.write().await? {
-                        // More is due, or was just written.
+                        // More writes are due. The results of the previous ones are handed over,
+                        // too.
                         write_at = Some(Instant::now());
                         hand_over_at.get_or_insert(Instant::now() + GATHER);
                     }
