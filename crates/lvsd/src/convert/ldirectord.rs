@@ -210,7 +210,7 @@ fn global(
         "autoreload" => "the file is read again with `lvsd reload`",
         "readdquiescent" => "lvsd restores servers that another program removed",
         "maintenancedir" => {
-            "lvsd ignores the files of that directory, and uses their servers: use `lvsadm maintenance`"
+            "lvsd ignores the files of that directory, and uses the servers that they disable: use `lvsadm maintenance`"
         }
         "callback" | "execute" => "see `notify` in [lvsd]",
         "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",

@@ -284,7 +284,7 @@ impl Checker<'_> {
         } else if !quiesces_at_zero(config, templates_stay) {
             let at = raw.persistence.as_ref().map(Spanned::span);
             let title = "clients stay on a server whose check fails";
-            let help = "set on_check_failure = \"remove\", the sysctl expire_quiescent_template = 1, or \"quiesce\" to accept this";
+            let help = "set on_check_failure = \"remove\", or the sysctl expire_quiescent_template = 1; or set on_check_failure = \"quiesce\" to accept this";
             (at, title, help.to_owned())
         } else {
             return chosen;
