@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn error_in_included_file_is_shown_there() {
+    fn error_in_file_of_conf_d_is_shown_in_that_file() {
         for (part, words) in [
             ("[[service]]\nadress = 1\n", "b.toml:2:1"),
             ("[[service]\n", "not valid TOML"),

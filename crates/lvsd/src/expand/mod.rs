@@ -265,8 +265,9 @@ impl Expanded {
     }
 }
 
-/// Returns the services of a key that conflict with none in `present`, and their text: the present
-/// text, or the last valid text with the reason.
+/// Returns the services of a key and their text, and the reason if the present text of the key is
+/// refused. The last valid text then replaces it, unless its services conflict with those in
+/// `present`.
 fn choose<'a>(
     config: &Config,
     present: &Present,
@@ -321,7 +322,7 @@ fn server(
     })
 }
 
-/// The services so far, with indexes to find conflicts.
+/// The services that were accepted so far, with indexes to find conflicts.
 #[derive(Default)]
 struct Present {
     count: usize,

@@ -454,7 +454,7 @@ fn kubernetes(name: &str, services: &[(&str, &str, Option<&str>)]) -> Gathered {
 }
 
 #[test]
-fn expand_keeps_services_of_file_before_valid_ones_of_kubernetes() {
+fn kubernetes_services_are_listed_after_services_of_the_file() {
     let own = remote("192.0.2.2:80", "10.0.0.2:30080");
     let same = remote("192.0.2.1:80", "10.0.0.3:30080");
     let wrong = own.replace("address = \"192", "protocol = \"x\"\naddress = \"192");

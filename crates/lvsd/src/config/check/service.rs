@@ -286,7 +286,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns the identity of a service. Reports an error in it, and returns `None` then.
+    /// Returns the id and the address family of a service. Reports an error in them, and returns
+    /// `None` then.
     fn identity(&mut self, raw: &RawService, span: &Range<usize>) -> Option<(ServiceId, Family)> {
         let protocol = self.word(
             raw.protocol.as_ref(),

@@ -225,7 +225,7 @@ fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
 }
 
 #[test]
-fn filters_are_networks_and_files_of_them() {
+fn filter_keys_accept_networks_and_files_with_networks() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("blocked");
     std::fs::write(&path, "203.0.113.0/24 # bad\n2001:db8:bad::/48\n").unwrap();

@@ -27,7 +27,7 @@ use crate::text::{Diagnostic, Keys};
 /// TLS settings of a connection to a server.
 #[derive(Clone)]
 pub(crate) struct Tls {
-    /// The settings of this client: connections with equal settings have equal behaviour.
+    /// The settings from which `config` was made. Two clients with equal settings are equal.
     made_of: Arc<MadeOf>,
     config: Arc<ClientConfig>,
     /// The configuration for a second attempt, with a TLS 1.2 server that requires the curve of its

@@ -189,8 +189,8 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// Multiplies weights by those of nodes and zones. If no server in a zone with weight accepts
-    /// new connections, zones have no effect.
+    /// Multiplies weights by those of nodes and zones. If no server in a zone with a weight above 0
+    /// accepts new connections, the weights of zones have no effect.
     fn weigh(
         &self,
         model: &Model,
