@@ -431,11 +431,12 @@ pub struct ProxyStatus {
     pub connections: u64,
     /// The maximum number of connections and clients.
     pub most: u64,
-    /// The number of connections refused because the maximum was reached.
+    /// The number of connections and datagrams refused because the maximum was reached.
     pub full: u64,
     /// The number of clients evicted to make room for other clients.
     pub evicted: u64,
-    /// The number of connections refused because no server was available.
+    /// The number of connections and datagrams refused because no server was available, or because of
+    /// a limit or a filter.
     pub refused: u64,
 }
 
@@ -444,7 +445,7 @@ pub struct ProxyStatus {
 pub struct LoadStatus {
     /// The time at which the file was read, in seconds since 1970.
     pub time: u64,
-    /// Whether the file was loaded.
+    /// Whether the configuration file was loaded.
     pub ok: bool,
     /// The result of the reading, as text.
     pub message: String,

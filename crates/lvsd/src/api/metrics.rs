@@ -319,11 +319,11 @@ impl View {
                 gauge "lvs_proxy_connections_max" proxy.most,
                     "Maximum number of simultaneously relayed connections and clients";
                 counter "lvs_proxy_full" proxy.full,
-                    "Connections and clients that were refused because the maximum was reached";
+                    "Connections and datagrams that were refused because the maximum was reached";
                 counter "lvs_proxy_evicted" proxy.evicted,
                     "Datagram clients that were evicted for other clients";
                 counter "lvs_proxy_refused" proxy.refused,
-                    "Connections and clients for which no server was available";
+                    "Connections and datagrams that were refused: no server available, a limit, or a filter";
             }
         }
         let overrides = [AdminState::Drain, AdminState::Maintenance].map(|state| {
