@@ -59,8 +59,8 @@ pub(crate) struct Programs {
     kernel: FastPath,
     /// MAC addresses of the two ports.
     macs: [Mac; 2],
-    /// The director's generation number and the version of learned tunnel path MTUs, as of the last
-    /// check.
+    /// The director's generation number, and the version of its learned tunnel path MTUs, at the
+    /// last frame. If one changes, all offloads become invalid.
     known: (u32, u64),
     turns: u64,
     pub(crate) forwarded: Forwarded,
@@ -99,8 +99,8 @@ impl Programs {
         self
     }
 
-    /// Memory of the director's connection table. Slots are reused at once, so that the table fills
-    /// up as without the programs.
+    /// Memory of the director's connection table, which the BPF programs share. Free slots are
+    /// reused at once, as in a table without the programs.
     pub(crate) fn memory(&self) -> Memory {
         let memory = self.kernel.memory(0).expect("as long as the layout");
         memory.quarantined(std::time::Duration::ZERO)
@@ -140,8 +140,9 @@ impl Programs {
             bytes[..6].fill(0);
         }
         self.kernel.set_virtual_time(now);
-        // Some frames have a checksum from the network card, if the kernel supports that in test
-        // runs. With padding, the kernel would report a wrong checksum.
+        // Every fourth frame has a checksum from the network card (`CHECKSUM_COMPLETE`), if the
+        // kernel supports that in test runs, and if the frame has no padding: with padding, the
+        // kernel would report a wrong checksum.
         self.turns += 1;
         // The starting point of look-ups does not affect the result.
         self.kernel
