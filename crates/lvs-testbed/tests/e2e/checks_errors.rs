@@ -152,7 +152,8 @@ impl Checked {
             let (kind, family) = name.split_at(name.len() - 1);
             if are(kind, family) { state } else { "up" }
         };
-        wait_until(state, Duration::from_secs(40), || {
+        let what = format!("the selected servers to be {state}, and all others to be up");
+        wait_until(&what, Duration::from_secs(40), || {
             let now = self.states();
             !now.is_empty() && now.iter().all(|(name, is, _)| is == wanted(name))
         })

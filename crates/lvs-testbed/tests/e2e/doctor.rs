@@ -113,8 +113,8 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     })
 }
 
-/// Filters that run after the dataplane has received its copy of a packet, and filters that process
-/// packets of the dataplane.
+/// doctor reports filters that run after the dataplane has received its copy of a packet, and
+/// filters that drop packets of the dataplane.
 #[test]
 fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;

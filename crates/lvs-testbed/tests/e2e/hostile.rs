@@ -29,7 +29,7 @@ fn weather(seed: u64, names: &[&str]) {
         } = &summary;
         println!("{name}: {counters:?}, {:?}", summary.drops());
         println!(
-            "{name}: {right} of {came_right} right ones left, {trains} trains, {tunnelled} in tunnels"
+            "{name}: correct checksums: {came_right} received, {right} sent; {trains} fragmented datagrams, {tunnelled} packets in tunnels"
         );
         println!(
             "{name}: at most {} connections, {} frames waiting, {} bytes of fragments",

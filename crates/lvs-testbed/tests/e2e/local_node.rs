@@ -124,8 +124,7 @@ fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     Ok(())
 }
 
-/// No local address is needed for the director's own clients, because the source host does not
-/// change.
+/// One of the two full NAT servers is a web server on the director.
 #[test]
 fn full_nat_server_on_director_serves_clients() -> Result<()> {
     let site = common::site(SiteOptions::with_servers(
