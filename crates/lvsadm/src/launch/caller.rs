@@ -47,7 +47,7 @@ pub(super) struct Caller {
 impl Caller {
     /// Returns the thread with its present capabilities; `None` if `/proc` does not show it.
     /// `last`, the previous caller, is reused if it is this thread. The result is valid only if the
-    /// call is still valid afterwards.
+    /// thread still waits for its call afterwards.
     pub(super) fn of(thread: u32, last: Option<Self>) -> Option<Self> {
         if let Some(last) = last.filter(|last| last.thread == thread)
             && let Some((user, has_net_admin)) = rights(&last.directory, thread)
