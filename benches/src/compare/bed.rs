@@ -277,7 +277,8 @@ impl Bed {
         self.testbed.configure(&scripts)
     }
 
-    /// Sets static neighbour entries, so that a flood never waits for address resolution.
+    /// The commands that configure the interface of the client or of the server. Neighbour entries
+    /// are static, so that a flood never waits for address resolution.
     fn end_script(&self, device: &str, client: bool) -> String {
         let (own, own6, gateway, gateway6, mac) = if client {
             (
@@ -388,8 +389,6 @@ impl Bed {
             Contender::Ipvs(method) => self.start_ipvs(method),
             Contender::Nftables => peers::nftables(&self.director),
             Contender::AfPacket(method) => self.start_dataplane("af_packet", method, None),
-            // The table is allocated at once. A few packets of each of a million connections are
-            // enough to open them.
             Contender::FastPath(method) => self.start_dataplane("af_packet", method, None),
             Contender::Xdp => self.start_dataplane("af_packet", Method::Nat, None),
             Contender::Other => {

@@ -21,8 +21,9 @@ const LONGEST: usize = 3000;
 /// Interface index of the loopback interface, whose link-layer address is all zeros.
 const LOOPBACK: u32 = 1;
 const EINVAL: i32 = 22;
-/// `TC_ACT_REDIRECT`, and `XDP_REDIRECT`.
+/// `TC_ACT_REDIRECT`.
 const REDIRECTED: i32 = 7;
+/// `XDP_REDIRECT`.
 const XDP_REDIRECTED: i32 = 4;
 
 /// Counts of packets that the BPF programs have forwarded.

@@ -550,7 +550,7 @@ impl Bed {
                 return vec![sent];
             }
         }
-        // An earlier frame may have reduced its free space.
+        // An earlier frame may have reduced the free space of the buffer.
         if self.slot.tailroom() + self.slot.len() < lvs_packet::frame::MAX_FRAME {
             self.slot = Frame::new();
         }

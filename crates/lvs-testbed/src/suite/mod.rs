@@ -34,6 +34,7 @@ pub(crate) const LOGS: &str = "LVS_TEST_LOGS";
 
 /// Exit status of a test that the host does not permit.
 const NOT_RUN: i32 = 77;
+/// [`NOT_RUN`] as text.
 const NOT_RUN_TEXT: &str = "77";
 
 /// Beginning of the reason of a test that neither `make test` nor `make test-all` runs.

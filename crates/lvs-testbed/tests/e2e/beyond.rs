@@ -268,8 +268,10 @@ fn full_nat_local_addresses_follow_configuration_file() -> Result<()> {
             site.client
                 .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))
         };
-        soon(local, || seen().is_ok_and(|seen| seen.trim() == local))
-            .with_context(|| daemon.log())?;
+        soon(&format!("the servers to see {local} as the client"), || {
+            seen().is_ok_and(|seen| seen.trim() == local)
+        })
+        .with_context(|| daemon.log())?;
         let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
     }

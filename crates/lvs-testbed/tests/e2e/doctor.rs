@@ -239,7 +239,7 @@ fn doctor_reports_foreign_owner_of_vip() -> Result<()> {
     let _ = site.add_service(80, "rr");
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);
-    soon(&expected, || {
+    soon(&format!("doctor to report: {expected}"), || {
         fix(&site, &expected).is_ok_and(|fix| fix.contains("arp_ignore=1"))
     })
 }

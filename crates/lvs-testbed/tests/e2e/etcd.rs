@@ -263,7 +263,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     for member in &mut members {
         member.kill();
     }
-    wait_status(&site, "the report of the loss", |status| {
+    wait_status(&site, "lvsd status to report the loss of etcd", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
     // A restarted daemon uses the same servers.
@@ -297,7 +297,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     // Only the manually registered server is left; when its lease also expires, the pool keeps it.
     wait_usable(&site, &[2], &lvsd)?;
     ctl(&site, 1, &format!("lease revoke {lease}"))?;
-    wait_status(&site, "the report of the empty pool", |status| {
+    wait_status(&site, "lvsd status to report the empty pool", |status| {
         status.contains("/lvs/servers/web/: it is empty")
     })?;
     wait_usable(&site, &[2], &lvsd)?;
@@ -791,7 +791,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     site.director.sh(
         "nft 'add table inet cut; add chain inet cut out { type filter hook output priority 0; }; add rule inet cut out tcp dport 2379 drop'",
     )?;
-    wait_status(&site, "the report of the loss", |status| {
+    wait_status(&site, "lvsd status to report the loss of etcd", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
     // The number of keys is unchanged, so that lvsd cannot detect the difference by counting.

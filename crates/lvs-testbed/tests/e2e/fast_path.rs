@@ -185,12 +185,11 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
         }
         Ok(sum[0] >= requests && sum[1] >= replies)
     };
-    common::wait_for_counters(&site, "the servers' counters", counters_are_equal).with_context(
-        || {
-            let servers = site.servers.iter().map(|server| counted(server).ok());
-            format!("the servers counted {:?}", servers.collect::<Vec<_>>())
-        },
-    )
+    let what = "the listing to have the servers' counters";
+    common::wait_for_counters(&site, what, counters_are_equal).with_context(|| {
+        let servers = site.servers.iter().map(|server| counted(server).ok());
+        format!("the servers counted {:?}", servers.collect::<Vec<_>>())
+    })
 }
 
 /// Waits until the number that `count` selects from [`shares`] stops growing, and returns the
@@ -430,8 +429,8 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
     let second = second.context("the second connection is not listed")?;
     let explained = |source: &str, text: &str| {
         let question = format!("explain tcp {source} {}", site.service(80));
-        let subject = format!("explain {source}: {text}");
-        soon(&subject, || {
+        let what = format!("explain of {source} to print: in kernel: {text}");
+        soon(&what, || {
             let output = site.lvsadm(&question);
             output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
         })
@@ -463,10 +462,10 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let known = connections(&listed)?;
     let question = format!("explain tcp {} {}", known[0].source, site.service(80));
     // The output shows a change after the connection's next packet.
-    let output = |what: &str| {
-        soon(what, || {
+    let output = |text: &str| {
+        soon(&format!("explain to print: in kernel: {text}"), || {
             let output = site.lvsadm(&question);
-            output.is_ok_and(|output| output.contains(&format!("in kernel   {what}\n")))
+            output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
         })
     };
     output("yes")?;

@@ -574,7 +574,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
             );
         } else {
             ensure!(!served(&site)?, "packets bypass the tc filter at egress");
-            soon(side, reached)?;
+            soon("the host to answer the client's ping", reached)?;
         }
         director(&format!("tc qdisc del dev {device} clsact")).map(drop)
     };

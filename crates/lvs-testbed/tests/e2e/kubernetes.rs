@@ -1099,7 +1099,7 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     )?;
     bed.under_load("wrong annotation", |bed| {
         bed.annotate("web", "lvsd/chek", &"x".into())?;
-        bed.wait("an Event about the annotation", |bed| {
+        bed.wait("an Event to report the annotation", |bed| {
             bed.output("web", "lvsd/chek is unknown")
         })?;
         bed.wait("both directors to refuse the Service", |bed| {
@@ -1401,7 +1401,7 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
     )?;
     let back = json!({ "spec": { "type": "LoadBalancer", "loadBalancerClass": "lvsd" } });
     bed.merge(&web, &back)?;
-    bed.wait("an Event about the exhausted pool", |bed| {
+    bed.wait("an Event to report the exhausted pool", |bed| {
         bed.output("web", "has a free IPv4 address")
     })?;
     bed.ask("DELETE", &format!("{SERVICES}/mail"), "", None)?;

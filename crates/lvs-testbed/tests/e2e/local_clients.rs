@@ -57,7 +57,7 @@ fn is_refused(site: &Site, at: SocketAddr) -> Result<bool> {
 /// Waits until the server with this name answers a request of the director to port 80 of the VIP.
 fn is_answered_by(site: &Site, name: &str) -> Result<()> {
     let mut answer = String::new();
-    soon(&format!("an answer of {name}"), || {
+    soon(&format!("{name} to answer"), || {
         answer = get(site, site.service(80), "id").unwrap_or_else(|error| format!("{error:#}"));
         answer == name
     })

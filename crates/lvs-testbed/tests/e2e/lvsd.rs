@@ -744,7 +744,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     quorum(&site)?;
     for event in ["quorum_lost", "sorry_on", "server_down", "quorum_gained"] {
         let word = format!("\"event\":\"{event}\"");
-        soon(event, || {
+        soon(&format!("the notify script to receive {event}"), || {
             fs::read_to_string(&output).is_ok_and(|events| events.contains(&word))
         })?;
     }

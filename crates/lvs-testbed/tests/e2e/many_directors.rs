@@ -189,7 +189,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     announce(&site, &both("announced"), 600)?;
     routed(&site, "203.0.113.10 proto 77")?;
     routed(&site, "fd00:203::10 proto 77")?;
-    // No interface has the address, but the dataplane answers for it, even echo requests.
+    // No interface has the VIP, but the dataplane answers for it, even echo requests.
     let load = site.load();
     let load = lvs_testbed::LoadOptions {
         requests: 20,

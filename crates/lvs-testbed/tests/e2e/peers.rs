@@ -348,7 +348,7 @@ fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
     let lvsd = programs::find("lvsd")?.display().to_string();
     let ask = |words: &str| site.director.sh(&format!("{lvsd} --config {file} {words}"));
     let is_written = |value: &str| {
-        wait(&format!("{value} in the track file"), || {
+        wait(&format!("the track file to contain `{value}`"), || {
             std::fs::read_to_string(&track).is_ok_and(|text| text.trim() == value)
         })
         .with_context(|| ask("maintenance status").unwrap_or_default())

@@ -73,7 +73,9 @@ const VERSION: &str = concat!("lvs-run ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Exit status if `lvs-run` itself has failed.
 const FAILED: u8 = 125;
+/// Exit status if the command exists, but cannot be executed.
 const NOT_EXECUTABLE: u8 = 126;
+/// Exit status if the command does not exist.
 const NOT_FOUND: u8 = 127;
 
 #[derive(Debug, PartialEq, Eq)]
