@@ -36,7 +36,7 @@ const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 12, 0]);
 /// `n mod 2^bits`.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients {
-    /// Number of addresses, as a power of two.
+    /// Binary logarithm of the number of addresses.
     pub bits: u32,
 }
 

@@ -375,7 +375,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     let steady = site.client.steady_load(&load)?;
     // The clients of both kinds have received answers before memory is measured.
     for kind in 0..2 {
-        soon("an answer to a hostile user", || {
+        soon("a hostile user of each kind to have an answer", || {
             let mut alike = users.iter().skip(kind).step_by(3);
             alike.any(|user| user.log().contains("answered"))
         })?;

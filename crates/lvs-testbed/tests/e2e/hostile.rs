@@ -8,7 +8,7 @@ use lvs_testbed::suite::size;
 
 /// Number of frames for each method, in `make test`.
 const QUICK_FRAMES: u64 = 40_000;
-/// Number of frames for each method, in `make test-all`.
+/// Number of frames for each method, in `make test-rest`.
 const FULL_FRAMES: u64 = 1_000_000;
 
 /// Maximum resident memory of all simultaneous tests of this file in bytes.

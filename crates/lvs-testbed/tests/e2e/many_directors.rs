@@ -234,7 +234,9 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         output.contains("is lvsd running?"),
         "no `is lvsd running?` in {output}"
     );
-    soon("the routes to be removed", || !has_route(&site, "proto 7"))?;
+    soon("the routes to be withdrawn", || {
+        !has_route(&site, "proto 7")
+    })?;
     announce(&site, &both("announced"), 600)?;
     routed(&site, "203.0.113.10 proto 77")?;
     site.dataplane
