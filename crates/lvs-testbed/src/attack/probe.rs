@@ -17,8 +17,8 @@ use crate::programs;
 
 /// Command that runs a program with a real-time priority, so that its own delays are not measured.
 pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
-/// Time after which an answer is lost. On a busy machine, a process may wait for a processor for
-/// seconds.
+/// Time after which a missing answer counts as lost. On a busy machine, a process may wait for a
+/// processor for seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Length in bytes of a datagram, which contains its number.
 const LEN: usize = 8;

@@ -382,8 +382,8 @@ impl Testbed {
             .with_context(|| format!("{mac} is not in {learned}"))
     }
 
-    /// Removes the carrier of `device` on `host`, whose MAC address is `mac`, and restores it when
-    /// the host has detected the loss.
+    /// Removes the carrier of `device` on `host`, and restores it when the host has detected the
+    /// loss. `mac` is the MAC address of `device`.
     ///
     /// # Errors
     ///

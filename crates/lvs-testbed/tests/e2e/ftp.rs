@@ -32,8 +32,8 @@ impl Ftp {
         Self::output(options, dataplane, |_| None)
     }
 
-    /// Starts a site and its FTP servers, which announce the address that `address` returns instead
-    /// of their own.
+    /// Starts a site and its FTP servers. For passive data connections, the servers announce the
+    /// address that `address` returns, or their own if it returns none.
     fn output(
         options: SiteOptions,
         dataplane: &[&str],

@@ -33,7 +33,7 @@ fn copy_services(site: &Site) -> Result<()> {
     run_with_input(site.standby()?.command(program).arg("-R"), &rules).map(drop)
 }
 
-/// Number of connections that `lvsadm -L -c -n` lists, without templates.
+/// Number of connections in the state ESTABLISHED that `lvsadm -L -c -n` lists.
 fn established(site: &Site, director: &Host) -> Result<usize> {
     let listing = site.lvsadm_on(director, "-L -c -n")?;
     Ok(listing.matches(" ESTABLISHED ").count())
@@ -437,7 +437,8 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     for (name, bytes) in sent {
         let before = reason(&site, &site.director, name)?;
         send(&site, &bytes)?;
-        wait_until(name, PATIENCE, || {
+        let what = format!("the counter {name} to increase by one");
+        wait_until(&what, PATIENCE, || {
             reason(&site, &site.director, name).is_ok_and(|now| now == before + 1)
         })?;
     }

@@ -70,15 +70,16 @@ impl Lab {
 
     fn wait_trouble(&self, index: usize, any: bool) -> Result<()> {
         let has = |status: Value| status["vrrp"]["trouble"].is_array() == any;
-        wait_until("keepalived's error or exit to be reported", LIMIT, || {
-            self.status(index).is_some_and(has)
-        })
-        .with_context(|| self.logs())
+        let what = match any {
+            true => "lvsd to report trouble with keepalived",
+            false => "lvsd to report no trouble with keepalived",
+        };
+        wait_until(what, LIMIT, || self.status(index).is_some_and(has)).with_context(|| self.logs())
     }
 
     fn wait_state(&self, index: usize, state: &str) -> Result<()> {
         let is = |status: Value| status["vrrp"]["state"] == state;
-        wait_until("keepalived to be in a state", LIMIT, || {
+        wait_until(&format!("keepalived to be in state {state}"), LIMIT, || {
             self.status(index).is_some_and(is)
         })
         .with_context(|| self.logs())
