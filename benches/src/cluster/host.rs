@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn host_places_are_parsed() {
+    fn valid_host_locations_are_parsed_and_invalid_ones_refused() {
         assert_eq!(place("local").expect("the place is valid"), Place::Local);
         assert_eq!(
             place("netns:c-1").expect("the place is valid"),

@@ -90,8 +90,8 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// A row does not exist, the machine is busy, or this process may not create network
-    /// namespaces.
+    /// A row does not exist, a program for `--other` is missing, this process does not run as root,
+    /// the machine is busy, or a measurement fails.
     pub fn run(&self) -> Result<()> {
         let groups = self.select(table::all())?;
         if self.list {

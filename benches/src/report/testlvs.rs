@@ -56,7 +56,7 @@ const RATE: &str = "40000";
 const SOURCES: &str = "10.129.0.0";
 /// Number of pairs of source address and port.
 const FLOWS: &str = "1048576";
-/// Connection limit of a table that is large enough.
+/// Connection limit with which the table has an entry for each of the [`FLOWS`].
 const LARGE: &str = "1048576";
 /// Connection limit of a table that is too small.
 const SMALL: &str = "65536";

@@ -64,8 +64,9 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<Ip
             setup("tun")
         ),
         _ => format!(
-            "on {ip}: is the virtual address on lo ({}), is something listening on it, and does a filter drop the \
-             packets, or rp_filter, if clients are behind another interface (nft list ruleset; sysctl net.ipv4.conf)?",
+            "on {ip}: is the virtual address on lo ({}), is something listening on it, and does a \
+            filter drop the packets (nft list ruleset)? If clients are behind another interface, \
+            does rp_filter drop them (sysctl net.ipv4.conf)?",
             setup("dr")
         ),
     }

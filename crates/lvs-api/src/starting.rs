@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn client_waits_for_launched_dataplane_before_it_enters_the_namespace() {
+    fn client_waits_for_launched_dataplane_that_has_not_entered_its_namespace() {
         let command_line = "nsenter\0--net=/run/netns/lb\0lvs-dataplane\0";
         assert!(waits_for(5, 100_000, command_line, Some(8)));
         assert!(

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn systemd_unit_permits_each_system_call() {
+    fn dataplane_unit_permits_each_system_call_of_lvs_sys() {
         let mut called = BTreeSet::new();
         let mut left = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
         while let Some(path) = left.pop() {

@@ -140,8 +140,9 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
 
-    /// If `member` is true, makes the interface receive frames to the multicast address `group`;
-    /// otherwise, ends this. The kernel counts the requests for each group.
+    /// If `member` is true, joins the multicast address `group` on the interface; otherwise leaves
+    /// it. The kernel counts the joins: the interface leaves the group after as many calls with
+    /// `false`.
     ///
     /// # Errors
     /// If the interface does not exist.

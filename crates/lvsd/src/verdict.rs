@@ -19,8 +19,8 @@ const OLD_MS: u64 = 5_000;
 /// State of a service; the worst state is the smallest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ServiceState {
-    /// No server is usable, the quorum is not reached, or the service is not in use as configured:
-    /// see [`trouble`].
+    /// Clients are not served as configured, for example because no server is usable, the quorum is
+    /// not reached or a sorry server serves; [`trouble`] returns the reasons.
     Broken,
     /// Some servers are down, but the service works.
     Degraded,

@@ -196,7 +196,9 @@ impl Control {
             Refused::Unknown(Unknown::Scheduler) => {
                 let scheduler = &service.config().scheduler;
                 (
-                    format!("cannot be predicted: {scheduler} chooses the server"),
+                    format!(
+                        "cannot be predicted: the scheduler {scheduler} does not support predictions"
+                    ),
                     "",
                 )
             }

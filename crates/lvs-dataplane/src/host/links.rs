@@ -297,7 +297,8 @@ impl Keeper {
         }
     }
 
-    /// Opens an interface for each packet worker.
+    /// Opens one packet socket for each packet worker on the interface `link`, attaches the XDP
+    /// program if the interface uses XDP, and hides the interface's service traffic from the host.
     fn open_link(&mut self, link: &Link) -> Result<(Vec<AfPacket>, Option<Group>), HostError> {
         let turn = self.interception.turn_back();
         let fast_path = self.setup.fast_path.as_ref();

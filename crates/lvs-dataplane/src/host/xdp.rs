@@ -81,8 +81,9 @@ fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
     let (driver, offloads) = match &facts.device {
         Ok(device) => device,
         Err(error) => {
-            let reason =
-                format!("the kernel does not report its XDP features and offloads: {error}");
+            let reason = format!(
+                "the kernel does not report the XDP features and offloads of {name}: {error}"
+            );
             return Err(no(NoXdp::UNREPORTED, reason, "use Linux 6.3 or newer"));
         }
     };

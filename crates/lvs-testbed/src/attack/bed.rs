@@ -290,7 +290,7 @@ impl Bed {
         let printed = self.attacker.run(programs::own()?, &words)?;
         let sent = printed.split_ascii_whitespace().next();
         let sent = sent.and_then(|sent| sent.parse().ok());
-        sent.with_context(|| format!("not a number: {printed}"))
+        sent.with_context(|| format!("the attacker printed no number of sent frames: {printed}"))
     }
 
     /// Returns a field of the dataplane's `/proc/PID/status`, in kilobytes.

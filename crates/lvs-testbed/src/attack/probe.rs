@@ -69,7 +69,8 @@ impl Delays {
         let (target, time) = (target.to_string(), format!("--for={}", time.as_millis()));
         let words = [&REAL_TIME[1..], &[&own, "probe", &target, &time]].concat();
         let printed = host.run(REAL_TIME[0], &words)?;
-        serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
+        serde_json::from_str(&printed)
+            .with_context(|| format!("the probe printed no valid report: {printed}"))
     }
 }
 

@@ -109,8 +109,8 @@ pub struct Testbed {
     base: Option<Child>,
     switch: Option<Host>,
     holders: Vec<Child>,
-    /// Network namespaces of the hosts, open until the janitor has opened them. A host may exit
-    /// earlier.
+    /// Network namespaces of the hosts. They stay open until the testbed is dropped, even if a host
+    /// exits earlier.
     namespaces: Vec<File>,
     janitor: Child,
     janitor_pipe: Option<ChildStdin>,

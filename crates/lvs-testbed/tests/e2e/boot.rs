@@ -254,7 +254,7 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
         ensure!(!status.success(), "the second dataplane started: {output}");
         ensure!(
             output.contains(&format!("pid {}", before.pid())),
-            "the running dataplane is not named: {output}"
+            "the output does not contain the pid of the running dataplane: {output}"
         );
         before.signal(Signal::SIGKILL)?;
         let program = programs::find("lvs-dataplane")?;

@@ -230,7 +230,7 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(
                 answer.starts_with("found no state"),
-                "does not begin with `found no state`: {answer}"
+                "the output of --cleanup does not begin with `found no state`: {answer}"
             );
             let left = shown(&site.director, "eth0")?;
             ensure!(

@@ -339,7 +339,7 @@ fn ftp_nat_with_helper_transfers_files() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn ftp_nat_with_dataplane_vip_without_offloads_transfers_files() -> Result<()> {
+fn ftp_nat_transfers_files_with_vip_of_dataplane_and_links_without_offloads() -> Result<()> {
     let mut options = options("ftp-own", Forward::Nat);
     options.vip = Vip::Dataplane;
     options.offloads = false;

@@ -407,7 +407,7 @@ fn local_client_reaches_local_server() -> Result<()> {
             .with_context(|| format!("{vip:?} {server} {flag}"))?;
         ensure!(
             report.servers.get("director") == Some(&20),
-            "the server on the director did not answer 20 requests: {server} {flag}: {:?}",
+            "the server on the director did not answer exactly 20 requests: {server} {flag}: {:?}",
             report.servers
         );
         // Without the service, the client reaches the server as before.

@@ -506,10 +506,13 @@ fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
         .dataplane
         .as_ref()
         .context("no dataplane was started")?;
-    soon("the log to contain the message", || {
-        let log = dataplane.log();
-        log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
-    })?;
+    soon(
+        "the log to report that packet sockets are not permitted",
+        || {
+            let log = dataplane.log();
+            log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
+        },
+    )?;
     site.add_service(80, "rr")?;
     let load = site.load_of(10);
     common::ok(site.client.load(&load)?, 10)?;

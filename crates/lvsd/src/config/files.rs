@@ -142,7 +142,7 @@ mod tests {
         "[[service]]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1\"\n";
 
     #[test]
-    fn joined_files_keep_their_positions() {
+    fn service_in_joined_file_keeps_its_file_and_line() {
         let second = PART.replace("192.0.2.1", "192.0.2.2");
         let config = load(
             MAIN,

@@ -309,7 +309,10 @@ fn server(
         return Err("it is the sorry server of the service".to_owned());
     }
     if let Some(other) = present.service_at(&id, address) {
-        return Err(format!("it is the service {}", label(&other.id)));
+        return Err(format!(
+            "its address and port belong to the service {}",
+            label(&other.id)
+        ));
     }
     let check = discovery.check.clone().map(|check| check.of(address));
     let mut config = discovery.config;

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn index_stays_within_its_lines_under_churn() {
+    fn full_index_accepts_insertions_after_removals() {
         let size = 1 << 14;
         let mut index = Index::new(size as usize);
         for n in 0..20 * size {

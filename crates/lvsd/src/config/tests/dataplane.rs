@@ -127,7 +127,7 @@ fn synchronisation_requires_an_interface() {
 }
 
 #[test]
-fn peers_are_options_of_the_dataplane() {
+fn sync_peers_table_is_converted_to_options_of_dataplane() {
     let config = load(
         "[sync.peers]\naddresses = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nconnect_timeout = \"1m\"\nmismatch_alarm_after = \"2m\"\n",
     );

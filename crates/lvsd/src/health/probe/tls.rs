@@ -393,7 +393,7 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     match all {
         Ok(all) if !all.is_empty() => Ok(all),
         Ok(_) => Err("the file contains no certificate".to_owned()),
-        Err(error) => Err(format!("not certificates: {error}")),
+        Err(error) => Err(format!("the file contains no valid certificates: {error}")),
     }
 }
 

@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn tunnel_service_uses_pods_and_service_port() {
+    fn tunnel_service_with_other_target_port_is_refused() {
         let slices = slice("web-1", &[("10.1.0.1", "n1", "ready")]);
         let read = |slice: String| {
             let desired = of(&tunnelled(), &[slice], &[]);

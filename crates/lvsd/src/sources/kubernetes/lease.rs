@@ -88,7 +88,8 @@ impl Claim {
         self.until = Some(sent + WRITES);
     }
 
-    /// Records that another director wrote the Lease first.
+    /// Records that this director could not write the Lease, for example because another director
+    /// wrote it first.
     pub(super) fn lost(&mut self) {
         self.until = None;
         self.written = None;
