@@ -124,9 +124,9 @@ pub fn dataplane(places: &Places) -> Confinement {
     done
 }
 
-/// Restricts this thread and threads that it starts later: they cannot execute files, can write
-/// only to the directory of the control socket and to some of the kernel's directories, and can use
-/// TCP only if `places.tcp` is true.
+/// Restricts this thread and threads that it starts later: they cannot execute files, and can write
+/// only to the directory of the control socket and to some of the kernel's directories. They can
+/// use TCP only if `places.tcp` is true.
 fn landlock(places: &Places) -> Result<(), String> {
     use landlock::{
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
