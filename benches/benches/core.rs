@@ -101,7 +101,7 @@ fn pipeline(criterion: &mut Criterion) {
             });
             bencher.iter_custom(|times| {
                 scaled(times, || {
-                    table.measure().expect("the packets go to a server")
+                    table.measure().expect("the line table is measured")
                 })
             });
         });

@@ -47,12 +47,12 @@ pub struct Serve {
     addresses: Vec<Ipv4Addr>,
 }
 
-/// Uses all of the services, one after the other.
+/// Uses all classic services, one after the other.
 #[derive(Clone, Debug, Args)]
 pub struct Use {
     /// The virtual address
     target: Ipv4Addr,
-    /// Address of the service with port 0
+    /// Virtual address of the service with port 0
     second: Ipv4Addr,
     /// Duration of each measurement in milliseconds
     #[arg(long = "for", value_name = "MS")]
@@ -72,11 +72,11 @@ pub(crate) struct Fared {
 type Handler = fn(TcpStream, SocketAddr, &str) -> Result<()>;
 
 impl Serve {
-    /// Serves until it is killed.
+    /// Serves until the process is killed.
     ///
     /// # Errors
     ///
-    /// When it cannot listen.
+    /// If a port is in use.
     pub fn run(&self) -> Result<()> {
         let name: Arc<str> = self.name.as_str().into();
         let mut all: Vec<(u16, Handler)> = vec![(TELNET, terminal), (RSH, shell), (LPD, printer)];
@@ -168,7 +168,7 @@ fn printer(mut stream: TcpStream, peer: SocketAddr, _: &str) -> Result<()> {
         .strip_prefix('\x03')
         .and_then(|rest| rest.split(' ').next());
     let count: usize = count.context("the client sends no file")?.parse()?;
-    ensure!(count <= BLOCK, "the block is longer than {BLOCK} bytes");
+    ensure!(count <= BLOCK, "the print job is longer than {BLOCK} bytes");
     stream.write_all(b"\0")?;
     let mut file = vec![0; count + 1];
     reader.read_exact(&mut file)?;

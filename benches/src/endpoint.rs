@@ -48,7 +48,7 @@ pub enum Endpoint {
     Transfers(transfers::Transfers),
     /// Serve old Unix services behind one address
     Classic(classic::Serve),
-    /// Use these services as a client; print which of them work, and their rates
+    /// Use the old Unix services as a client; print which of them work, and their rates
     Use(classic::Use),
     /// Run one endpoint of `load bulk` and `load listing`
     Large {

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Number of files in a set. Each is larger than the previous one by the same factor.
 const FILES: u32 = 16;
-/// First source address of clients that use several.
+/// First source address of clients that use several addresses.
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Bytes that a server sends at a time.
 const CHUNK: u64 = 16 << 10;
@@ -88,7 +88,7 @@ pub(crate) struct Asked {
     pub(crate) failed: Vec<u64>,
     /// Duration of each answered request in milliseconds.
     pub(crate) took: Vec<f64>,
-    /// The first failure.
+    /// The first failure; `None` if no request failed.
     pub(crate) error: Option<String>,
 }
 
@@ -139,11 +139,11 @@ fn sizes(least: u64, most: u64) -> Vec<u64> {
 }
 
 impl Serve {
-    /// Serves until it is killed.
+    /// Serves until the process is killed.
     ///
     /// # Errors
     ///
-    /// When it cannot listen.
+    /// If an address cannot be used.
     pub fn run(&self) -> Result<()> {
         runtime()?.block_on(async {
             let mut tasks = JoinSet::new();
@@ -240,11 +240,11 @@ impl Ask {
     ///
     /// # Errors
     ///
-    /// If the set of files is unknown. Failed requests are counted.
+    /// If the sizes or the duration are invalid. Failed requests are counted.
     pub fn run(&self) -> Result<()> {
         ensure!(
             0 < self.least && self.least <= self.most && self.for_ms > 0,
-            "invalid sizes or duration: use 0 < --least <= --most, and --for-ms above 0"
+            "invalid sizes or duration: use 0 < --least <= --most, and --for above 0"
         );
         let results = runtime()?.block_on(self.ask())?;
         println!("{}", serde_json::to_string(&results)?);

@@ -48,8 +48,9 @@ pub struct Calibration {
     pub cpu0: f64,
     /// Nanoseconds of a fixed piece of arithmetic on CPU 1, while CPU 0 has no such work.
     pub cpu1: f64,
-    /// The time of the slower CPU if both measure at the same time. If it is much longer than the
-    /// others, the two CPUs share a core, or the hypervisor uses one for other guests.
+    /// Nanoseconds of the slower CPU, if both do this arithmetic at the same time. If this is much
+    /// more than the other values, the two CPUs share a core, or the hypervisor uses one for other
+    /// guests.
     pub both: f64,
 }
 
@@ -211,7 +212,9 @@ impl Snapshot {
         Duration::from_nanos(grown.saturating_sub(ended)).as_secs_f64()
     }
 
-    /// Nanoseconds of CPU time of each root process, including all processes that it has started.
+    /// CPU time in nanoseconds, by process id, of the root processes and of all their descendants.
+    /// The time of a process includes that of exited descendants for which their parents have
+    /// waited.
     fn by_process(&self, roots: &[u32]) -> HashMap<u32, u64> {
         let mut used = HashMap::new();
         for process in roots.iter().flat_map(|root| self.descendants(*root)) {
@@ -276,11 +279,11 @@ impl Used {
     }
 }
 
-/// Waits until no other program uses much CPU time.
+/// Waits until neither other programs nor other guests of the hypervisor use much CPU time.
 ///
 /// # Errors
 ///
-/// If other programs still use the CPU after `limit`; the error names them.
+/// If they still use it after `limit`. The error names the busiest program.
 pub fn wait_until_quiet(limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     loop {

@@ -36,7 +36,7 @@ const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 12, 0]);
 /// `n mod 2^bits`.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients {
-    /// Number of addresses, as a power of two.
+    /// Binary logarithm of the number of addresses.
     pub bits: u32,
 }
 
@@ -103,7 +103,8 @@ impl Setup {
 
     /// Adds the services and their servers.
     ///
-    /// # Panics A service is refused: the benchmark would measure nothing.
+    /// # Panics
+    /// If a service or server is refused: the benchmark would measure nothing.
     fn fill(&self, control: &mut Control) {
         for number in 0..self.services {
             let addr = SocketAddr::from((Ipv4Addr::from_bits(VIP.to_bits() + number), PORT));
@@ -262,7 +263,8 @@ impl Pipeline {
     /// Nanoseconds for each packet, over a million random ones. Includes the time to read the clock
     /// for each batch, but not the time to write the packets, as a sender would.
     ///
-    /// # Errors If a packet is not forwarded.
+    /// # Errors
+    /// If a packet is not forwarded.
     pub fn measure(&mut self) -> Result<f64> {
         let order = std::mem::take(&mut self.order);
         let mut time = Duration::ZERO;
@@ -282,7 +284,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Opens `connections` connections for each.
+    /// Opens `connections` connections for each worker.
     ///
     /// # Errors
     /// As [`Pipeline::new`].
@@ -303,7 +305,7 @@ impl Pair {
         })
     }
 
-    /// Packets a second of the first `count` workers, each on a core of its own.
+    /// Packets a second of the first `count` workers together, each on a core of its own.
     ///
     /// # Errors
     /// As [`Pipeline::measure`].
@@ -445,10 +447,10 @@ pub struct Churn {
 const CHURN_PER_SECOND: u32 = 16_000;
 
 impl Churn {
-    /// Opens the number of connections that exist at any time.
+    /// Opens connections until as many expire as are opened.
     ///
     /// # Panics
-    /// If one is refused.
+    /// If a connection is refused.
     #[must_use]
     pub fn new() -> Self {
         let mut churn = Self {

@@ -92,7 +92,7 @@ impl Publishing {
     /// Measures one `bpf_map_update_elem` call, in nanoseconds.
     ///
     /// # Errors
-    /// No known error; the signature is like that of other measurements.
+    /// If the kernel refuses an entry.
     pub fn update(&mut self) -> Result<f64> {
         let start = std::time::Instant::now();
         for n in 0..CONNECTIONS {

@@ -67,7 +67,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Returns the mean duration of a transfer. The first transfer does not count.
+    /// Returns the mean duration of a transfer in microseconds. The first transfer does not count.
     fn mean(&self, mut one: impl FnMut() -> Result<()>) -> Result<f64> {
         let limit = Duration::from_millis(self.for_ms);
         one()?;

@@ -7,7 +7,8 @@ use std::thread;
 use anyhow::{Context, Result};
 use lvs_sys::{Instruction, Program, ProgramKind};
 
-/// Unpacks tunnel packets that arrive on an interface, until it is killed; prints `ready`.
+/// Unpacks tunnel packets that arrive on an interface, until the process is killed. Prints `ready`
+/// when it has begun.
 ///
 /// # Errors
 ///

@@ -24,7 +24,7 @@ fn embedded_dataplane_balances_and_its_hook_drops_packets() -> Result<()> {
         args.extend(servers.iter().map(String::as_str));
         let running = site.director.spawn(program, &args)?;
         lvs_testbed::wait_until(
-            "the example to balance",
+            "the example to print that it balances",
             std::time::Duration::from_secs(10),
             || running.log().contains("balancing"),
         )?;

@@ -271,7 +271,8 @@ impl Host {
         self.command(&format!("run {start} {limit} {}", words.join(" ")))
     }
 
-    /// Waits until httperf has exited. Returns its output, and the delay of its start in seconds.
+    /// Waits until httperf has exited. Returns its output, and the seconds from `start` until it
+    /// started.
     pub(super) fn ended(&mut self, start: i128, deadline: Instant) -> Result<(String, f64)> {
         let mut printed = String::new();
         let mut late = 0.0;
@@ -280,7 +281,7 @@ impl Host {
             let Some(own) = line.strip_prefix(MARK) else {
                 ensure!(
                     printed.len() + line.len() < MOST_PRINTED,
-                    "its output is longer than that of httperf"
+                    "its output is too long for an output of httperf"
                 );
                 printed.push_str(&line);
                 printed.push('\n');
@@ -431,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn host_places_are_parsed() {
+    fn valid_host_locations_are_parsed_and_invalid_ones_refused() {
         assert_eq!(place("local").expect("the place is valid"), Place::Local);
         assert_eq!(
             place("netns:c-1").expect("the place is valid"),

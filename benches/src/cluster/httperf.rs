@@ -14,38 +14,41 @@ pub struct Figures {
     pub replies: u64,
     /// Successful replies a second: those with a status of 2xx.
     pub rate: f64,
-    /// Errors and replies of 4xx and 5xx, in percent of the connections.
+    /// Errors and replies of 4xx and 5xx, in percent of the connections, including those that could
+    /// not be started.
     pub error_percent: f64,
-    /// Mean time in milliseconds from a request to the first byte of its reply.
+    /// Mean time in milliseconds from a request to the first byte of its reply; `None` without
+    /// replies.
     pub response_ms: Option<f64>,
-    /// Mean time in milliseconds until a connection was established.
+    /// Mean time in milliseconds until a connection was established; `None` without replies.
     pub connect_ms: Option<f64>,
     /// Numbers of replies by the first digit of their status: 1xx to 5xx.
     pub status: [u64; 5],
     /// Numbers of errors, by the kinds that httperf distinguishes.
     pub errors: Errors,
-    /// Duration of connections with a reply, in whole milliseconds, as httperf counts it.
+    /// Duration of connections with a reply, as httperf counts it; `None` if the duration of some
+    /// of them is unknown.
     pub lifetime: Option<Lifetime>,
     #[serde(skip)]
     histogram: BTreeMap<u32, u64>,
 }
 
-/// Errors by kind.
+/// Numbers of errors by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Errors {
     /// Requests without a reply in time.
     pub timeout: u64,
-    /// The TCP connection timed out.
+    /// TCP connections that timed out.
     pub socket_timeout: u64,
-    /// The server refused the TCP connection.
+    /// TCP connections that the server refused.
     pub refused: u64,
-    /// The TCP connection was reset.
+    /// TCP connections that were reset.
     pub reset: u64,
-    /// The client had no free descriptor.
+    /// Connections for which the client had no free descriptor.
     pub no_descriptor: u64,
-    /// The client had no free port.
+    /// Connections for which the client had no free port.
     pub no_port: u64,
-    /// The client's system had no free entry in its table of open files.
+    /// Connections for which the client's system had no free entry in its table of open files.
     pub no_file: u64,
     /// Other errors.
     pub other: u64,
@@ -78,14 +81,14 @@ impl Errors {
     }
 }
 
-/// Percentiles of connection times.
+/// Percentiles of connection times, rounded up to milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Lifetime {
-    /// Median connection time in milliseconds.
+    /// The median.
     pub p50_ms: u32,
-    /// The 90th percentile of the connection times.
+    /// The 90th percentile.
     pub p90_ms: u32,
-    /// The 99th percentile of the connection times.
+    /// The 99th percentile.
     pub p99_ms: u32,
 }
 
@@ -138,7 +141,8 @@ impl Figures {
         }
         let replies = count("Total:", "replies ")?;
         let mut took = after("Total:", "test-duration ")?;
-        // A request that was sent last may wait this long for its timeout.
+        // The last requests may have waited for `timeout` seconds, in which httperf sent no others.
+        // This wait does not count, unless the planned duration includes it.
         if errors.timeout > 0 {
             took = (took - timeout).max(took.min(seconds));
         }
@@ -159,8 +163,8 @@ impl Figures {
         Ok(figures)
     }
 
-    /// Merges several results: adds rates and numbers, weights times by replies, and takes
-    /// percentiles from all connections together.
+    /// Merges several results: adds rates and numbers, weights mean times by the number of replies,
+    /// and computes the percentiles of all connections together.
     #[must_use]
     pub fn merge<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut sum = Self::default();
@@ -198,7 +202,7 @@ impl Figures {
 
     fn finish(&mut self) {
         let wrong = self.errors.total() + self.status[3] + self.status[4];
-        // Errors can exceed the connections: one that could not be started is only an error.
+        // A connection that could not be started is an error, but not one of the `connections`.
         let tried = self.connections.max(wrong).max(1);
         self.error_percent = number(wrong) / number(tried) * 100.0;
         self.lifetime = self.percentiles();
@@ -227,8 +231,8 @@ impl Figures {
     }
 }
 
-/// Number of connections by duration, rounded up to milliseconds. A line of the histogram has the
-/// middle of a millisecond, and the number.
+/// Number of connections by duration, rounded up to milliseconds. A line of httperf's histogram
+/// has the middle of an interval of one millisecond, and the number of connections in it.
 fn histogram(printed: &str) -> BTreeMap<u32, u64> {
     let lines = printed.lines();
     let lines = lines.skip_while(|line| !line.starts_with("Connection lifetime histogram"));
@@ -240,7 +244,7 @@ fn histogram(printed: &str) -> BTreeMap<u32, u64> {
             Some((whole.checked_add(1)?, words.next()?.parse().ok()?))
         };
         let mut bin = bin;
-        // `:` represents an empty value.
+        // A line with `:` stands for intervals without connections.
         if let Some((time, count)) = bin() {
             bins.insert(time, count);
         }

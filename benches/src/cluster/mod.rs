@@ -61,7 +61,7 @@ pub struct Options {
     /// Pause in seconds between two rates
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=3600))]
     pause: u32,
-    /// Stop after the first rate with this percentage of errors
+    /// Stop after the first rate with at least this percentage of errors
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     stop_at_errors: Option<f64>,
     /// Additional seconds that httperf may take; a host that takes longer has failed
@@ -125,7 +125,7 @@ fn percent(text: &str) -> Result<f64> {
 /// Servers and requests of a load.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// The servers; hosts use several in turn.
+    /// The servers; if there are several, the hosts use them in turn.
     pub servers: Vec<String>,
     /// TCP port of the servers.
     pub port: u16,
@@ -144,7 +144,7 @@ pub struct Step {
     pub offered: f64,
     /// Whether hosts are missing, so that the offered rate is below the requested rate.
     pub incomplete: bool,
-    /// The sum over all hosts that answered.
+    /// The merged results of all hosts that answered.
     #[serde(flatten)]
     pub all: Figures,
     /// Results of each host.
@@ -184,8 +184,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a shell on each host: a command that runs [`shell`] there, under a name. `stop` is
-    /// set when the user interrupts the program.
+    /// Starts a shell on each host. `commands`: for each host, its name and a command that runs the
+    /// words of [`shell`] there. `stop` is set when the user interrupts the program.
     ///
     /// # Errors
     ///
@@ -244,7 +244,7 @@ impl Cluster {
         let mut reported = Vec::new();
         for (place, host) in &mut self.hosts {
             let server = load.servers.get(*place % load.servers.len().max(1));
-            let server = server.context("no host to send requests")?;
+            let server = server.context("no server to which to send requests")?;
             let words = words(load, server, rate / all, (rate * seconds / all).round());
             reported.push(host.run(start, limit, &words));
         }
@@ -331,7 +331,7 @@ impl Options {
     /// # Errors
     ///
     /// If an option is invalid, if hosts fail (the results of the others are printed nevertheless),
-    /// or if it is interrupted.
+    /// or if the user interrupts the program.
     pub fn run(&self) -> Result<()> {
         self.check()?;
         let stop = Arc::new(AtomicBool::new(false));

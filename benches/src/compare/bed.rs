@@ -58,10 +58,10 @@ const DIRECTOR: usize = 1;
 pub(crate) enum Purpose {
     /// Floods of small packets, which are dropped at the far interface.
     Flood,
-    /// TCP connections between programs.
+    /// TCP connections to servers that run during all measurements. With direct routing and
+    /// tunnels, servers send replies over a separate link.
     Tcp,
-    /// TCP connections between programs that are started for each measurement; with direct routing
-    /// and tunnels, servers send replies over a separate link.
+    /// As [`Tcp`](Purpose::Tcp), but the servers are started for each measurement.
     Transfer,
     /// Round trips during a paced flood.
     Ping,
@@ -81,8 +81,9 @@ pub(crate) struct Bed {
     pub(crate) client: Host,
     pub(crate) server: Host,
     pub(crate) director: Host,
-    /// Additional client hosts, after [`spread`](Bed::spread).
+    /// The client hosts after [`spread`](Bed::spread); empty before.
     pub(crate) clients: Vec<Host>,
+    /// The server hosts after [`spread`](Bed::spread); empty before.
     pub(crate) servers: Vec<Host>,
     /// Interfaces: the client's, the director's two (to the client, to the server), the server's.
     pub(crate) devices: [String; 4],
@@ -154,7 +155,8 @@ impl Bed {
         self.process.as_ref().map(Proc::pid)
     }
 
-    /// Replaces the process that forwards, on the same CPU.
+    /// Replaces the process that forwards by another one, which `start` starts on the given host
+    /// and CPU.
     pub(crate) fn run_instead(
         &mut self,
         start: impl FnOnce(&Host, &str) -> Result<Proc>,
@@ -275,7 +277,8 @@ impl Bed {
         self.testbed.configure(&scripts)
     }
 
-    /// Sets static neighbour entries, so that a flood never waits for address resolution.
+    /// The commands that configure the interface of the client or of the server. Neighbour entries
+    /// are static, so that a flood never waits for address resolution.
     fn end_script(&self, device: &str, client: bool) -> String {
         let (own, own6, gateway, gateway6, mac) = if client {
             (
@@ -386,8 +389,6 @@ impl Bed {
             Contender::Ipvs(method) => self.start_ipvs(method),
             Contender::Nftables => peers::nftables(&self.director),
             Contender::AfPacket(method) => self.start_dataplane("af_packet", method, None),
-            // The table is allocated at once. A few packets of each of a million connections are
-            // enough to open them.
             Contender::FastPath(method) => self.start_dataplane("af_packet", method, None),
             Contender::Xdp => self.start_dataplane("af_packet", Method::Nat, None),
             Contender::Other => {
@@ -485,8 +486,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Returns rules for ipvsadm. Floods are sent to one server, which can then send the replies;
-    /// TCP is sent to four.
+    /// Returns rules for ipvsadm: a UDP service with one server for floods, because all replies of
+    /// a flood come from one server; TCP services with four servers.
     pub(crate) fn rules(&self, method: Method) -> Result<String> {
         let flag = method.flag();
         let mut rules = String::new();
@@ -541,7 +542,8 @@ impl Bed {
         self.director.sh(&script).map(drop)
     }
 
-    /// Starts threads that receive from the interfaces, each on its own core.
+    /// Makes kernel threads receive from the interfaces: from those of the director on its CPU, and
+    /// from those of client and server on theirs.
     fn thread_receivers(&self) -> Result<()> {
         let [c, d, e, s] = &self.devices;
         let mut of_director = Vec::new();
@@ -557,7 +559,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Moves the kernel thread that receives for the director to a CPU. By default it is on the
+    /// Moves the kernel threads that receive for the director to a CPU. By default they are on the
     /// director's CPU.
     pub(crate) fn receive_on(&self, cpu: usize) -> Result<()> {
         ensure!(self.is_threaded(), "the director has no receiving threads");
@@ -570,8 +572,7 @@ impl Bed {
         Ok(host)
     }
 
-    /// Configures a new interface of an endpoint like the endpoint's first one, and starts its
-    /// receiving thread.
+    /// Makes a kernel thread receive from a new interface of a client or server, on their CPU.
     pub(crate) fn receive_in_thread(&self, host: &Host, device: &str) -> Result<()> {
         thread_receiver(host, device, ENDPOINTS)
     }
@@ -637,7 +638,7 @@ impl Bed {
     }
 }
 
-/// Starts a thread that receives from an interface, on its own core.
+/// Makes a kernel thread receive from an interface, on this CPU.
 fn thread_receiver(host: &Host, device: &str, cpu: usize) -> Result<()> {
     host.sh(&format!("echo 1 > /sys/class/net/{device}/threaded"))?;
     pin_receiver(device, cpu)
@@ -646,7 +647,7 @@ fn thread_receiver(host: &Host, device: &str, cpu: usize) -> Result<()> {
 /// Waits until the process prints `ready`.
 pub(crate) fn ready(mut process: Proc) -> Result<Proc> {
     wait_until(
-        "a yardstick program to be ready",
+        "the process to print `ready`, or to exit",
         Duration::from_secs(10),
         || process.log().starts_with("ready") || !process.is_running(),
     )?;

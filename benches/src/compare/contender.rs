@@ -106,7 +106,8 @@ impl Contender {
         )
     }
 
-    /// The forwarding method, if the contender supports several.
+    /// The forwarding method of this project's dataplane and of the kernel's IPVS; `None` for other
+    /// contenders.
     pub(crate) fn method(self) -> Option<Method> {
         match self {
             Self::AfPacket(method) | Self::FastPath(method) | Self::Ipvs(method) => Some(method),
@@ -166,7 +167,7 @@ impl Contender {
         )
     }
 
-    /// The program that must be installed for this contender.
+    /// The program that must be installed for this contender; `None` if there is none.
     pub(crate) fn program(self) -> Option<&'static str> {
         match self {
             Self::Testpmd => Some("dpdk-testpmd"),

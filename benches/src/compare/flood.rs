@@ -24,18 +24,19 @@ pub(super) struct Flood {
     pub(super) v6: bool,
 }
 
-/// Rate in packets per second at which connections are opened. Every contender forwards it without
-/// loss.
+/// Rate in packets per second at which connections are opened first, with [`Place::Usual`].
 const OPENING: u32 = 150_000;
+/// Rate in packets per second at which connections are opened first, with [`Place::OneCore`].
 const OPENING_ONE_CORE: u32 = 60_000;
 /// The lowest rate, in packets per second, to which losses reduce the rate at which connections are
 /// opened.
 const OPENING_LEAST: u32 = 10_000;
-/// Number of packets in the check. After losses, they are sent again at a lower rate.
+/// Number of packets in the check.
 const CHECKED: u64 = 16_384;
+/// Rates in packets per second of the check. After a failure, the next rate is used.
 const CHECKED_RATES: [&str; 3] = ["50000", "20000", "5000"];
 
-/// A measurement ends after this time without packets.
+/// A measurement in which no packet is forwarded ends after this time.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Deserialize)]
@@ -112,7 +113,8 @@ impl Flood {
             forward.open(bed, yardsticks)?;
         }
         if bed.who.is_fast_path() {
-            // Opens the connections that were not offloaded because others were offloaded first.
+            // Further packets offload connections that were not offloaded because others were
+            // offloaded first.
             forward.open(bed, yardsticks)?;
         }
         let few = Self {
@@ -131,7 +133,7 @@ impl Flood {
         last.with_context(|| format!("{} does not forward correctly", bed.who.name()))
     }
 
-    /// Opens all connections of the flood, after losses at a lower rate.
+    /// Opens all connections of the flood. After losses, opens them again at half the rate.
     fn open(self, bed: &Bed, yardsticks: &Yardsticks) -> Result<()> {
         let mut rate = match bed.place {
             Place::Usual => OPENING,
@@ -260,7 +262,7 @@ impl Flood {
         })
     }
 
-    /// Starts the same flood at another rate, during another measurement.
+    /// Starts the flood at `rate` packets per second, for the duration of another measurement.
     pub(super) fn beside(self, bed: &Bed, yardsticks: &Yardsticks, rate: f64) -> Result<Proc> {
         let rate = format!("{rate:.0}");
         self.generator(bed, yardsticks, 60, &["-m", "send", "-r", &rate])

@@ -33,8 +33,8 @@ use crate::yardsticks::Yardsticks;
 /// Options of the comparison.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Rows to measure, or beginnings of their names; without any, all but `fast-path` and
-    /// `proxy`, which are off by default
+    /// Rows to measure, or beginnings of their names; if none is given, all rows except those that
+    /// begin with `fast-path`, `proxy` or `other`
     names: Vec<String>,
     /// Measure fewer rows, in fewer and shorter rounds; below two minutes
     #[arg(long)]
@@ -59,8 +59,9 @@ pub struct Options {
     busy: bool,
 }
 
-/// Usual number of rounds, and milliseconds of a measurement.
+/// Default number of rounds, and milliseconds of a measurement.
 const USUALLY: (usize, u64) = (5, 1000);
+/// Default number of rounds with `--quick`, and milliseconds of a measurement.
 const QUICKLY: (usize, u64) = (3, 400);
 
 /// Rows that `--quick` measures if none is named.
@@ -77,7 +78,7 @@ const QUICK: [&str; 10] = [
     "maglev",
 ];
 
-/// Whether a row is measured only if the user names it.
+/// Whether a row is measured only if the user names it, or (`other`) uses `--other`.
 fn is_only_by_name(row: &Row) -> bool {
     ["fast-path", "proxy", "other"]
         .iter()
@@ -89,8 +90,8 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// A row does not exist, the machine is busy, or this process may not create network
-    /// namespaces.
+    /// A row does not exist, a program for `--other` is missing, this process does not run as root,
+    /// the machine is busy, or a measurement fails.
     pub fn run(&self) -> Result<()> {
         let groups = self.select(table::all())?;
         if self.list {
@@ -182,7 +183,9 @@ impl Options {
 
     /// Returns the groups with only the requested rows, and only the jobs that these rows need.
     ///
-    /// # Errors No row's name begins with a requested name.
+    /// # Errors
+    ///
+    /// No row's name begins with a requested name.
     fn select(&self, groups: Vec<Group>) -> Result<Vec<Group>> {
         let names: Vec<&str> = match (self.names.is_empty(), self.quick && !self.list) {
             (true, _) if self.other.is_some() => vec!["other"],
@@ -240,8 +243,9 @@ fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
         .sum()
 }
 
-/// The kernel's limits of tracked connections, which apply to the machine, not to a namespace. They
-/// are raised, and restored at the end.
+/// Raises the kernel's limits of tracked connections, which apply to the machine, not to a
+/// namespace. Contains the files and old values of the raised limits, and restores them when it is
+/// dropped.
 #[derive(Debug)]
 struct Conntrack(Vec<(&'static str, String)>);
 

@@ -17,7 +17,8 @@ pub(super) struct Line {
     name: String,
     what: String,
     subject: String,
-    /// The row with which this row is compared; the best one if there are several.
+    /// The measurement with which `subject` is compared, the best one if there are several; or the
+    /// source of a published figure.
     against: String,
     placement: [String; 2],
     unit: &'static str,
@@ -215,7 +216,7 @@ pub(super) fn table(lines: &[Line], outcomes: &[Outcome]) -> String {
 }
 
 /// Median CPU time of one packet, request or KiB in nanoseconds: of the director's process, of soft
-/// interrupts and their threads, and of the endpoints.
+/// interrupts and their threads, and of the endpoints. `None` if it was not measured.
 fn cpu(outcome: &Outcome) -> Option<[f64; 3]> {
     let all: Vec<_> = outcome
         .samples
@@ -257,7 +258,7 @@ pub(super) fn json(machine: Value, lines: &[Line], outcomes: &[Outcome]) -> Valu
     })
 }
 
-/// Lists the names that a user can request.
+/// Lists the rows that a user can request, with their bounds.
 pub(super) fn list(groups: &[Group]) -> String {
     let mut text = String::new();
     for row in groups.iter().flat_map(|group| &group.rows) {

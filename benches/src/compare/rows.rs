@@ -18,7 +18,7 @@ pub(super) enum Work {
     Tcp(Contender, Tcp),
     /// CPU time of the director for one unit of this TCP work.
     Cost(Contender, Tcp),
-    /// Round trips, idle or (if true) during a flood.
+    /// A percentile of round trips: with `true` during a flood, with `false` without other load.
     Ping(Contender, bool, Percentile),
     Memory(Memory),
 }
@@ -27,7 +27,8 @@ pub(super) enum Work {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Memory {
     /// Nanoseconds per packet with this number of connections, and this binary logarithm of the
-    /// number of client addresses; of replies if true.
+    /// number of client addresses. The packets are replies if the third value is `true`, and
+    /// requests otherwise.
     Pipeline(u32, u32, bool),
     LineTable(u32, u32),
     /// New connections per second.
@@ -142,13 +143,13 @@ impl Bound {
 /// The reference of a comparison.
 #[derive(Clone, Debug)]
 pub(super) enum Against {
-    /// The best of these rows, by median.
+    /// The best of these measurements, by median.
     Best(Vec<String>),
     One(String),
-    /// As `Best`, but after subtracting the value of a third row from both: the cost of the link
-    /// alone.
+    /// The first measurement. The value of the second one, which is that of the link alone, is
+    /// subtracted from both compared values.
     Added(String, String),
-    /// A bound, and its unit.
+    /// A published or chosen figure, and its description in the table.
     Absolute(f64, &'static str),
 }
 
@@ -177,7 +178,7 @@ pub(super) struct Row {
     pub(super) subject: String,
     pub(super) against: Against,
     pub(super) bound: Bound,
-    /// Why the row is known to miss its bound.
+    /// Why the ratio cannot be compared with its bound.
     pub(super) but: Option<&'static str>,
 }
 

@@ -21,7 +21,7 @@ use crate::memory::{self, Churn, Clients, Pair, Pipeline, Setup};
 use crate::publishing::Publishing;
 use crate::yardsticks::{LineTable, Yardsticks};
 
-/// Maximum number of attempts to measure a row in a round.
+/// Maximum number of attempts of a measurement in a round.
 const TRIES: usize = 3;
 /// Number of parts into which the round trips of a round are divided. The contenders take turns
 /// after each part, so that disturbances of the machine affect all of them.
@@ -38,7 +38,7 @@ pub(super) struct Manner {
     pub(super) window: Duration,
     /// Whether to measure even if the machine is busy.
     pub(super) busy: bool,
-    /// Set by Ctrl-C.
+    /// Set by SIGINT (Ctrl-C) and SIGTERM.
     pub(super) stop: Arc<AtomicBool>,
 }
 
@@ -46,9 +46,10 @@ pub(super) struct Manner {
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) job: Job,
-    /// The sample of each round; `None` if all attempts were disturbed.
+    /// The sample of each round; `None` if all attempts were disturbed, or the measurement has
+    /// failed.
     pub(super) samples: Vec<Option<Sample>>,
-    /// Number of measurements that did not count.
+    /// Number of measurements that did not count, because they were disturbed.
     pub(super) rejected: usize,
     pub(super) error: Option<String>,
 }
@@ -66,7 +67,8 @@ pub(super) struct Runner<'a> {
     /// Rate of the flood during round trips, in packets per second; `None` if it is not measured
     /// yet.
     half: Option<f64>,
-    /// Contenders whose round trips are measured, idle or during a flood.
+    /// Contenders whose round trips are measured: with `true` during a flood, with `false` without
+    /// other load.
     pinged: Vec<Pinged>,
     /// Round trips of this round in microseconds, or the reason why they failed.
     trips: HashMap<Pinged, Result<Trips, String>>,
@@ -156,7 +158,7 @@ impl<'a> Runner<'a> {
             match self.measure(outcome.job.work) {
                 Ok(sample) if sample.disturbed.is_some() && !self.manner.busy => {
                     outcome.rejected += 1;
-                    // Each part of the round trips has been tried equally often.
+                    // Disturbed parts of the round trips have already been repeated.
                     if matches!(outcome.job.work, Work::Ping(..)) {
                         break;
                     }
@@ -177,8 +179,8 @@ impl<'a> Runner<'a> {
         self.bed_for(key, bed::FAST_PATH)
     }
 
-    /// Returns a bed whose director has a table for `connections`, if its table is allocated at the
-    /// start.
+    /// Returns the bed for `key`. Creates it if it does not exist; a director that allocates its
+    /// table at the start then has a table for `connections`.
     fn bed_for(&mut self, key: Key, connections: u32) -> Result<&mut Bed> {
         if !self.beds.contains_key(&key) {
             let (who, place, purpose) = key;
@@ -334,7 +336,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Measures the round trips of all contenders in turns, idle or during a flood.
+    /// Measures the round trips of all contenders in turns: those during a flood if `loaded`, and
+    /// those without other load otherwise.
     fn measure_trips(&mut self, loaded: bool) {
         let pinged = self.pinged.clone();
         for _ in 0..TURNS {
@@ -353,7 +356,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Measures one part of round trips; repeats it a few times if it is disturbed.
+    /// Measures one part of the round trips, with up to [`TRIES`] attempts until one is not
+    /// disturbed.
     fn part_of_trips(&mut self, (who, loaded): Pinged) -> Result<Trips> {
         let (yardsticks, rate) = (self.yardsticks, self.half.filter(|_| loaded));
         let bed = self.bed((who, Place::Usual, Purpose::Ping))?;

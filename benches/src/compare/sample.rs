@@ -4,12 +4,13 @@ use serde::Serialize;
 
 use crate::machine::Used;
 
-/// One measurement, and the CPU time that it used.
+/// The value of a measurement, in the unit of its [`Work`](super::rows::Work), and the CPU time
+/// that the measurement used.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) value: f64,
     pub(super) cpu: Option<Cpu>,
-    /// Why the measurement does not count.
+    /// Why the measurement does not count; `None` if it does.
     pub(super) disturbed: Option<String>,
 }
 

@@ -315,7 +315,7 @@ fn fast_path_cost() -> Group {
     let update = group.memory("update", Memory::MapUpdate);
     group.row(
         "fast-path-publish",
-        "offloading a connection, ns, against bpf_map_update_elem",
+        "offloading a connection, ns, compared with bpf_map_update_elem",
         &ours,
         update,
         AtMost(0.3),
@@ -423,7 +423,7 @@ fn replies() -> Group {
     let few = group.flood(NAT, Place::Usual, "1k", reply(1000, SHARED_CLIENTS));
     let many = group.flood(NAT, Place::Usual, "1m", reply(1_000_000, OWN_CLIENTS));
     let nulls = group.nulls(Place::Usual, "null", reply(1000, SHARED_CLIENTS));
-    let what = "replies to 1,000,000 clients, against replies to 1,000";
+    let what = "replies to 1,000,000 clients, compared with replies to 1,000";
     group.row("replies-1m", what, &many, few.clone(), AtLeast(0.85));
     group.row("replies-1k", "replies to 1,000 clients", &few, nulls, Shown);
     group
@@ -441,7 +441,7 @@ fn one_core() -> Group {
     group.row("nat-100k-1c", what, &ours, nulls, AtLeast(0.85));
     let what = "NAT, 100,000 flows, compared with routing, both with all work on one core";
     group.row("nat-100k-1c-routing", what, &ours, routing, AtLeast(0.30));
-    let what = "NAT, 100,000 flows, against nftables DNAT with all its work on one core";
+    let what = "NAT, 100,000 flows, compared with nftables DNAT with all its work on one core";
     group.row("nat-100k", what, &split, nft, AtLeast(1.3));
     group
 }
@@ -570,8 +570,9 @@ fn pipeline() -> Group {
             &format!("line-table-{name}"),
             Memory::LineTable(connections, SHARED_CLIENTS),
         );
-        let what =
-            format!("pipeline in memory, ns a packet, {name} connections, against the line table");
+        let what = format!(
+            "pipeline in memory, ns a packet, {name} connections, compared with the line table"
+        );
         group.row(
             &format!("pipeline-{name}"),
             &what,
@@ -593,12 +594,13 @@ fn pipeline() -> Group {
             Memory::Pipeline(1_000_000, OWN_CLIENTS, replies),
         );
         let direction = if replies { "replies" } else { "requests" };
-        let what = format!("pipeline in memory, {direction} of 1,000,000 clients against 1,000");
+        let what =
+            format!("pipeline in memory, {direction} of 1,000,000 clients, compared with 1,000");
         group.row(name, &what, &many, few, AtMost(1.15));
     }
     let one = group.memory("one-worker", Memory::Workers(1));
     let two = group.memory("two-workers", Memory::Workers(2));
-    let what = "two workers in memory against one";
+    let what = "two workers in memory, compared with one";
     group.row("workers-2", what, &two, one, AtLeast(1.8));
     group
 }

@@ -55,7 +55,10 @@ pub(super) fn run(count: u32) -> Result<()> {
         let peer = &state["peers"][0];
         let number = |name: &str| peer[name].as_u64().with_context(|| output.clone());
         let (replicated, took) = (number("bulk_connections")?, number("bulk_ms")?);
-        ensure!(number("missing")? == 0, "{output}");
+        ensure!(
+            number("missing")? == 0,
+            "connections are missing after the full sync: {output}"
+        );
         println!(
             "  {replicated} replicated in {took} ms, {} of them borrowed",
             number("borrowed")?

@@ -17,10 +17,10 @@ const PORTS: usize = 50;
 /// Options of the measurement.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Options {
-    /// Checks a second, each of another server
+    /// Checks a second, each of a different server
     #[arg(long, default_value_t = 10_000)]
     checks: usize,
-    /// Number of targets that drop everything
+    /// Number of additional servers that do not answer
     #[arg(long, default_value_t = 5_000)]
     holes: usize,
     /// Duration in seconds
@@ -28,7 +28,7 @@ pub struct Options {
     seconds: u64,
 }
 
-/// Measures in its own network namespace.
+/// Starts this program again in a new network namespace, and measures there.
 pub(super) fn run(options: Options) -> Result<()> {
     raise_limits();
     // In this namespace, the loopback interface answers, and a link without a host at its other end
@@ -78,7 +78,7 @@ pub(super) fn run(options: Options) -> Result<()> {
             "[[service.server]]\naddress = \"10.98.{high}.{low}:80\"\n"
         ));
     }
-    // Without the checks of lvsd, which refuse some of these addresses.
+    // Without lvsd's validation of configurations, which refuses some of these addresses.
     let (config, _) =
         Config::from_toml("checks", &text).map_err(|report| anyhow::anyhow!("{report}"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -155,7 +155,7 @@ fn processor() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// Listens on all these ports of every loopback address, in a separate thread.
+/// Listens on the ports of the servers, on all addresses of the host: a thread for each port.
 fn listen() {
     for port in 0..PORTS {
         let port = 20_000 + u16::try_from(port).unwrap_or(0);

@@ -45,7 +45,7 @@ pub(super) fn run(rounds: usize) -> Result<()> {
     let key = key.display().to_string();
     let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds {
-        // The order alternates, because the machine is warm in the second case.
+        // The order alternates, because the second measurement of a round finds a warm machine.
         let order = if round % 2 == 0 {
             [false, true]
         } else {
@@ -76,8 +76,8 @@ pub(super) fn run(rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Returns the packets per second that the director forwards. `replicated`: it replicates the
-/// connections.
+/// Returns the packets per second that the first director forwards. `replicated`: whether it
+/// replicates the connections to the second one.
 fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, replicated: bool) -> Result<f64> {
     let synchronised = |peer: &'static str| match replicated {
         true => vec![
@@ -130,7 +130,7 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, replicated: bool
         let known = output["peers"][0]["missing"].as_u64();
         ensure!(
             known.is_some_and(|missing| missing * 10 < expected),
-            "{output}"
+            "too many connections were not replicated: {output}"
         );
     }
     drop(other);

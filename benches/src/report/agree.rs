@@ -25,12 +25,13 @@ pub(super) struct Compare {
     share: f64,
 }
 
-/// The points of one plot that both reports have.
+/// The comparison of one plot in both reports.
 #[derive(Debug, Default)]
 struct Beside {
-    /// For each point, the distance of the medians: the greater divided by the smaller, minus 1.
+    /// For each common point, the distance of the medians: the greater divided by the smaller,
+    /// minus 1.
     apart: Vec<f64>,
-    /// The differences, as text.
+    /// A text for each common point that does not agree.
     disagree: Vec<String>,
     /// Number of points that only one report has.
     alone: usize,

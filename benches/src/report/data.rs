@@ -36,7 +36,7 @@ pub(super) struct Run {
     pub(super) round: usize,
     pub(super) values: Vec<Value>,
     pub(super) cpu: CpuSeconds,
-    /// Why the measurement is unreliable.
+    /// Why the measurement is unreliable; `None` if it is reliable.
     pub(super) disturbed: Option<String>,
     /// Further notes, such as the reason for a failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -75,7 +75,7 @@ pub(super) struct CpuSeconds {
     pub(super) endpoints: f64,
 }
 
-/// A measurement that failed.
+/// A measurement that was not possible, or has failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Missing {
     pub(super) experiment: String,
@@ -93,7 +93,7 @@ impl Missing {
     }
 }
 
-/// A line of a plot: x, and y with its spread.
+/// The line or the bars of a peer in a plot: for each x, the spread of y.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub(super) peer: String,
@@ -102,17 +102,13 @@ pub(super) struct Series {
 
 impl Document {
     pub(super) fn load(file: &Path) -> Result<Self> {
-        let text = fs::read_to_string(file).with_context(|| {
-            format!(
-                "cannot read {}; without it there is nothing to resume",
-                file.display()
-            )
-        })?;
+        let text = fs::read_to_string(file)
+            .with_context(|| format!("cannot read the report {}", file.display()))?;
         let document: Self = serde_json::from_str(&text)
             .with_context(|| format!("{} is not a report of this program", file.display()))?;
         ensure!(
             document.schema == SCHEMA,
-            "{} has schema {}, and this program writes {SCHEMA}: start again without --resume",
+            "{} has schema {}, and this program reads {SCHEMA}: make a new report, without --resume",
             file.display(),
             document.schema
         );
@@ -143,7 +139,7 @@ impl Document {
     }
 
     /// The runs that count: the undisturbed ones, if there are at least two, because a single run
-    /// has no spread.
+    /// has no spread; otherwise all runs.
     pub(super) fn counted(&self, experiment: &str, peer: &str) -> Vec<&Run> {
         let mut runs: Vec<&Run> = self
             .runs
@@ -157,7 +153,7 @@ impl Document {
         runs
     }
 
-    /// The medians of the rounds that count.
+    /// The spreads of a plot's values over the runs that count, for each peer with values.
     pub(super) fn series(&self, experiment: &str, plot: &str, peers: &[&str]) -> Vec<Series> {
         let of_peer = |peer: &&str| {
             let runs = self.counted(experiment, peer);

@@ -129,10 +129,10 @@ impl Experiment for Failover {
         };
         let farm = Farm::start(bed, &services, true)?;
         if bed.who.is_ours() {
-            // The checks have found all servers up.
+            // Waits until lvsd's checks have found all servers up.
             let lvsadm = lvs_testbed::programs::find("lvsadm")?;
             lvs_testbed::wait_until(
-                "four servers to have a weight above 0",
+                "four servers to have weight 1",
                 Duration::from_secs(10),
                 || {
                     let listing = bed.director.run(&lvsadm, &["-Ln"]).unwrap_or_default();

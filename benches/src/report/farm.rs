@@ -51,17 +51,19 @@ pub(super) struct Set {
     pub(super) most: u64,
 }
 
-/// The small files of the thesis.
+/// The small files of the master's thesis.
 pub(super) const SMALL: Set = Set {
     name: "small",
     least: 76_000,
     most: 1_800_000,
 };
+/// The mixed files of the master's thesis.
 pub(super) const MIXED: Set = Set {
     name: "mixed",
     least: 100_000,
     most: 10_000_000,
 };
+/// The large files of the master's thesis.
 pub(super) const LARGE: Set = Set {
     name: "large",
     least: 41_000,
@@ -86,7 +88,7 @@ pub(super) struct Clients {
 pub(super) const PEERS: [Peer; 5] =
     peers::named(["lvs-nat", "nftables", "haproxy", "nginx", "ip_vs nat"]);
 
-/// Makes a test bed with eight servers, whose client has several source addresses.
+/// Makes a test bed with eight servers, and a client with several source addresses.
 pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
     let bed = usual_bed(peer, yardsticks)?;
 
@@ -108,8 +110,8 @@ pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
 }
 
 impl Farm {
-    /// Starts servers, and configures the peer to use them. `checked`: the peer also makes its own
-    /// health checks of the servers.
+    /// Starts servers, and configures the peer to use them. `checked`: whether the peer makes
+    /// health checks of the servers, if it can.
     pub(super) fn start(bed: &mut Bed, services: &[Service], checked: bool) -> Result<Self> {
         let own = std::env::current_exe()?.display().to_string();
         let mut words = vec!["-c".to_owned(), "0".to_owned(), own, "endpoint".to_owned()];

@@ -157,7 +157,7 @@ fn parse(printed: &str) -> Result<(f64, f64)> {
         };
         Some(number * in_us)
     });
-    let wait = wait.with_context(|| format!("wrk reports no wait:\n{printed}"))?;
+    let wait = wait.with_context(|| format!("wrk reports no latency:\n{printed}"))?;
     Ok((rate, wait))
 }
 

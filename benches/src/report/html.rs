@@ -30,9 +30,9 @@ enum Marker {
     Cross,
 }
 
-/// The colour of a peer, which is the same in all plots: from Okabe and Ito's palette, which
-/// colour-blind readers can distinguish, with a matching grey. Variants of a peer (`lvs-nat lc`)
-/// differ in lightness, dashes and markers.
+/// The appearance of a peer, which is the same in all plots. The colours are those of Okabe and
+/// Ito's palette, which colour-blind readers can distinguish, with a matching grey. Variants of a
+/// peer (`lvs-nat lc`) differ in lightness, dashes and markers.
 pub(super) fn look(peer: &str) -> Look {
     let (of, variant) = peer.split_once(' ').unwrap_or((peer, ""));
     let colour = match of {
@@ -44,7 +44,7 @@ pub(super) fn look(peer: &str) -> Look {
         "lvs-nat-fast-path" => RGBColor(86, 180, 233),
         "nftables" => RGBColor(230, 159, 0),
         "haproxy" => RGBColor(213, 94, 0),
-        // The palette has no colour left: this brown differs about equally from all of them.
+        // The palette has no colour left: this brown differs about equally from all its colours.
         "ip_vs" => RGBColor(102, 51, 17),
         _ => RGBColor(204, 121, 167),
     };
@@ -87,7 +87,8 @@ fn shade(colour: RGBColor, light: f64) -> RGBColor {
     RGBColor(one(colour.0), one(colour.1), one(colour.2))
 }
 
-/// Removes the positions of bars without a value.
+/// Removes the positions of bars without a value. Returns the series at the new positions, and the
+/// labels of the remaining bars.
 fn close_up<'a>(series: &[Series], bars: &[&'a str]) -> (Vec<Series>, Vec<&'a str>) {
     let mut series = series.to_vec();
     if bars.is_empty() {
@@ -151,8 +152,8 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
     )))
 }
 
-/// Returns the range of a logarithmic axis. A range below two powers of ten is extended to whole
-/// powers of ten: it might contain no labelled number.
+/// Returns the range of a logarithmic axis. A range of less than two powers of ten might contain no
+/// labelled number, so it is extended to whole powers of ten.
 fn powers((low, high): (f64, f64)) -> std::ops::Range<f64> {
     if high >= low * 100.0 {
         return low..high;
@@ -269,7 +270,7 @@ where
             }
         }
         let spread = if bars.is_empty() { colour } else { BLACK };
-        // A cross marks a missing value.
+        // A bar of 0 has a cross instead of whiskers.
         let whiskers = one
             .points
             .iter()
@@ -307,7 +308,7 @@ where
     Ok(())
 }
 
-/// The position of a bar among the bars at the same x, and half of its width.
+/// The middle of the bar of series `of` among the bars at the same x, and half of the bar's width.
 fn stands(series: &[Series], of: &Series, x: f64) -> (f64, f64) {
     let has = |one: &&Series| one.points.iter().any(|(own, _)| own.total_cmp(&x).is_eq());
     let all = series.iter().filter(has).count().max(1);
@@ -461,7 +462,8 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     list(page, &not_measured(document, experiment, &not_drawn))
 }
 
-/// The series without figures in an experiment, and the reasons.
+/// Sentences about the peers and plots of an experiment without figures, with the reasons. `plots`:
+/// the titles of the plots without figures.
 fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]) -> Vec<String> {
     let name = experiment.name();
     let missing = document.missing.iter();
@@ -486,7 +488,7 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
     let plots = plots.iter();
     sentences.extend(plots.map(|title| format!("“{title}”: nothing{quick}")));
     if sentences.is_empty() {
-        sentences.push("no measurement of this experiment was requested".to_owned());
+        sentences.push("nothing is missing: all peers and plots have figures".to_owned());
     }
     sentences
 }
@@ -500,7 +502,7 @@ fn list(page: &mut String, items: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Writes the notes for the plots, each with its number of rounds.
+/// Writes the notes of an experiment's runs, each with the number of rounds that have it.
 fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()> {
     let mut sentences: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let runs = document.runs.iter();

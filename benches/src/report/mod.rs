@@ -92,7 +92,7 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Adds a note to the figures, once.
+    /// Adds a note to the run, unless the run already has it.
     fn note(&self, what: String) {
         let mut notes = self.notes.borrow_mut();
         if !notes.contains(&what) {
@@ -101,7 +101,7 @@ impl Turn<'_> {
     }
 }
 
-/// Measured values, CPU time, and why they are unreliable, if they are.
+/// Measured values, CPU time, and why they are unreliable; `None` if they are reliable.
 type Measured = (Vec<Value>, CpuSeconds, Option<String>);
 
 trait Experiment: Sync {
@@ -220,9 +220,9 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// If an experiment or peer is unknown, if the machine is busy, without the rights to create
-    /// hosts, or if it is interrupted. For existing reports: if they cannot be read, or do not
-    /// agree.
+    /// If an experiment or peer is unknown, if a program is missing, if the machine is busy,
+    /// without the rights to create hosts, or if the user interrupts the program. For existing
+    /// reports: if they cannot be read, or do not agree.
     pub fn run(&self) -> Result<()> {
         match &self.instead {
             Some(Instead::Draw { directory }) => {
@@ -337,7 +337,7 @@ impl Options {
         })
     }
 
-    /// The requested peers without results.
+    /// The requested peers that lack the results of some round.
     fn peers_left(&self, experiment: &dyn Experiment, document: &Document) -> Vec<&'static Peer> {
         let is_asked = |peer: &&Peer| {
             let named = self.peers.iter().any(|name| name == peer.name);
@@ -490,7 +490,7 @@ fn interrupted(stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Kernel, processor, offloads and versions.
+/// Names and values of facts about the machine: kernel, processor, offloads and versions.
 fn machine_facts() -> Vec<(String, String)> {
     let read = |file: &str| {
         fs::read_to_string(file)

@@ -44,6 +44,7 @@ const FREE_RATES: &[u32] = &[
     1000, 2000, 4000, 6000, 8000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000,
     28_000, 32_000,
 ];
+/// As [`FREE_RATES`], with `--quick`.
 const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
 /// The rate at which the CPU time of a request is measured.
 const COST_RATE: u32 = 1000;
@@ -321,8 +322,8 @@ impl Values {
     }
 }
 
-/// Returns the highest of `rates` at which the result is successful, and that result. If a rate is
-/// too high, all higher ones are.
+/// Returns the highest of `rates` for which `offer` returns a result, and that result; `None` if
+/// there is none. Assumes that all rates above a failed one fail, too.
 fn highest<T>(
     rates: &[u32],
     mut offer: impl FnMut(u32) -> Result<Option<T>>,

@@ -33,8 +33,8 @@ pub(super) const PEERS: [Peer; 12] = [
     peer("ip_vs dr", Contender::Ipvs(Method::Dr)),
     peer("ip_vs tunnel", Contender::Ipvs(Method::Tunnel)),
 ];
-/// Peers of most experiments: without the other methods of the kernel's IPVS, which would take time
-/// and show little.
+/// Peers of most experiments: without direct routing and tunnels of the kernel's IPVS, which would
+/// take time and show little.
 pub(super) const USUAL: &[Peer] = PEERS.split_at(10).0;
 
 /// The peers with these names. The word after a space names a variant of the peer: `lvs-nat lc`.
@@ -86,7 +86,7 @@ pub(super) fn director_devices(bed: &Bed) -> [&str; 2] {
     [&bed.devices[1], &bed.devices[2]]
 }
 
-/// CPU time of the nodes since `first`, and why it is unreliable, if it is.
+/// CPU time of the nodes since `first`, and why it is unreliable; `None` if it is reliable.
 pub(super) fn used_since(bed: &mut Bed, first: &Snapshot) -> Result<(CpuSeconds, Option<String>)> {
     let used: Used = Snapshot::take().since(first, bed.pid(), &director_devices(bed));
     bed.check_alive()?;

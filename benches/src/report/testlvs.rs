@@ -56,10 +56,11 @@ const RATE: &str = "40000";
 const SOURCES: &str = "10.129.0.0";
 /// Number of pairs of source address and port.
 const FLOWS: &str = "1048576";
-/// Connection limit of a table that is large enough.
+/// Connection limit with which the table has an entry for each of the [`FLOWS`].
 const LARGE: &str = "1048576";
 /// Connection limit of a table that is too small.
 const SMALL: &str = "65536";
+/// As [`SMALL`], with `--quick`.
 const SMALL_QUICK: &str = "16384";
 /// Seconds before the start of the flood.
 const BEFORE: f64 = 1.0;
@@ -401,8 +402,8 @@ fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result
 struct Unlimited {
     /// Packets per second that arrived at the servers' host.
     passed: f64,
-    /// Per second: SYNs that the dataplane's defences dropped, and packets that were lost because
-    /// its rings were full.
+    /// Per second: SYNs that this project's dataplane dropped for the reason `syn_flood`, and
+    /// packets that were lost because its rings were full. `None` for other peers.
     dataplane: Option<(f64, f64)>,
 }
 
@@ -426,8 +427,8 @@ fn unlimited(bed: &Bed, turn: &Turn<'_>, seconds: f64) -> Result<Unlimited> {
     })
 }
 
-/// Number of SYNs that the dataplane's defences have dropped, and of packets that were lost because
-/// its rings were full.
+/// Number of SYNs that this project's dataplane has dropped for the reason `syn_flood`, and of
+/// packets that were lost because its rings were full; `None` for other peers.
 fn dropped(bed: &Bed) -> Result<Option<(u64, u64)>> {
     #[derive(Deserialize)]
     struct Reason {
@@ -453,7 +454,7 @@ fn dropped(bed: &Bed) -> Result<Option<(u64, u64)>> {
     )))
 }
 
-/// Number of connections in the table, if it can be read.
+/// Number of connections in the director's table; `None` if it cannot be read.
 fn entries(bed: &Bed) -> Result<Option<f64>> {
     #[derive(Deserialize)]
     struct Worker {
@@ -493,7 +494,7 @@ fn listed(listing: &str) -> f64 {
     counts.sum()
 }
 
-/// Bytes of the dataplane's resident memory.
+/// Bytes of resident memory of this project's dataplane; `None` for other peers.
 fn resident(bed: &Bed) -> Result<Option<f64>> {
     let Some(pid) = bed.pid().filter(|_| bed.who.is_ours()) else {
         return Ok(None);
@@ -506,8 +507,8 @@ fn resident(bed: &Bed) -> Result<Option<f64>> {
     Ok(bytes)
 }
 
-/// Percentage of honest requests that were served after the start of the flood, and their mean time
-/// in milliseconds.
+/// Percentage of the honest requests after the start of the flood that were served; and the mean
+/// time in milliseconds of all served requests, or `None` if none was served.
 fn fares(asked: &Asked) -> (f64, Option<f64>) {
     let during = |bins: &[u64]| -> f64 {
         let bins = bins.iter().zip(0_u32..);
@@ -537,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_before_flood_do_not_count() {
+    fn honest_requests_before_flood_do_not_count_in_their_percentage() {
         let asked = Asked {
             served: vec![9, 9, 9, 9, 30, 0],
             failed: vec![9, 9, 9, 9, 0, 10],

@@ -36,7 +36,7 @@ const SERVERS: [usize; 4] = [2, 4, 6, 8];
 const SHOWN: usize = 4;
 /// The sets of files, and the maximum rate of one server in bytes per second.
 ///
-/// Three peers at the same time can reach this rate on one core that all endpoints share.
+/// Three peers at the same time can reach these rates on one core that all endpoints share.
 const SETS: [(Set, u64); 3] = [(SMALL, 1_000_000), (MIXED, 1_500_000), (LARGE, 3_000_000)];
 /// Seconds between two samples, as in the kernel's estimator.
 const PERIOD: f64 = 2.0;
@@ -370,7 +370,7 @@ fn services_of(set: u16, bytes: u64, scheduler: &'static str) -> Vec<Service> {
     SERVERS.into_iter().map(service).collect()
 }
 
-/// Megabytes per second that the clients received while all of them were downloading.
+/// Megabytes per second that the clients received after the first [`WARM`] seconds.
 pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let counts = |bin: &u64| *bin as f64;
@@ -388,7 +388,7 @@ pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
 /// The printed rates, and the time at which they were printed.
 type Sample = (f64, Vec<(u16, [f64; 5])>);
 
-/// Reads rates for `time` seconds, as an operator would.
+/// Reads rates by `ipvsadm -L --rate` for `time` seconds, as an operator would.
 fn sample(director: &Host, time: f64) -> Result<Vec<Sample>> {
     let directory = tempfile::tempdir()?;
     let ipvsadm = directory.path().join("ipvsadm");
@@ -407,7 +407,8 @@ fn sample(director: &Host, time: f64) -> Result<Vec<Sample>> {
     Ok(samples)
 }
 
-/// The points of the plots over time.
+/// The values of the plots of sampled rates: means by the number of servers, and the points over
+/// time for [`SHOWN`] servers.
 fn curves(samples: &[Sample], time: f64) -> Vec<Value> {
     let mut values = Vec::new();
     for (number_of_set, (set, _)) in (0..).zip(SETS) {

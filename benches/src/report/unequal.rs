@@ -199,7 +199,7 @@ impl Experiment for Unequal {
             .clone()
             .map(|(_, served, _)| served.median)
             .fold(0.0, f64::max);
-        // Only those that use the full capacity are compared.
+        // Only schedulers within 5 % of the highest throughput are compared.
         let best = waits.filter(|(_, served, _)| served.max >= 0.95 * most);
         let mut best: Vec<_> = best.collect();
         best.sort_by(|a, b| a.2.median.total_cmp(&b.2.median));
@@ -228,7 +228,7 @@ fn time(quick: bool) -> f64 {
     if quick { 2.5 } else { 14.0 }
 }
 
-/// Percentage of the servers' capacity that clients have received.
+/// Percentage of the servers' capacity that clients received after the first [`WARM`] seconds.
 fn share(asked: &Asked, seconds: f64) -> f64 {
     let bins = asked.bytes.iter().zip(0_u32..);
     let counted = bins.filter(|(_, bin)| f64::from(*bin) * BIN >= WARM);
@@ -241,7 +241,7 @@ fn share(asked: &Asked, seconds: f64) -> f64 {
     bytes / (seconds - WARM) / capacity * 100.0
 }
 
-/// The given percentile of the values.
+/// The given percentile of the values; `None` without values.
 pub(super) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

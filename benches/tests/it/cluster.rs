@@ -179,7 +179,7 @@ fn failed_host_is_named() {
         ),
         (
             "while :; do echo 0123456789012345678901234567890123456789; done",
-            "its output is longer than that of httperf",
+            "its output is too long for an output of httperf",
         ),
     ] {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");

@@ -133,7 +133,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
     );
 }
 
-/// Every plot of every experiment has axes with units, a legend and data.
+/// The plots of the two web experiments have axes with units, a legend and data.
 #[test]
 #[ignore = "needs httperf and wrk"]
 fn report_draws_plots_of_all_web_experiments() {

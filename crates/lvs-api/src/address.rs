@@ -68,7 +68,8 @@ impl Address {
         }
     }
 
-    /// The abstract name, for users without write access to `/run/lvs`.
+    /// The abstract name `@lvs-dataplane`. A dataplane listens there if its user may not write to
+    /// `/run/lvs`.
     pub fn by_name() -> Self {
         Self::Abstract(lvs_core::api::DEFAULT_SOCKET.as_bytes().to_vec())
     }
@@ -85,8 +86,8 @@ impl Address {
         }
     }
 
-    /// Connects to exactly this address. `WouldBlock`: the listener exists, but does not accept
-    /// connections.
+    /// Connects to exactly this address. Returns `WouldBlock` if a process listens there, but does
+    /// not accept the connection within a second.
     pub fn connect(&self) -> io::Result<UnixStream> {
         let address = match self {
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
@@ -135,8 +136,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Returns the user of the process that listens on `stream`, and the reason why the process is not
-/// trusted; `None` if it is trusted.
+/// If the process that listens on `stream` is not trusted, returns its user and the reason. `None`
+/// if the process is trusted, or if the kernel does not report its identity.
 ///
 /// A listener of root whose capabilities are not visible is trusted: a request to it is less
 /// dangerous than a request from it.

@@ -60,7 +60,7 @@ pub enum Error {
         uid: u32,
     },
     /// The path is not a socket.
-    #[error("{address} is not a socket: name the dataplane's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
+    #[error("{address} is not a socket: name the dataplane's socket with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
     NotASocket {
         /// The address of the dataplane.
         address: Address,
@@ -246,7 +246,7 @@ impl Client {
         let _ = stream.set_write_timeout(Some(patience));
     }
 
-    /// The dataplane's greeting.
+    /// The dataplane's answer to the call `hello`.
     pub const fn hello(&self) -> &Hello {
         &self.hello
     }
@@ -258,7 +258,7 @@ impl Client {
         poll(&mut end, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
     }
 
-    /// The address to which the client is connected.
+    /// The address that was passed to [`connect`](Self::connect).
     pub const fn address(&self) -> &Address {
         &self.address
     }

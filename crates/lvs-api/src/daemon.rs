@@ -38,8 +38,9 @@ pub fn socket(dataplane: &Address) -> Address {
     }
 }
 
-/// Checks that the client of `socket` may make changes. `pid` is its process id in the namespace of
-/// this process. The daemon trusts the same clients as a dataplane does.
+/// Checks that the client of `socket` may make changes. Members of `group` may, and so may all
+/// processes that [`Own::trusts`] accepts, as for a dataplane. `uid` and `gid` are the client's
+/// user and primary group; `pid` is its process id in the PID namespace of this process.
 ///
 /// # Errors
 ///
@@ -62,7 +63,7 @@ pub fn is_member(socket: &impl AsFd, gid: u32, group: u32) -> bool {
     gid == group || lvs_sys::peer_groups::peer_in_group(socket, group).unwrap_or(false)
 }
 
-/// A change of the director's maintenance.
+/// A request to start or end the maintenance of the director.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaintenanceSpec {
@@ -76,7 +77,7 @@ pub struct MaintenanceSpec {
     pub why: Option<String>,
 }
 
-/// A maintenance of the director.
+/// The maintenance of a director, from its start to its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Maintenance {
     /// Start of the maintenance, in seconds since 1970.
@@ -99,10 +100,11 @@ pub struct DirectorStatus {
     /// The state of VRRP; `None` without `[vrrp]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vrrp: Option<VrrpStatus>,
-    /// Virtual addresses that are announced by routes; `None` without any.
+    /// The virtual addresses that routes announce; `None` if the configuration announces none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announce: Option<AnnounceStatus>,
-    /// Peers in lvsd's file for which the running dataplane was not started.
+    /// Peers in the configuration file with which the running dataplane does not replicate, because
+    /// it was started without them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing_peers: Vec<SocketAddr>,
     /// Warnings about this director, as text.
@@ -123,14 +125,15 @@ impl DirectorStatus {
 pub struct VrrpStatus {
     /// The last state from keepalived: `unknown`, `backup`, `master`, `fault` or `stopped`.
     pub state: String,
-    /// Whether the dataplane owns the virtual addresses, or will own them.
+    /// Whether this director may own the virtual addresses: the state is `master`, and the
+    /// dataplane is ready or has not answered yet.
     pub active: bool,
     /// Whether the dataplane has received the connections of its peers.
     pub ready: bool,
-    /// The condition for which the director waits; empty when it is ready.
+    /// The condition that must be met before `ready` is true; empty if it is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
-    /// The number that keepalived adds to the priority.
+    /// The number that keepalived adds to the VRRP priority of this director.
     pub track: i16,
     /// Errors with the track file and the FIFO of keepalived.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -146,10 +149,10 @@ pub struct VrrpStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AnnounceStatus {
-    /// Whether the dataplane has all peers of the file, and has received their connections.
+    /// Whether the dataplane has all peers of the configuration file, and has received their
+    /// connections.
     pub ready: bool,
-    /// The condition for which the director waits before it announces addresses as usual; empty when
-    /// it is met.
+    /// The condition that must be met before `ready` is true; empty if it is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
     /// The virtual addresses to announce, and their routes.
@@ -159,8 +162,8 @@ pub struct AnnounceStatus {
     pub trouble: String,
 }
 
-/// The administrative state of a server, which takes precedence over the file and the server's
-/// health.
+/// The administrative state of a server, which takes precedence over the configuration file and the
+/// server's health.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AdminState {
@@ -169,7 +172,8 @@ pub enum AdminState {
     Ready,
     /// The server gets no new connections; its present connections continue.
     Drain,
-    /// Drained for the service's `drain`, and then removed from the service.
+    /// The server gets no new connections. After the time `drain` of the service, the server is
+    /// removed from the service.
     Maintenance,
 }
 
@@ -259,7 +263,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// An override for servers.
+/// An operator's override of the administrative state of servers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdminSpec {
@@ -281,20 +285,20 @@ pub struct AdminSpec {
     pub force: bool,
 }
 
-/// An override that applies.
+/// An override that is in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminEntry {
     /// The override.
     #[serde(flatten)]
     pub spec: AdminSpec,
-    /// Time at which this state began, in seconds since 1970.
+    /// Time at which the override was set, in seconds since 1970.
     pub since: u64,
 }
 
 /// The result of an override.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminDone {
-    /// The servers of the file to which the override applies.
+    /// The configured servers to which the override applies.
     pub servers: Vec<(ServiceId, SocketAddr)>,
     /// Warnings about the override, as text.
     #[serde(default)]
@@ -306,7 +310,7 @@ pub struct AdminDone {
 pub struct Reloaded {
     /// The result of the reload, as text.
     pub message: String,
-    /// Warnings about the file, as in the output of `lvsd check`.
+    /// Warnings about the configuration file, as in the output of `lvsd check`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -322,11 +326,11 @@ pub struct Status {
     pub config: String,
     /// lvsd's uptime in seconds.
     pub uptime: u64,
-    /// The last read of the file.
+    /// The result of the last read of the configuration file.
     pub loaded: LoadStatus,
     /// The state of the dataplane.
     pub dataplane: DataplaneStatus,
-    /// The services of the file.
+    /// The configured services, including those that etcd and Kubernetes add.
     pub services: Vec<ServiceStatus>,
     /// The overrides of operators.
     pub admin: Vec<AdminEntry>,
@@ -334,7 +338,7 @@ pub struct Status {
     pub drift: Vec<String>,
     /// The changes that the dataplane has refused, as text.
     pub refused: Vec<String>,
-    /// The longest recent delay of a check, in milliseconds.
+    /// The longest delay of a health check since lvsd last reported delays, in milliseconds.
     pub check_lag_ms: u64,
     /// The state of the proxy; `None` if no service is proxied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -345,10 +349,10 @@ pub struct Status {
     /// The state of this director in its cluster; absent for a single director without maintenance.
     #[serde(default, skip_serializing_if = "DirectorStatus::is_alone")]
     pub director: DirectorStatus,
-    /// The sources of servers and services besides the file.
+    /// The sources of servers and services other than the configuration file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceStatus>,
-    /// The answers of sources that lvsd ignores, as text.
+    /// The parts of answers from sources that lvsd does not apply, and the reasons, as text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
     /// All directors in etcd, including this one.
@@ -368,21 +372,22 @@ pub struct DirectorSeen {
     pub version: String,
     /// The etcd revision of the last change that the director has loaded.
     pub revision: u64,
-    /// The digest of the director's services and servers from etcd.
+    /// Digest of the services and servers that the director has loaded from etcd, in hexadecimal.
     pub digest: String,
-    /// The number of the director's services, from its file and from etcd.
+    /// The number of the director's services, from its configuration file and from etcd.
     pub services: usize,
     /// The number of servers of these services.
     pub servers: usize,
-    /// Whether the director is ready.
+    /// Whether the director can forward packets: lvsd is ready, its dataplane answers, and the
+    /// dataplane has all configured peers.
     pub ready: bool,
     /// Whether the director is in maintenance.
     pub maintenance: bool,
-    /// Whether the director ignores some answers of its sources.
+    /// Whether the director does not apply some parts of the answers from its sources.
     pub left_out: bool,
 }
 
-/// A source of servers or services besides the file.
+/// A source of servers or services other than the configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SourceStatus {
@@ -411,7 +416,7 @@ pub struct SourceStatus {
     pub revision: Option<u64>,
     /// The number of the dataplane's services that stay until etcd or Kubernetes answers.
     pub held: usize,
-    /// The number of objects in Kubernetes that are refused.
+    /// The number of objects in Kubernetes that lvsd refuses.
     #[serde(default)]
     pub refused: usize,
     /// The director that writes the addresses of Services in Kubernetes.
@@ -426,11 +431,12 @@ pub struct ProxyStatus {
     pub connections: u64,
     /// The maximum number of connections and clients.
     pub most: u64,
-    /// The number of connections refused because the maximum was reached.
+    /// The number of connections and datagrams refused because the maximum was reached.
     pub full: u64,
     /// The number of clients evicted to make room for other clients.
     pub evicted: u64,
-    /// The number of connections refused because no server was available.
+    /// The number of connections and datagrams refused because no server was available, or because of
+    /// a limit or a filter.
     pub refused: u64,
 }
 
@@ -439,7 +445,7 @@ pub struct ProxyStatus {
 pub struct LoadStatus {
     /// The time at which the file was read, in seconds since 1970.
     pub time: u64,
-    /// Whether the file was loaded.
+    /// Whether the configuration file was loaded.
     pub ok: bool,
     /// The result of the reading, as text.
     pub message: String,
@@ -500,10 +506,10 @@ impl DataplaneStatus {
     }
 }
 
-/// A service.
+/// The state of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceStatus {
-    /// The service's name in the file.
+    /// The service's name in the configuration.
     pub name: String,
     /// Identity of the service.
     pub service: ServiceId,
@@ -527,31 +533,32 @@ pub struct ServiceStatus {
     /// Whether the service's VIP is released until enough servers are up.
     #[serde(default)]
     pub withdrawn: bool,
-    /// Whether a service that lvsd does not own uses the address.
+    /// Whether the dataplane has a service with this identity that lvsd does not own.
     #[serde(default)]
     pub conflict: bool,
     /// Whether the source of the service's servers has not answered yet, so that the servers in the
     /// dataplane stay unchanged.
     #[serde(default)]
     pub unheard: bool,
-    /// By reason: how many packets of new connections the dataplane has refused since the service
-    /// was added to it.
+    /// For each reason, the number of packets of new connections that the dataplane has refused
+    /// since it has the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
-    /// By reason: how many packets of the service's connections the dataplane has dropped or
-    /// refused since the service was added to it.
+    /// For each reason, the number of packets of the service's connections that the dataplane has
+    /// dropped or refused since it has the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drops: Vec<Refusals>,
-    /// The servers of the service, in the order of the file, and then servers that will be removed.
+    /// The servers of the service, in the order of the configuration, and then servers that will be
+    /// removed.
     pub servers: Vec<ServerStatus>,
 }
 
-/// A server.
+/// The state of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStatus {
     /// Address and port of the server.
     pub server: SocketAddr,
-    /// The configured weight; `None` if the server is not in the file.
+    /// The configured weight; `None` if the server is not in the configuration.
     pub configured: Option<i32>,
     /// The server's administrative state.
     pub admin: AdminState,
@@ -593,11 +600,11 @@ pub struct ServerStatus {
     pub inactive: u32,
 }
 
-/// The record of a server's checks.
+/// The statistics of a server's checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckStatus {
     /// The reason why lvsd checks the server's own address instead of the path of clients; absent
-    /// if the check uses the path that the file sets, or the path of clients.
+    /// if the check uses the configured path, or the path of clients.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub own_address: String,
     /// Duration of the last check in microseconds.
@@ -665,7 +672,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn admin_states_match_documentation() {
+    fn admin_and_maintenance_requests_are_parsed_as_documented() {
         let text = r#"{"target":{"service":{"protocol":"tcp","address":"192.0.2.1:80"},"host":"10.0.0.1","port":80},"state":"drain","who":"ann","why":"disk"}"#;
         let spec: AdminSpec = serde_json::from_str(text).expect("the JSON is valid");
         let service = ServiceId::Tcp {

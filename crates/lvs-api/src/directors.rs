@@ -58,7 +58,8 @@ pub fn with_port(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Parses the address of a peer: an [`address`] that a host can have.
+/// Parses the address of a peer, as [`address`] does. The unspecified addresses `0.0.0.0` and `::`
+/// are errors.
 ///
 /// # Errors
 ///

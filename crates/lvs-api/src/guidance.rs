@@ -27,7 +27,7 @@ const OPTIONS: [&str; 11] = [
     "--workers",
 ];
 
-/// Beginning of the sentence that names the keys.
+/// Beginning of the sentence that names the keys of lvsd's file.
 const WITH_LVSD: &str = "With lvsd:";
 
 /// Whether `lvsd` manages one of these services.
@@ -64,8 +64,9 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<Ip
             setup("tun")
         ),
         _ => format!(
-            "on {ip}: is the virtual address on lo ({}), is something listening on it, and does a filter drop the \
-             packets, or rp_filter, if clients are behind another interface (nft list ruleset; sysctl net.ipv4.conf)?",
+            "on {ip}: is the virtual address on lo ({}), is something listening on it, and does a \
+            filter drop the packets (nft list ruleset)? If clients are behind another interface, \
+            does rp_filter drop them (sysctl net.ipv4.conf)?",
             setup("dr")
         ),
     }
@@ -122,7 +123,8 @@ fn by_reason(reason: &str) -> Option<&'static str> {
     })
 }
 
-/// Appends to a fix the keys of lvsd's file for the options of `lvs-dataplane` that it names.
+/// If `fix` names options of `lvs-dataplane`, appends a sentence with the keys of lvsd's file for
+/// these options.
 pub fn with_keys(fix: &str) -> String {
     if fix.starts_with("Nothing:") {
         return fix.to_owned();

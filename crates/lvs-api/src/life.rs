@@ -1,5 +1,6 @@
-//! Finds out whether a process is running, exiting or has exited. The kernel frees the resources of
-//! a killed process after its memory, which takes seconds for a large process.
+//! Finds out whether a process is running, exiting or has exited. The kernel frees the memory of a
+//! killed process before it closes the files of the process, and for a large process this takes
+//! seconds.
 
 use std::fs;
 use std::str::SplitAsciiWhitespace;

@@ -34,10 +34,10 @@ pub enum Root {
 pub struct Own {
     /// Effective user id.
     pub uid: u32,
-    /// Whether the dataplane has `CAP_NET_ADMIN` in its effective set. Without it, the dataplane
-    /// can do nothing that its user cannot do anyway.
+    /// Whether this process has `CAP_NET_ADMIN` in its effective set. Without this capability, a
+    /// client of this process gains nothing that the user of this process could not do directly.
     pub net_admin: bool,
-    /// Whether the dataplane is in the initial user namespace, in which user 0 is the host's root.
+    /// Whether this process is in the initial user namespace, in which user 0 is the host's root.
     pub initial: bool,
 }
 
@@ -129,9 +129,10 @@ fn effective(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Whether process `pid` is in the user namespace of this process. If this process may not see
-/// that, because the other has more capabilities, it compares the user id maps, which every process
-/// may read: two namespaces have equal maps only if a user with rights over all ids wrote them.
+/// Whether process `pid` is in the user namespace of this process. If `pid` has more capabilities,
+/// this process may not read its namespace, and compares the user and group id maps instead, which
+/// every process may read. Two namespaces have equal maps only if a user with rights over all ids
+/// wrote them.
 fn same_user_namespace(pid: u32) -> io::Result<bool> {
     let name = |of: &str| fs::metadata(format!("/proc/{of}/ns/user")).map(|m| (m.dev(), m.ino()));
     match name(&pid.to_string()) {

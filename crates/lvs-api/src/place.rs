@@ -34,10 +34,12 @@ pub const LOCK: &str = ".lock";
 /// Maximum number of attempts to lock a file that other processes may remove.
 const ATTEMPTS: usize = 100;
 
-/// Creates the directory if it does not exist.
+/// Creates `directory`, with the permissions 0755, if it does not exist.
 ///
 /// # Errors
-/// This process may not create it, or users other than root and this one may write to it.
+///
+/// This process may not create the directory, or users other than root and this one may write to
+/// it.
 pub fn prepare(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o755).create(directory) {
         // Restore the permissions that the umask has removed.
@@ -62,8 +64,8 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks the dataplane at `address` until the returned value is dropped, so that no other process
-/// of this network namespace can control it.
+/// Locks the dataplane at `address` until the returned value is dropped, so that no other lvsd or
+/// `lvs-run` of this network namespace configures it.
 ///
 /// # Errors
 /// [`LockError::Held`]: another process has the lock. Any user can bind the abstract socket name of
@@ -82,7 +84,7 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
         Err(held @ LockError::Held(_)) => return Err(held),
         other => other,
     };
-    // Earlier versions lock only the name.
+    // Earlier versions of lvsd lock only an abstract name.
     let name = match address {
         Address::Usual(_) => "lvsd".to_owned(),
         Address::Abstract(name) if name == DEFAULT_SOCKET.as_bytes() => "lvsd".to_owned(),
@@ -118,8 +120,8 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
     Ok(Steering(file.ok(), name))
 }
 
-/// The locks of a process that controls a dataplane: a locked file, if one can be created, and an
-/// abstract name.
+/// The locks of a process that configures a dataplane: a locked file, if one can be created, and an
+/// abstract name, unless an untrusted process uses this name.
 #[derive(Debug)]
 pub struct Steering(
     #[expect(dead_code, reason = "the value is stored only to keep its lock")] Option<Lock>,
@@ -164,7 +166,8 @@ impl Lock {
         let _ = self.0.write_all_at(text.as_bytes(), 0);
     }
 
-    /// Like [`beside`](Self::beside), but does not create the file.
+    /// Like [`beside`](Self::beside), but neither creates the file nor waits. `None` if the file
+    /// does not exist.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -224,7 +227,8 @@ fn owner_in(file: &File) -> Owner {
     }
 }
 
-/// The last process that locked `socket`, and whether it still has the lock.
+/// The process that last owned the lock with the name of `socket` and `suffix`, and whether the
+/// lock is in use now; `None` if the file of the lock cannot be opened.
 pub fn owner_beside(socket: &Path, suffix: &str) -> Option<(Owner, bool)> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(CWD, lock_path(socket, suffix), flags, Mode::empty()).ok()?;

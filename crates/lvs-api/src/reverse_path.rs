@@ -7,12 +7,12 @@ use std::path::Path;
 /// The settings of all interfaces, each in a separate directory.
 const SETTINGS: &str = "/proc/sys/net/ipv4/conf";
 
-/// Whether the filter of an interface is strict.
+/// Whether the reverse-path filter of `interface` is strict.
 pub fn is_strict(interface: &str) -> bool {
     is_strict_in(Path::new(SETTINGS), interface)
 }
 
-/// The interfaces whose reverse-path filter is strict, in order.
+/// The interfaces whose reverse-path filter is strict, in alphabetical order.
 pub fn strict_interfaces() -> Vec<String> {
     strict_in(Path::new(SETTINGS))
 }

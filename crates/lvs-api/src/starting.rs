@@ -53,7 +53,8 @@ pub fn connect_daemon(dataplane: &Address) -> Result<Option<daemon::Client>, Str
     )
 }
 
-/// Repeats `attempt` while its result has `failed` and a starting program is `promised`.
+/// Repeats `attempt` while `failed` is true for its result and `promised` returns that a program is
+/// starting. Afterwards makes one more attempt.
 fn retry<T>(
     mut attempt: impl FnMut() -> T,
     failed: impl Fn(&T) -> bool,
@@ -106,8 +107,8 @@ impl Processes<'_> {
     /// namespace count, and those whose namespace cannot be read. `waited`: how long this process
     /// has waited.
     ///
-    /// Younger processes do not count, so that two clients (`lvsd status`) do not wait for each
-    /// other.
+    /// Processes that started after this one do not count, so that two clients (`lvsd status`) do
+    /// not wait for each other.
     fn is_starting(&self, programs: &[&str], own_namespace: bool, waited: Duration) -> bool {
         let Some(own) = self.process(self.own) else {
             return false;
@@ -200,8 +201,8 @@ impl Process {
 mod tests {
     use super::*;
 
-    /// A fake `/proc` with this process (20) and its shell (5), both started 1,000 seconds after
-    /// boot.
+    /// A fake `/proc` with this process (20), which started 1,000 seconds after boot, and its shell
+    /// (5), which started 10 seconds after boot.
     struct Proc(tempfile::TempDir);
 
     impl Proc {
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn client_waits_for_launched_dataplane_before_it_enters_the_namespace() {
+    fn client_waits_for_launched_dataplane_that_has_not_entered_its_namespace() {
         let command_line = "nsenter\0--net=/run/netns/lb\0lvs-dataplane\0";
         assert!(waits_for(5, 100_000, command_line, Some(8)));
         assert!(

@@ -1,8 +1,8 @@
 //! State files next to a control socket, and the removal of files of removed network namespaces.
 //!
-//! The inode of the network namespace, which the kernel reuses, names the default socket. The names
-//! of state files therefore also contain the namespace's cookie, which is never reused: a new
-//! namespace does not use old files.
+//! The name of the default socket contains the inode of the network namespace, and the kernel
+//! reuses inodes. The names of state files therefore also contain the namespace's cookie, which is
+//! never reused: a process in a new namespace does not read the files of a removed one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
@@ -86,8 +86,8 @@ fn names(directory: &Path) -> Vec<OsString> {
     names.take(FILES_MOST).collect()
 }
 
-/// Removes files next to `socket`, unless a dataplane or an lvsd is running there. Removes lock
-/// files last.
+/// Removes `files`, which are next to `socket`, unless a dataplane or an lvsd has locked `socket`.
+/// Removes lock files last.
 fn remove(socket: &Path, files: &[PathBuf]) {
     let locks = [LOCK, STEERED].map(|suffix| Lock::existing(socket, suffix));
     let [Ok(_dataplane), Ok(_daemon)] = &locks else {
@@ -105,8 +105,8 @@ fn remove(socket: &Path, files: &[PathBuf]) {
     }
 }
 
-/// As [`sweep`], for any directory. `own` is the default socket in it, `cookie` that of this
-/// namespace, and `live` returns the inodes of visible namespaces.
+/// As [`sweep`], for any directory. `own`: the default socket of this network namespace. `cookie`:
+/// the cookie of this namespace. `live`: as [`live`].
 fn sweep_in(
     directory: &Path,
     own: &Path,

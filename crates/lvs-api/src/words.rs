@@ -70,7 +70,7 @@ pub fn lasted(seconds: u64) -> String {
 }
 
 /// Formats the number of packets in the last minute, and the ages in seconds of the first and the
-/// last packet.
+/// last packet. Omits each part that is `None`.
 pub fn times(last_minute: Option<u64>, since: Option<u64>, ago: Option<u64>) -> String {
     let parts = [
         last_minute.map(|packets| format!("{packets} in the last minute")),

@@ -241,7 +241,10 @@ mod tests {
             !attempts(2, 2).is_suspicious(good),
             "two unanswered attempts make a server suspicious"
         );
-        assert!(!attempts(1_000, 30).is_suspicious(good), "3 in 100");
+        assert!(
+            !attempts(1_000, 30).is_suspicious(good),
+            "30 unanswered attempts of 1,000 make a server suspicious"
+        );
         // A flood affects all servers alike.
         assert!(!attempts(1_000, 300).is_suspicious(attempts(3_000, 900)));
         assert!(!attempts(u64::MAX, u64::MAX / 4).is_suspicious(attempts(u64::MAX, u64::MAX / 4)));

@@ -59,7 +59,7 @@ impl Director {
             ..options
         });
         let memory = memory(control.layout());
-        let shard = control.shard_in(0, memory).expect("the only shard");
+        let shard = control.shard_in(0, memory).expect("shard 0 exists");
         Self {
             control,
             shard,
@@ -124,7 +124,8 @@ impl Director {
 
     /// Removes at once the connection of the client's packets with this tuple. For an embedding
     /// program that has both sockets of the connection, as a proxy does, and closes them. Returns
-    /// `false` if there is no such connection.
+    /// `false`, without a change, if there is no such connection, or if it controls other
+    /// connections.
     ///
     /// ```
     /// use lvs_core::*;
@@ -167,8 +168,8 @@ impl Director {
         self.follow(now)
     }
 
-    /// As [`advance`](Self::advance), before a packet that may be the host's reply to a packet that
-    /// closed its connection.
+    /// As [`advance`](Self::advance), but keeps connections that have ended at the time `now`: the
+    /// next packet may be the host's reply to the packet that ended one of them.
     fn follow(&mut self, now: Instant) -> Instant {
         self.now = self.now.max(now);
         self.control.advance_with(&mut self.shard, self.now);

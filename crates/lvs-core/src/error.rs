@@ -83,7 +83,8 @@ impl fmt::Display for Error {
             Self::TunnelPort => "a GUE tunnel needs a port",
             Self::NotUnicast => "the address of a real server must be a unicast address",
             Self::FamilyMismatch => {
-                "a server whose address family differs from its service's needs a tunnel"
+                "a server whose address family differs from its service's needs a tunnel, and no \
+                 synchronisation daemon may run"
             }
             Self::Protocol => "a service is for TCP, UDP or SCTP",
             Self::ZeroMark => "a firewall mark must not be 0",

@@ -49,7 +49,7 @@ pub(crate) enum Decided {
     /// A prefix of `bits` bits has accepted (`taken`) or refused the source; it is in the service's
     /// own filter (`own`) or in the director's.
     By { taken: bool, bits: u8, own: bool },
-    /// No prefix contains the source. `taken` says whether it is accepted.
+    /// No prefix contains the source. `taken`: whether the source is accepted.
     Unlisted { taken: bool },
 }
 

@@ -67,9 +67,9 @@ pub enum MarkAction {
 /// A rule: applies to the packets that match all its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkRule {
-    /// Name of the interface on which the packets arrive.
+    /// Name of the interface on which the packets arrive; `None` for all interfaces.
     pub interface: Option<String>,
-    /// Source prefix of the packets.
+    /// Source prefix of the packets; `None` for all sources.
     pub source: Option<Prefix>,
     /// Destination prefix of the packets. A rule that sets a mark must have one, because the
     /// dataplane must hide the packets from the host's network stack. `None` means all packets to

@@ -293,7 +293,7 @@ pub struct IcmpError {
     pub len: u32,
 }
 
-/// SCTP's chunk that opens an association (RFC 9260 section 3.3.2).
+/// The type of an INIT chunk, which opens an association (RFC 9260 section 3.3.2).
 pub(crate) const SCTP_INIT: u8 = 1;
 /// The type of an ABORT chunk (RFC 9260 section 3.3.7).
 pub(crate) const SCTP_ABORT: u8 = 6;

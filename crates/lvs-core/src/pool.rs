@@ -38,7 +38,7 @@ pub enum Preview<'a> {
 ///     flags: ServiceFlags::default(),
 ///     now: Instant::ZERO,
 /// };
-/// let first = pool.pick(&request).unwrap().open(); // counted while it lives
+/// let first = pool.pick(&request).unwrap().open(); // counted until it is dropped
 /// let second = pool.pick(&request).unwrap().open();
 /// assert_ne!(first.server().addr(), second.server().addr());
 /// # Ok::<(), lvs_core::Error>(())

@@ -222,7 +222,7 @@ mod tests {
             ("2001:db8:0:1:ffff:ffff:ffff:ffff", "2001:db8:0:1::"),
             ("2001:db8:0:2::1", "2001:db8:0:2::"),
         ] {
-            let ip: IpAddr = ip.parse().expect("an address");
+            let ip: IpAddr = ip.parse().expect("the address is valid");
             assert_eq!(Prefix::source(ip).to_string(), whole, "{ip}");
         }
     }

@@ -11,7 +11,8 @@ const SLOTS: usize = 30;
 /// After this time without a packet, the next packet is the first of a new series.
 const PAUSE: Duration = Duration::from_secs(300);
 
-/// A counter of packets, which also counts each interval of ten seconds (a slot).
+/// A counter of packets: of all packets, and of the packets in each ten-second slot of the last
+/// five minutes.
 #[derive(Clone, Debug, Default)]
 pub struct RecentCounter {
     count: u64,

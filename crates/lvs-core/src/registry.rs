@@ -48,7 +48,7 @@ impl Registry {
         self.factories.remove(name);
     }
 
-    /// A new scheduler with this name.
+    /// A new scheduler with this name; `None` if no scheduler has the name.
     pub fn create(&self, name: &str) -> Option<Box<dyn Scheduler>> {
         self.factories.get(name).map(|factory| factory())
     }

@@ -356,7 +356,7 @@ impl Server {
         self.active.load(Relaxed).max(0).unsigned_abs()
     }
 
-    /// Number of connections in all other states.
+    /// Number of connections in inactive states.
     #[inline]
     pub fn inactive(&self) -> u32 {
         (self.total.load(Relaxed) - self.active.load(Relaxed))

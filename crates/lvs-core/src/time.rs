@@ -29,7 +29,7 @@ impl Instant {
         self.0
     }
 
-    /// The number of the kernel's ticks of 4 ms, limited to 32 bits.
+    /// The number of the kernel's ticks of 4 ms since the origin, modulo 2^32.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "only differences of times are used"

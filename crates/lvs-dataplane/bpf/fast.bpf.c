@@ -78,7 +78,7 @@ static long (*adjust_room)(struct __sk_buff *, int len, u32 mode, u64 flags) = (
 // The dataplane also decides on super-packets with more datagrams than this, and on those for tunnels: the kernel does not
 // put all of them into tunnels.
 #define DATAGRAMS_MOST 127
-// Used instead of TCP's flags: a datagram has no checksum.
+// In the field `flags` of a datagram, which has no TCP flags: the datagram has no checksum.
 #define ABSENT 1
 // Words of a datagram without a checksum that are summed up at a time, and the maximum number of times: longer datagrams
 // continue to the dataplane.
@@ -410,8 +410,8 @@ INLINE int translates(u32 method)
 	return method == METHOD_NAT || method == METHOD_FULL_NAT;
 }
 
-// Returns the same number without the knowledge of the verifier, because the number was in a map: otherwise the verifier
-// would repeat the following code for each value that it knows.
+// Writes a number to a map and reads it again, so that the verifier does not know its value: otherwise the verifier would
+// repeat the following code for each possible value.
 INLINE u32 forgotten(u32 *cell, u32 number)
 {
 	*cell = number;
@@ -560,7 +560,7 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 
 // ---- forwarding --------------------------------------------------------------------------------------------------------
 
-// The time of the dataplane, which may have started after the last tick.
+// The time on the dataplane's clock; 0 if the dataplane has started after the last tick.
 INLINE u64 dataplane_time(const u64 *conf)
 {
 	long long now = ktime() - conf[CONF_BASE];

@@ -75,7 +75,7 @@
 #define CONF_MISSED 9
 // The last epoch that was started, whether valid or not.
 #define CONF_NUMBER 10
-// Not 0 while a dataplane takes over: it receives the packets, but the host still receives them too.
+// Not 0 while a dataplane takes over: its packet sockets receive the packets, but no shield hides them from the host yet.
 #define CONF_TAKING_OVER 11
 // Whether the preferred slot is searched first: 1 for IPv4 entries, 2 for IPv6 entries.
 #define CONF_HOMES 12

@@ -387,7 +387,8 @@ const IGNORED: [(c_int, &str); 4] = [
 ];
 
 fn main() -> ExitCode {
-    // First, because the terminal may be closed at any time. The state keeper inherits this.
+    // First, because the terminal may be closed at any time. The state keeper inherits the ignored
+    // signals.
     ignore_signals();
     let args = Args::parse();
     if let Some(name) = &args.restart.hold {
@@ -574,7 +575,7 @@ fn config(args: Args) -> anyhow::Result<Config> {
     if let Some(path) = &args.services.rules {
         let name = path.display().to_string();
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-        // Empty lines in place of the other kind's lines keep the line numbers.
+        // Lines of the other kind become empty, so that the line numbers in errors are right.
         let only = |of_marks| -> String {
             let lines = text
                 .lines()

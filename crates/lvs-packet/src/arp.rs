@@ -24,8 +24,8 @@ pub struct Arp {
     pub target: Ipv4Addr,
 }
 
-/// Reads the ARP message after the Ethernet header of `frame`; `None` if it is not an ARP message
-/// for IPv4 over Ethernet.
+/// Reads the ARP message after the Ethernet header of `frame`; `None` if it is not a request or a
+/// reply for IPv4 over Ethernet.
 pub fn parse(frame: &[u8]) -> Option<Arp> {
     let slice = ArpPacketSlice::from_slice(frame.get(ETHERNET_LEN..)?).ok()?;
     if slice.hw_addr_type() != ArpHardwareId::ETHERNET || slice.proto_addr_type() != EtherType::IPV4

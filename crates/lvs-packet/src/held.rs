@@ -59,8 +59,8 @@ pub struct Held {
     frames: usize,
     bytes: usize,
     limits: Limits,
-    /// Number of packets that were dropped because they had waited for too long, or because a queue
-    /// was full.
+    /// Number of packets that were dropped because they had waited for too long, a queue was full,
+    /// or the neighbour did not answer.
     pub dropped: u64,
     /// Dropped packets of connections, by server.
     pub drops: ServerDrops,
@@ -177,8 +177,8 @@ impl Held {
         ask
     }
 
-    /// Whether the caller must request the address or the interception now, if no packet can be
-    /// stored.
+    /// Returns whether the caller must request the address or the interception now, although the
+    /// packet is not stored.
     fn asks(&mut self, cause: Cause, now: Instant) -> bool {
         let room = self.queues.len() < 2 * self.limits.total;
         match self.queues.entry(cause) {

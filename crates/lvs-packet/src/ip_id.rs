@@ -38,7 +38,8 @@ impl IpIds {
     }
 
     /// Returns an identification for the fragments of an IPv6 datagram. It repeats only after 2^32
-    /// datagrams, and cannot be predicted from the previous one (RFC 7739).
+    /// datagrams. Consecutive identifications look unrelated; only an observer that inverts this
+    /// function can predict the next one (compare RFC 7739).
     pub fn next_fragments(&self) -> u32 {
         let before = self.fragments.fetch_add(1, Ordering::Relaxed);
         let mut id = before.wrapping_add(1);

@@ -124,7 +124,8 @@ pub fn reports(
     }
 }
 
-/// Milliseconds that a maximum response code means (RFC 3810 section 5.1.3, RFC 2710 section 3.4).
+/// The response time in milliseconds that a maximum response code encodes (RFC 3810 section 5.1.3,
+/// RFC 2710 section 3.4).
 fn within_ms(code: u16, v1: bool) -> u32 {
     if v1 || code < 0x8000 {
         return code.into();

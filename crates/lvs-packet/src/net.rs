@@ -103,8 +103,8 @@ pub struct About {
     pub vip: bool,
     /// Whether the dataplane owns the address: [`Net::is_own_vip`].
     pub own: bool,
-    /// The path to the address; `None` if there is no route, or if the next hop's link-layer
-    /// address is unknown.
+    /// The path to the address; `None` if there is no route, the port is not Ethernet, or the next
+    /// hop's link-layer address is unknown.
     pub way: Option<Way>,
 }
 

@@ -57,7 +57,7 @@ pub struct Packet {
 pub struct Fragment {
     /// Identification of the datagram.
     pub id: u32,
-    /// Offset of its payload in the datagram, in bytes.
+    /// Offset of the fragment's payload in the payload of the datagram, in bytes.
     pub offset: usize,
     /// Whether more fragments follow.
     pub more: bool,
@@ -362,8 +362,8 @@ impl Packet {
 }
 
 /// Parses the packet inside an ICMP error. Its fixed header must be complete, and it must not be a
-/// later fragment. If its IP options are truncated, the second value is false: its ports are
-/// unknown.
+/// later fragment. The second value is `false` if the ports are unknown: its protocol has no ports,
+/// or the packet is truncated before them.
 fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
     if six {
         return inner6(bytes);

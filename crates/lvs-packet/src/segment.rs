@@ -61,7 +61,8 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
 
 /// Checks that the checksum and the segmentation that the sender of `frame` requests are possible:
 /// the checksum is within the payload of the packet, and the super-packet has the packet's own
-/// protocol, or is TCP inside a tunnel over UDP. A guest on a virtual link can request anything.
+/// protocol, or is TCP or UDP inside a tunnel over UDP. A guest on a virtual link can request
+/// anything.
 ///
 /// # Errors
 /// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].
@@ -147,7 +148,8 @@ impl Cut {
     ///
     /// # Errors
     /// [`FrameDrop::BadAggregate`] if the super-packet contradicts its headers;
-    /// [`FrameDrop::TinySegments`] if it has more segments than a sender may put into one frame.
+    /// [`FrameDrop::TinySegments`] if it has more segments than a sender may put into one frame, or
+    /// too many tiny ones.
     #[inline]
     pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
         let Some(segments) = frame.offload.segments else {

@@ -252,9 +252,9 @@ impl Steering {
         }
     }
 
-    /// Finds the longest prefixes, in words of 32 bits, of which the addresses have at most
-    /// [`RANGES_MAX`] different ones. Returns the number of words, and the prefixes, folded and
-    /// sorted. If even prefixes of one word are too many, the list is empty.
+    /// Finds the greatest number of 32-bit words for which the addresses have at most
+    /// [`RANGES_MAX`] different prefixes. Returns this number, and the prefixes, folded and sorted.
+    /// If even prefixes of one word are too many, the list is empty.
     fn prefixes(&self, addresses: &[IpAddr]) -> (usize, Vec<u32>) {
         for words in (1..=4).rev() {
             let folds = addresses.iter().map(|addr| self.keys.fold(*addr, words));
@@ -309,8 +309,8 @@ pub struct Plan {
 }
 
 /// Ranges of sorted addresses, at most [`RANGES_MAX`]. If there are more, and `close` is set, the
-/// ranges with the smallest gaps are joined; the addresses in these gaps then also count as virtual
-/// addresses.
+/// ranges with the smallest gaps are joined; the addresses in these gaps then count like the
+/// addresses around them. Otherwise, the last ranges are omitted.
 fn ranges(virt: &[u32], local: &[u32], close: bool) -> Vec<Range> {
     let mut all: Vec<(u32, Kind)> = virt.iter().map(|&addr| (addr, Kind::Virtual)).collect();
     let others = local

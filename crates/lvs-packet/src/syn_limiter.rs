@@ -37,8 +37,8 @@ const EPOCH: u64 = 50_000_000;
 /// Number of buckets for networks.
 const NETWORKS: u16 = 1024;
 
-/// Number of packets of a connection after which its client is known. A client sends two in a
-/// handshake.
+/// Number of the client's packets in one connection after which the SYN limiter counts the client
+/// as known. A handshake contains two of them.
 pub(super) const KNOWN_AFTER: u32 = 3;
 
 /// A client stays known for this time, and at most for twice this time.

@@ -12,8 +12,8 @@
 //!
 //! The children of `lvsd` (the dataplane, programs of checks and of `notify`) inherit the
 //! restrictions, so only calls that no such program needs are refused. A child can still have more
-//! rights than `lvsd` itself (`sudo`, `ping`). The dataplane starts its state keeper before, and no
-//! programs after.
+//! rights than `lvsd` itself (`sudo`, `ping`). The dataplane starts its state keeper before it
+//! drops privileges, and no program afterwards.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -102,7 +102,8 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
 pub struct Places {
     /// The path of its control socket, if it has one.
     pub socket: Option<PathBuf>,
-    /// Whether the dataplane opens TCP connections to its peers.
+    /// Whether the dataplane may open TCP connections: to its peers, or to DNS servers if a file of
+    /// rules contains host names.
     pub tcp: bool,
 }
 
@@ -124,7 +125,8 @@ pub fn dataplane(places: &Places) -> Confinement {
 }
 
 /// Restricts this thread and threads that it starts later: they cannot execute files, and can write
-/// only to `places` and to some of the kernel's directories.
+/// only to the directory of the control socket and to some of the kernel's directories. They can
+/// use TCP only if `places.tcp` is true.
 fn landlock(places: &Places) -> Result<(), String> {
     use landlock::{
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,

@@ -120,7 +120,8 @@ pub(super) fn serve_connection(
             write_error(&mut writer, 0, &failure)?;
             return writer.flush();
         }
-        // The answer is counted until it is written, including the call that stops the dataplane.
+        // The answer counts as pending until it is written, also the answer to the call that stops
+        // the dataplane.
         let _answer = place.answer();
         let (id, answer) = match serde_json::from_slice::<RawRequest<'_>>(&line) {
             Err(error) => (0, Err(malformed(format!("this is not a request: {error}")))),
@@ -196,7 +197,7 @@ impl Session<'_> {
                 Some(self.place.list().ok_or_else(|| {
                     Failure::new(
                         FailureCode::Full,
-                        format!("{method}: a read-only user gets one list at a time: wait until the other list is complete"),
+                        format!("{method}: a read-only user gets one list at a time, and all of them together get four: wait until another list is complete"),
                     )
                 })?)
             }

@@ -20,7 +20,7 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// Many threads call this function at the same time. [`Sink::item`] blocks while the client
     /// does not read, so an implementation must not hold a lock that packets need while it calls
-    /// this: it copies a long list in pieces.
+    /// `item`: it copies a long list in pieces.
     ///
     /// # Errors
     /// A refusal; then nothing has changed.

@@ -2,8 +2,8 @@
 //! events of connections in place of packets.
 //!
 //! The proxy reports a new connection as its SYN, the server's answer and the client's, so that the
-//! connection counts as active. It reports the forwarded bytes periodically, as one packet of this
-//! length in each direction. It removes the connection from the director when it ends. The
+//! connection counts as active. From time to time, it reports the forwarded bytes of each direction
+//! as one packet of this length. It removes the connection from the director when it ends. The
 //! director's timers never run, because each relay has its own timer.
 
 use std::collections::HashMap;
@@ -27,6 +27,7 @@ const NEVER: u32 = 31 * 86_400;
 /// Number of forwarded bytes after which the proxy reports them, unless `COUNT_AFTER` passes
 /// earlier.
 const COUNT_BYTES: u64 = 1 << 20;
+/// Time in milliseconds after which the proxy reports forwarded bytes.
 const COUNT_AFTER: u64 = 1_000;
 
 pub(super) struct Inner {
@@ -63,10 +64,12 @@ pub(super) struct Balancer {
     streams: AtomicUsize,
     clients: Arc<Clients>,
     most: AtomicUsize,
-    /// Number of connections and clients that were refused because the maximum was reached.
+    /// Number of connections, and of datagrams of new clients, that were refused because no slot
+    /// was free.
     full: AtomicU64,
     evicted: AtomicU64,
-    /// Number of connections and clients for which no server was available.
+    /// Number of connections, and of datagrams of new clients, that the director refused: no server
+    /// was available, or a limit or a filter refused them.
     refused: AtomicU64,
 }
 
@@ -77,11 +80,13 @@ pub struct Counts {
     pub connections: usize,
     /// Maximum number of connections and clients at a time.
     pub most: usize,
-    /// Number of connections and clients that have been refused because the maximum was reached.
+    /// Number of connections, and of datagrams of new clients, that were refused because no slot
+    /// was free.
     pub full: u64,
     /// Number of evicted clients.
     pub evicted: u64,
-    /// Number of connections and clients for which no server was available.
+    /// Number of connections, and of datagrams of new clients, that the director refused: no server
+    /// was available, or a limit or a filter refused them.
     pub refused: u64,
 }
 

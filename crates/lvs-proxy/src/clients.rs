@@ -19,16 +19,17 @@ use lvs_core::api::ServiceId;
 
 use super::close_signal::CloseSignal;
 
-/// A new client is idle if it has sent no datagram for this time, as in the kernel's connection
-/// tracking. An established client that has sent no datagram for this time may be evicted.
+/// A new client is closed if no datagram was forwarded in either direction for this time, as in the
+/// kernel's connection tracking. An established client that has sent no datagram for this time may
+/// be evicted.
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
 /// Maximum number of evicted clients that still have a slot, because they must first close a
 /// socket.
 const LEAVING_MAX: usize = 1024;
-/// If a source has more than 1/`SOURCE_PART` of its service's slots, its new clients replace its
-/// own earlier ones.
+/// If a source has more than 1/`SOURCE_PART` of its service's clients, and a client must be
+/// evicted, its new clients replace its own earlier ones.
 const SOURCE_PART: usize = 16;
-/// Maximum number of clients that are examined for an eviction.
+/// Maximum number of new clients, and of established clients, that are examined for an eviction.
 const LOOKS: usize = 64;
 
 /// All clients of the proxy that send datagrams.
@@ -40,11 +41,12 @@ struct Table {
     services: HashMap<ServiceId, Queue>,
     /// The queues, ordered by length and number, so that the longest one is found at once.
     by_length: BTreeMap<(usize, u64), ServiceId>,
+    /// Number of clients in the queues.
     present: usize,
     /// Number of clients in the queues, and of evicted clients that still have a slot.
     held: usize,
-    /// The next number for a client: it gets a new one when it arrives, becomes established, or is
-    /// examined for an eviction. A higher number is later.
+    /// The last number that was given to a client or a queue. A client gets a number when it
+    /// arrives, becomes established, or is examined for an eviction. A higher number is later.
     next: u64,
 }
 
@@ -63,7 +65,8 @@ struct Queue {
 #[derive(Debug)]
 struct Client {
     source: IpAddr,
-    /// Position of the client in its queue; 0 after the client has released its slot.
+    /// Position of the client in its queue; 0 after the client was evicted or has released its
+    /// slot.
     number: AtomicU64,
     answered: AtomicBool,
     talks: AtomicBool,

@@ -1,4 +1,4 @@
-//! A signal by which one task closes the connections of others.
+//! A signal by which one task makes other tasks close their sockets.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -22,7 +22,8 @@ const REST_MAX: usize = 2048;
 /// Maximum length of an accepted header in bytes.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;
 
-/// The header by which the proxy reports to a server that `client` has connected to `local`.
+/// The header by which the proxy reports to a server that `client` has connected to `local`. If the
+/// two have different IP versions, the header contains no addresses.
 pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     match version {
         Version::V1 => {
@@ -37,7 +38,7 @@ pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8>
         }
         Version::V2 => {
             let mut bytes = SIGNATURE.to_vec();
-            // Version 2, PROXY.
+            // Version 2, command PROXY.
             bytes.push(0x21);
             match (client.ip(), local.ip()) {
                 (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -67,8 +68,8 @@ pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8>
 pub enum Read {
     /// More bytes are needed.
     Partial,
-    /// A header of this length in bytes, and the original client; `None` if the sender itself is
-    /// the client.
+    /// A header of this length in bytes, and the original client; `None` if the header does not
+    /// name it, so that the sender counts as the client.
     Header(usize, Option<SocketAddr>),
     /// The bytes are not a valid header.
     Nonsense,

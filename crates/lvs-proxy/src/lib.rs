@@ -37,14 +37,14 @@ pub struct Options {
     pub send: Option<header::Version>,
     /// Whether clients must first send a PROXY protocol header with the original client's address.
     pub accept: bool,
-    /// Time limit for a connection to a server to be established.
+    /// Time limit for connecting a client to a server, including attempts with other servers.
     pub connect_timeout: Duration,
     /// Time without data after which a connection is closed.
     pub idle_timeout: Duration,
 }
 
 impl Options {
-    /// Default time limit for a connection to a server to be established.
+    /// Default of `connect_timeout`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
     /// Time without data after which a TCP connection is closed: the timeout of an idle connection
     /// in the kernel's IPVS.

@@ -20,12 +20,13 @@ use super::balancer::{Entry, Way};
 const COPY: usize = 16 << 10;
 /// Size of a pipe in bytes: 16 pages, unless the kernel grants less.
 const PIPE: usize = 64 << 10;
-/// Maximum number of pipes that contain data, in the whole process. If more would be needed, bytes
-/// are copied.
+/// Maximum number of pipes in the whole process, including empty ones that threads keep. If more
+/// would be needed, bytes are copied.
 pub(super) const PIPES_MAX: usize = 1024;
 /// Number of free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;
-/// Number of chunks that are copied for one connection before other connections have their turn.
+/// Number of chunks that are forwarded in one direction of a connection before other connections
+/// have their turn.
 const TURN: usize = 16;
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);
@@ -56,7 +57,7 @@ impl Pipe {
         None
     }
 
-    /// Keeps an empty pipe for later use.
+    /// Keeps an empty pipe for later use, or closes it if this thread already keeps enough pipes.
     fn keep(self) {
         KEPT.with_borrow_mut(|kept| {
             if kept.len() < PIPES_KEPT {
@@ -207,7 +208,7 @@ mod tests {
         assert!(before + taken.len() >= PIPES_MAX);
         drop(taken);
         PIPES.fetch_sub(PIPES_MAX - 1, Ordering::Relaxed);
-        let one = Pipe::take().expect("the queue has room again");
+        let one = Pipe::take().expect("fewer pipes than the maximum exist");
         one.keep();
         assert!(KEPT.with_borrow(|kept| kept.len() == 1));
         KEPT.with_borrow_mut(Vec::clear);

@@ -18,7 +18,8 @@ use super::workers::{Listeners, Workers};
 
 /// Maximum number of connections, if enough descriptors are available.
 const CONNECTIONS_MAX: usize = 100_000;
-/// Minimum number of connections for which there must be descriptors.
+/// The maximum number of connections is never lower than this, even if there are too few
+/// descriptors.
 const CONNECTIONS_MIN: usize = 16;
 /// Number of descriptors for other purposes than listeners and checks: 128 connections of the API,
 /// 64 of the control socket, files, and the event loops of threads.
@@ -182,7 +183,7 @@ impl Proxy {
         let mut inner = balancer.lock();
         let ends = |inner: &crate::balancer::Inner, service: &ServiceId| {
             let service = inner.director.control.service(&(*service).into());
-            // The proxy would discard datagrams to a removed server.
+            // A client's session would otherwise continue to send datagrams to the removed server.
             service.is_some_and(|service| {
                 service.config().extras.on_server_down != OnServerDown::Kernel
                     || matches!(ServiceId::from(service.key()), ServiceId::Udp { .. })

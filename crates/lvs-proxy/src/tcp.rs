@@ -19,7 +19,7 @@ use super::pipe::pump;
 
 /// Time limit for a client to send its PROXY protocol header.
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
-/// Maximum number of servers that are tried for one connection.
+/// Maximum number of attempts to connect a client to a server.
 const TRIES: usize = 3;
 /// Maximum number of choices before each attempt to connect: the balancer chooses again if it has
 /// chosen a server that has already refused this connection.
@@ -84,7 +84,8 @@ async fn relay(
     if options.accept {
         match tokio::time::timeout(HEADER_LIMIT, read_header(&mut client)).await {
             Ok(Ok((read_header, rest))) => {
-                // The director's table needs both addresses in one family.
+                // Both addresses of a connection in the director's table must have the same IP
+                // version.
                 source = read_header
                     .filter(|read_header| read_header.is_ipv4() == peer.is_ipv4())
                     .unwrap_or(peer);
@@ -140,7 +141,8 @@ async fn read_header(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, 
     }
 }
 
-/// Connects to a server; if it refuses, to another one that the balancer chooses.
+/// Connects to a server; if it refuses the connection, or is removed, to another one that the
+/// balancer chooses.
 async fn connect(
     balancer: &Arc<Balancer>,
     service: ServiceId,

@@ -361,7 +361,8 @@ async fn idle_relay_is_closed() {
     assert!(client.read(&mut [0]).await.is_err());
 }
 
-/// Data for a client that does not read fill only its pipe and the sockets.
+/// While a client does not read, the proxy stores data only in the connection's pipe and in the
+/// buffers of the sockets.
 #[tokio::test]
 async fn slow_client_stops_reads_from_its_server() {
     let (listener, address) = server().await;

@@ -29,7 +29,7 @@ struct Session {
     slot: Slot,
 }
 
-/// Receives datagrams of a listener until `close_signal` is set.
+/// Receives datagrams at the address of a service, and forwards them, until `close_signal` is set.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,
@@ -111,7 +111,7 @@ async fn begin(
     })
 }
 
-/// Sends the server's answers to the client until the socket is closed.
+/// Sends the server's answers to the client until the socket towards the server reports an error.
 async fn answers(
     session: Rc<Session>,
     socket: Rc<UdpSocket>,

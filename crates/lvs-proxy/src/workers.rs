@@ -76,10 +76,10 @@ impl Workers {
         })
     }
 
-    /// Accepts connections until `close_signal` is set.
+    /// Makes the workers accept connections or receive datagrams until `close_signal` is set.
     pub(super) fn serve(&self, listeners: Listeners, close_signal: &Arc<CloseSignal>) {
         for (worker, socket) in self.0.iter().zip(listeners.sockets) {
-            // A worker exits only with the process.
+            // The workers exit only when `self` is dropped.
             let _ = worker.send(Order {
                 service: listeners.service,
                 address: listeners.address,

@@ -156,7 +156,8 @@ impl Arena {
     }
 }
 
-/// Prefetches the cache line that begins with a value. The processor may ignore the request.
+/// Prefetches, for writing, the cache line that contains the first byte of a value. The processor
+/// may ignore the request.
 #[inline]
 pub fn prefetch<T>(value: &T) {
     ask_for(NonNull::from(value).cast());

@@ -80,7 +80,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// All attachment points.
+    /// All hooks.
     pub const ALL: [Self; 4] = [
         Self::Ingress,
         Self::Egress,
@@ -99,12 +99,12 @@ impl Place {
     }
 }
 
-/// The names of the programs at an attachment point, in the order in which they run, at most 64.
+/// The names of the programs at a hook of an interface, in the order in which they run, at most 64.
 /// Some programs have no name.
 ///
 /// # Errors
 /// `PermissionDenied` without `CAP_NET_ADMIN` and `CAP_SYS_ADMIN` in the initial user namespace;
-/// other errors of the kernel, for instance if the interface has no such attachment point.
+/// other errors of the kernel, for instance if the interface has no such hook.
 pub fn names(interface: &str, place: Place) -> io::Result<Vec<String>> {
     let ifindex = super::if_index(interface)?;
     let mut names = Vec::new();

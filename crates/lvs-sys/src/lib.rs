@@ -99,7 +99,7 @@ pub fn enter_network(netns: &impl AsFd) -> io::Result<()> {
 }
 
 /// Sets the size of a socket's receive buffer to `bytes`: above the system's limit if this process
-/// has CAP_NET_ADMIN, otherwise at most the limit. Returns the new length as the kernel reports it,
+/// has CAP_NET_ADMIN, otherwise at most the limit. Returns the new size as the kernel reports it,
 /// including the kernel's overhead (about twice the request).
 ///
 /// # Errors
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn systemd_unit_permits_each_system_call() {
+    fn dataplane_unit_permits_each_system_call_of_lvs_sys() {
         let mut called = BTreeSet::new();
         let mut left = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
         while let Some(path) = left.pop() {

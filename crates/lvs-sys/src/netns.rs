@@ -9,9 +9,9 @@ use super::get_option;
 /// `SO_NETNS_COOKIE` (asm-generic/socket.h), which libc does not have.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// The cookie of this thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14). The kernel never
-/// uses a cookie twice; an inode number, in contrast, is used again after a namespace was removed.
-/// `None` if the kernel has no cookies.
+/// The cookie of this thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14). The kernel does
+/// not reuse a cookie until the host restarts; an inode number, in contrast, may be used again
+/// after its namespace was removed. `None` if the kernel has no cookies.
 pub fn cookie() -> Option<u64> {
     let socket = UnixDatagram::unbound().ok()?;
     let cookie = cookie_of_socket(&socket).ok();

@@ -106,7 +106,7 @@ pub struct PacketStats {
     pub drops: u32,
 }
 
-/// A non-blocking raw packet socket for one interface, with virtio headers.
+/// A non-blocking raw packet socket.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
@@ -140,8 +140,9 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
 
-    /// Makes the interface receive frames to the multicast address `group` (`member`), or ends
-    /// this. The kernel counts the requests for each group.
+    /// If `member` is true, joins the multicast address `group` on the interface; otherwise leaves
+    /// it. The kernel counts the joins: the interface leaves the group after as many calls with
+    /// `false`.
     ///
     /// # Errors
     /// If the interface does not exist.
@@ -492,8 +493,8 @@ impl MessageBatch {
         header.msg_control = self.control[i].0.as_ptr().cast_mut().cast();
         header.msg_controllen = header.msg_controllen.min(CONTROL_LEN as _);
         let mut found = Auxdata::default();
-        // SAFETY: control pointer and length describe our buffer, which the last receive call has
-        // filled.
+        // SAFETY: control pointer and length describe this message's control buffer, which the last
+        // receive call has filled.
         let mut cmsg = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
         while !cmsg.is_null() {
             // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole header inside of the

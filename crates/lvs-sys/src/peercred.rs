@@ -56,7 +56,8 @@ impl Process {
     pub fn of_peer(socket: &impl AsFd, pid: u32) -> Self {
         let fd = socket.as_fd().as_raw_fd();
         match get_option(fd, libc::SOL_SOCKET, SO_PEERPIDFD, -1_i32) {
-            // SAFETY: the kernel has just opened this descriptor for us, and no other code uses it.
+            // SAFETY: the kernel has just opened this descriptor for this process, and no other
+            // code uses it.
             Ok(fd) if fd >= 0 => Self(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
             _ => Self::of_pid(pid),
         }
@@ -72,6 +73,7 @@ impl Process {
     }
 
     /// Whether the process is still running, so that its id cannot belong to another process.
+    /// `true` if the process is unknown.
     pub fn is_there(&self) -> bool {
         let Some(fd) = &self.0 else { return true };
         let mut ended = [PollFd::new(fd, PollFlags::IN)];

@@ -10,7 +10,7 @@ use super::arena::{Arena, Lent};
 use super::packet::{PacketSocket, VNET_HDR_LEN};
 use super::{page_size, set_option};
 
-/// Length in bytes of a slot's header. Only the kernel writes the header.
+/// Length in bytes of a slot's header. This process writes only its first word, the status.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
 /// The status word of a slot while this process uses the slot; it differs from 0 (the kernel's
 /// slot) and from `TP_STATUS_USER`.
@@ -33,6 +33,7 @@ pub struct PacketRing {
     mac: usize,
 }
 
+/// Length of a cache line in bytes.
 const LINE: usize = 64;
 
 /// While frames are waiting, the slot that is this number of slots ahead of the next one is
@@ -60,7 +61,7 @@ pub struct RingFrame {
 }
 
 impl RingFrame {
-    /// The virtio header.
+    /// The virtio header in front of the frame; `None` if there are too few bytes.
     pub fn header(&self) -> Option<&[u8; VNET_HDR_LEN]> {
         self.memory.get(..self.start)?.last_chunk()
     }

@@ -18,7 +18,7 @@ const SIGNALS: [libc::c_int; 12] = [
     libc::SIGSTKFLT,
 ];
 
-/// Real-time signals, except for those that a C library reserves and refuses to change.
+/// The real-time signals. A C library reserves some of them, and refuses to change their action.
 const REAL_TIME: std::ops::RangeInclusive<libc::c_int> = 32..=64;
 
 /// Signals that by default kill a process that has no use for them. The system may refuse to change

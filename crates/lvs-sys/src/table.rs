@@ -10,6 +10,7 @@ use lvs_core::memory::{Layout, Memory, Region};
 
 use super::{check, map_memory, page_size};
 
+/// Size of a large page in bytes.
 const LARGE: usize = 2 << 20;
 
 /// An anonymous mapping, all zeros at first.
@@ -80,9 +81,9 @@ pub struct TablePages {
 
 impl TablePages {
     /// Replaces the small pages of each 2 MiB of memory by a large page, if at least half of them
-    /// are used, and returns the number of new large pages. Look-ups then cause fewer TLB misses,
-    /// for little more memory. Look-ups wait while the kernel copies 2 MiB; `pause` is called after
-    /// each large page.
+    /// are used. Returns the number of large pages, including those that existed before. Look-ups
+    /// then cause fewer TLB misses, for little more memory. Look-ups wait while the kernel copies 2
+    /// MiB; `pause` is called after each of these attempts.
     ///
     /// # Errors
     /// If the kernel has no large pages, or cannot convert pages on request (before Linux 6.1).
@@ -122,8 +123,8 @@ impl Drop for Mapping {
 }
 
 /// Allocates memory for a connection table with the layout `layout`; also returns its pages.
-/// `large` requests large pages for the slots at once: the first connections then use 2 MiB each
-/// instead of 4 KiB.
+/// `large` requests large pages at once for the narrow slots and their tags: the first connections
+/// then use 2 MiB each instead of 4 KiB.
 ///
 /// # Errors
 /// Errors of `mmap`.

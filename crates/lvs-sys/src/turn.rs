@@ -67,7 +67,7 @@ impl TurnBack {
         let halfword = |from: i16, to: i16| {
             [
                 op(0x69, 0xa1, BEFORE + from, 0), // r1 = a halfword of the stack
-                op(0x6b, 0x1a, AFTER + to, 0),    // another one = r1
+                op(0x6b, 0x1a, AFTER + to, 0),    // a halfword of the stack = r1
             ]
         };
         let mut program = vec![
@@ -87,7 +87,7 @@ impl TurnBack {
         program.extend([
             op(0x69, 0xa1, AFTER + 6, 0), // r1 = the first two bytes of the source
             op(0xa7, 0x01, 0, local),     // r1 ^= LOCAL
-            op(0x6b, 0x1a, AFTER + 6, 0), // they are r1
+            op(0x6b, 0x1a, AFTER + 6, 0), // the first two bytes of the source = r1
             op(0xbf, 0x61, 0, 0),         // r1 = skb
             op(0xb7, 0x02, 0, 0),         // r2 = 0
             op(0xbf, 0xa3, 0, 0),         // r3 = stack

@@ -92,7 +92,8 @@ impl Browser {
         Ok(())
     }
 
-    /// Runs JavaScript, and returns its result; of a promise, its value.
+    /// Runs JavaScript. Returns the result of the script. If it is a promise, waits for the promise,
+    /// and returns the promised value.
     ///
     /// # Errors
     /// The error of the browser.
@@ -101,8 +102,8 @@ impl Browser {
         self.ask("POST", "/execute/sync", Some(&body))
     }
 
-    /// Returns the visible text of the first element that matches a CSS selector; empty without an
-    /// element.
+    /// Returns the visible text of the first element that matches a CSS selector; an empty text if
+    /// no element matches.
     ///
     /// # Errors
     /// The error of the browser.
@@ -124,7 +125,7 @@ impl Browser {
         Ok(id.to_owned())
     }
 
-    /// Clicks on the element.
+    /// Clicks on the first element that matches a CSS selector.
     ///
     /// # Errors
     /// If the element does not exist, or is not visible.
@@ -134,7 +135,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Types into the element.
+    /// Types into the first element that matches a CSS selector.
     ///
     /// # Errors
     /// If the element does not exist, or is not visible.

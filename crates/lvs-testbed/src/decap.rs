@@ -123,7 +123,7 @@ const IPV4: i32 = 4;
 const UDP: i32 = 17;
 const IPV6: i32 = 41;
 const GRE: i32 = 47;
-/// Stands for GUE in place of a protocol number, because a UDP socket receives it.
+/// The value of [`Source::protocol`] for GUE, which is no IP protocol: a UDP socket receives it.
 const GUE: i32 = 0;
 /// The port on which GUE is accepted.
 pub const GUE_PORT: u16 = 6080;
@@ -157,7 +157,7 @@ fn gue(domain: Domain) -> Result<Socket> {
     Ok(socket)
 }
 
-/// Enlarges the receive buffer of a socket for bursts. Beyond the usual limit, this needs
+/// Enlarges the receive buffer of a socket for bursts: to 16 MiB, or to at most 4 MiB without
 /// privileges in the initial user namespace.
 fn grow(socket: &Socket) -> Result<()> {
     if setsockopt(socket, RcvBufForce, &(16 << 20)).is_err() {
@@ -209,7 +209,7 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
         IPV6 => (6, 0),
         GRE => gre_header(payload)?,
         GUE => gue_header(payload)?,
-        // Another socket receives packets with a checksum.
+        // The UDP socket receives packets with a checksum.
         _ if payload.get(2..4)? == GUE_PORT.to_be_bytes() && payload.get(6..8)? == [0, 0] => {
             let (version, len) = gue_header(payload.get(8..)?)?;
             (version, 8 + len)
@@ -233,8 +233,9 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
     Some(frame)
 }
 
-/// Returns the IP version of the packet inside a GRE packet, and the length of the GRE header;
-/// `None` if the GRE checksum is wrong.
+/// Returns the IP version of the packet inside a GRE packet, and the length of the GRE header.
+/// `None` if the content is no IP packet, the header has another option than a checksum, or the
+/// checksum is wrong.
 fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
     let version = match payload.get(2..4)? {
         [0x08, 0x00] => 4,
@@ -255,7 +256,8 @@ fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
     }
 }
 
-/// Returns the IP version of the packet inside a GUE packet, and the length of the GUE header.
+/// Returns the IP version of the packet inside a GUE packet, and the length of the GUE header. `None`
+/// if the content is no IP packet, or the header has options.
 fn gue_header(payload: &[u8]) -> Option<(u8, usize)> {
     match payload.get(..4)? {
         [0, 4, 0, 0] => Some((4, 4)),

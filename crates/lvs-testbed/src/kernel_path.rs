@@ -21,8 +21,9 @@ const LONGEST: usize = 3000;
 /// Interface index of the loopback interface, whose link-layer address is all zeros.
 const LOOPBACK: u32 = 1;
 const EINVAL: i32 = 22;
-/// `TC_ACT_REDIRECT`, and `XDP_REDIRECT`.
+/// `TC_ACT_REDIRECT`.
 const REDIRECTED: i32 = 7;
+/// `XDP_REDIRECT`.
 const XDP_REDIRECTED: i32 = 4;
 
 /// Counts of packets that the BPF programs have forwarded.
@@ -59,8 +60,8 @@ pub(crate) struct Programs {
     kernel: FastPath,
     /// MAC addresses of the two ports.
     macs: [Mac; 2],
-    /// The director's generation number and the version of learned tunnel path MTUs, as of the last
-    /// check.
+    /// The director's generation number, and the version of its learned tunnel path MTUs, at the
+    /// last frame. If one changes, all offloads become invalid.
     known: (u32, u64),
     turns: u64,
     pub(crate) forwarded: Forwarded,
@@ -99,8 +100,8 @@ impl Programs {
         self
     }
 
-    /// Memory of the director's connection table. Slots are reused at once, so that the table fills
-    /// up as without the programs.
+    /// Memory of the director's connection table, which the BPF programs share. Free slots are
+    /// reused at once, as in a table without the programs.
     pub(crate) fn memory(&self) -> Memory {
         let memory = self.kernel.memory(0).expect("as long as the layout");
         memory.quarantined(std::time::Duration::ZERO)
@@ -140,8 +141,9 @@ impl Programs {
             bytes[..6].fill(0);
         }
         self.kernel.set_virtual_time(now);
-        // Some frames have a checksum from the network card, if the kernel supports that in test
-        // runs. With padding, the kernel would report a wrong checksum.
+        // Every fourth frame has a checksum from the network card (`CHECKSUM_COMPLETE`), if the
+        // kernel supports that in test runs, and if the frame has no padding: with padding, the
+        // kernel would report a wrong checksum.
         self.turns += 1;
         // The starting point of look-ups does not affect the result.
         self.kernel

@@ -103,7 +103,7 @@ impl LoadOptions {
     }
 }
 
-/// Results of a load.
+/// Results of a run of the HTTP client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
     /// Number of complete answers with correct bytes.
@@ -127,7 +127,7 @@ pub struct LoadReport {
     pub servers: BTreeMap<String, u64>,
     /// Up to twenty errors, each with its time in seconds.
     pub errors: Vec<String>,
-    /// Longest pauses of each successful answer: number of answers by milliseconds.
+    /// Number of successful answers by their longest pause in milliseconds.
     #[serde(skip)]
     stalls: BTreeMap<u64, u64>,
 }
@@ -161,8 +161,8 @@ impl LoadReport {
 }
 
 impl Host {
-    /// Runs the requests from this host. If their number is known, each uses another local port:
-    /// the kernel would soon reuse a port for which the director still has a connection.
+    /// Runs the requests from this host. If their number is limited, each uses a local port of its
+    /// own: the kernel would soon reuse a port for which the director still has a connection.
     ///
     /// # Errors
     ///
@@ -202,7 +202,7 @@ impl Host {
 /// Default interval of progress reports of steady requests in milliseconds.
 const PROGRESS_MS: u64 = 100;
 
-/// Time limit for further answers; four times as long on a busy machine.
+/// Time limit for further answers, and for the exit of the client program.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Requests that continue until [`finish`](Self::finish).
@@ -221,7 +221,7 @@ impl SteadyLoad {
         last.unwrap_or_default()
     }
 
-    /// Waits until `answers` more requests are answered.
+    /// Waits until `answers` more requests are answered correctly.
     ///
     /// # Errors
     ///
@@ -229,11 +229,11 @@ impl SteadyLoad {
     pub fn wait_for_more(&self, answers: u64) -> Result<()> {
         let wanted = self.so_far().0 + answers;
         wait_until(
-            &format!("{wanted} requests to be answered"),
+            &format!("{wanted} requests to be answered correctly"),
             PATIENCE,
             || self.so_far().0 >= wanted,
         )
-        .with_context(|| format!("answered and failed: {:?}", self.so_far()))
+        .with_context(|| format!("(answered correctly, failed): {:?}", self.so_far()))
     }
 
     /// Stops the requests, and returns the report.
@@ -488,7 +488,7 @@ fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStr
         socket.set_reuse_address(true)?;
         socket
             .bind(&any.into())
-            .with_context(|| format!("local port {port}"))?;
+            .with_context(|| format!("cannot bind local port {port}"))?;
         socket.connect_timeout(&options.target.into(), timeout)?;
         socket.into()
     };
@@ -498,8 +498,8 @@ fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStr
     Ok(stream)
 }
 
-/// The longest pause between two reads of an answer, for each second of the run in which a pause
-/// ended: start and end.
+/// Start and end of the longest pauses between two reads of an answer: one for each second of the
+/// run in which a pause ended.
 type Pauses = Vec<(Instant, Instant)>;
 
 fn request(
@@ -607,7 +607,10 @@ fn request(
         let extra = stream
             .read(buffer)
             .context("cannot read the end of the connection")?;
-        ensure!(extra == 0, "the server sent {extra} bytes after the end");
+        ensure!(
+            extra == 0,
+            "the server sent {extra} bytes after the end of the answer"
+        );
     }
     Ok((server, pauses))
 }

@@ -24,7 +24,7 @@ enum Command {
     Cluster(cluster::ClusterOptions),
     /// Request files over HTTP, check every byte, print a report as JSON (runs on a client host)
     Load(LoadOptions),
-    /// Serve files over HTTP, each download evenly (runs on a real server)
+    /// Serve files over HTTP, each download at an even rate (runs on a real server)
     Paced(paced::PacedOptions),
     /// Open connections, and print the time at which each is closed (runs on a client host)
     Wait(waiters::WaitOptions),
@@ -63,7 +63,7 @@ enum Command {
     /// Compare with a kernel with IPVS and with the real ipvsadm, by generated packets and command
     /// lines
     Differential(differential::DifferentialOptions),
-    /// Record cases on this machine's kernel (for `differential`, where that kernel is)
+    /// Record cases on this machine's kernel (for `differential`, on a machine with IPVS)
     #[command(hide = true)]
     Record(differential::RecordOptions),
     /// Run the tests of all crates (for `make test` and `make test-all`)

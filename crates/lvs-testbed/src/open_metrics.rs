@@ -104,7 +104,7 @@ fn labels(text: &str) -> Result<(Vec<String>, &str)> {
     let mut all = Vec::new();
     let mut names = HashSet::new();
     loop {
-        let (name, after) = rest.split_once("=\"").context("no label")?;
+        let (name, after) = rest.split_once("=\"").context("the label has no `=\"`")?;
         ensure!(
             is_name(name) && !name.contains(':'),
             "{name} is not a label"

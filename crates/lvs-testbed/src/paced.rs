@@ -17,7 +17,7 @@ use crate::content;
 
 /// Interval at which the next bytes of a download are sent.
 pub const SLICE: Duration = Duration::from_millis(20);
-/// Number of moments in a slice at which downloads send.
+/// Number of moments in a slice. Each download sends at one of them.
 const MOMENTS: usize = 10;
 /// Maximum size of a download in bytes.
 const LARGEST: usize = 10 << 20;

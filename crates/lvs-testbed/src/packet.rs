@@ -66,8 +66,8 @@ pub fn relength(ip: &mut [u8]) {
     }
 }
 
-/// Inserts `options` into an IPv4 packet without options: a multiple of 4, at most 40 bytes. A
-/// truncated packet is unchanged.
+/// Inserts `options` (a multiple of 4 bytes, at most 40) into an IPv4 packet without options. A
+/// packet shorter than its header is unchanged.
 pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
     if ip.len() < 20 {
         return;
@@ -77,8 +77,8 @@ pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
     relength(ip);
 }
 
-/// Inserts an extension header of type `kind` with `body` after the IPv6 header. A truncated packet
-/// is unchanged.
+/// Inserts an extension header of type `kind` with `body` after the IPv6 header. A packet shorter
+/// than the IPv6 header is unchanged.
 pub fn with_extension(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     const AUTHENTICATION: u8 = 51;
     if ip.len() < 40 {
@@ -125,7 +125,7 @@ pub struct TcpHeader<'a> {
     pub options: &'a [u8],
 }
 
-/// Creates an IP packet with a TCP segment.
+/// Creates an IP packet with a TCP segment without options.
 pub fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let header = TcpHeader {
         flags,
@@ -137,7 +137,7 @@ pub fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8, sequence: u32, payload: 
     segment(src, dst, &header, payload)
 }
 
-/// Creates an IP packet with a TCP segment.
+/// Creates an IP packet with a TCP segment that has this header.
 pub fn segment(
     src: SocketAddr,
     dst: SocketAddr,

@@ -33,9 +33,9 @@ impl Default for NginxOptions {
     }
 }
 
-/// Starts an nginx that serves the testbed's directory `www`. Its name is in the header `X-Server`
-/// and under `/id`, the client's address under `/addr`. PUT under `/up/` writes to the directory
-/// `NAME-up/up`.
+/// Starts an nginx that serves the testbed's directory `www`. The name of the host is in the header
+/// `X-Server` and under `/id`, the client's address under `/addr`. PUT under `/up/` writes to the
+/// directory `NAME-up/up` of the testbed.
 ///
 /// nginx runs as one process (`master_process off`), so that `kill -9` ends the server.
 ///
@@ -283,7 +283,7 @@ pub fn sipp(host: &Host, address: Ipv4Addr) -> Result<Proc> {
 /// Waits until a server listens on its port, or exits.
 fn listening(host: &Host, mut server: Proc, protocol: &str, port: u16) -> Result<Proc> {
     let mut ended = false;
-    let what = format!("{protocol} port {port} on host {}", host.name());
+    let what = format!("{protocol} port {port} on host {} to be open", host.name());
     wait_until(&what, Duration::from_secs(10), || {
         ended = !server.is_running();
         ended || host.listens(protocol, port)

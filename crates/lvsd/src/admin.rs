@@ -26,7 +26,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// Interval at which lvsd checks, at its exit, whether all overrides are stored.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// All overrides, with their file.
+/// All overrides, and the writer that stores them on disk.
 #[derive(Debug, Default)]
 pub struct Admin {
     entries: BTreeMap<Target, StoredOverride>,
@@ -41,7 +41,7 @@ pub struct Admin {
 struct StoredOverride {
     #[serde(flatten)]
     entry: AdminEntry,
-    /// Deadline of the override on the boot-time clock, which steps of the wall clock do not move.
+    /// Deadline of the override on the boot-time clock. Changes of the wall clock do not affect it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
     /// Start of the override on the boot-time clock.
@@ -80,7 +80,7 @@ impl StoredOverride {
 
     /// Remaining seconds; `None` if the override has no deadline.
     fn left(&self, now: Now) -> Option<u64> {
-        // The override exists only in memory, so it was set during this boot.
+        // `new` or `recalled` has computed this deadline for the present boot.
         Some(self.ends.as_ref()?.seconds().saturating_sub(now.boot))
     }
 }
@@ -124,8 +124,9 @@ pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
 }
 
 impl Admin {
-    /// Reads the overrides at `path`. Renames an invalid file, and logs this. An unreadable file
-    /// stays until the next write.
+    /// Reads the overrides at `path`. A file that is not a JSON list is renamed, and this is
+    /// logged. A file that cannot be read, or that has invalid entries, is renamed before the next
+    /// write.
     pub fn recall(path: Option<PathBuf>) -> Self {
         Self::read(path, true, Now::read())
     }
@@ -145,8 +146,9 @@ impl Admin {
         admin
     }
 
-    /// Reads the overrides of a file. Returns whether a part could not be read, so that the file
-    /// must be renamed before the next write.
+    /// Reads the overrides of a file. If it is not a JSON list, renames it if `owner` is set.
+    /// Returns whether the file, or a part of it, could not be read, and the file must be renamed
+    /// before the next write.
     fn read_from(&mut self, path: &Path, owner: bool, now: Now) -> bool {
         let text = match std::fs::read(path) {
             Ok(text) => text,
@@ -213,7 +215,8 @@ impl Admin {
         Some(stored.entry)
     }
 
-    /// Returns the strongest override that applies to a server.
+    /// Returns the override that applies to a server. If there are several, maintenance takes
+    /// precedence over drain.
     pub fn of(&self, service: ServiceId, server: SocketAddr) -> Option<&AdminEntry> {
         let targets = self.by_host.get(&server.ip())?.iter();
         targets
@@ -222,7 +225,7 @@ impl Admin {
             .max_by_key(|entry| entry.spec.state)
     }
 
-    /// Returns the administrative state of a server.
+    /// Returns the administrative state of a server: `Ready` without an override.
     pub fn state(&self, service: ServiceId, server: SocketAddr) -> AdminState {
         let entry = self.of(service, server);
         entry.map_or(AdminState::Ready, |entry| entry.spec.state)
@@ -450,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_are_bounded() {
+    fn number_of_overrides_is_bounded() {
         let mut admin = Admin::default();
         let stored = |n: usize| {
             let port = u16::try_from(n % 60_000).unwrap();
@@ -466,13 +469,13 @@ mod tests {
         assert_eq!(admin.entries().count(), ENTRIES_MAX);
         admin
             .set(stored(7), Now::at(2))
-            .expect("a file of this name exists");
+            .expect("an existing override can be changed");
         let mut ready = stored(7);
         ready.state = AdminState::Ready;
         admin.set(ready, Now::at(3)).unwrap();
         admin
             .set(stored(ENTRIES_MAX), Now::at(4))
-            .expect("the queue has room again");
+            .expect("another override fits after a removal");
     }
 
     #[tokio::test]

@@ -28,7 +28,8 @@ pub enum ChangeRequest {
     /// Sets the administrative state of servers; answered by
     /// [`AdminDone`](lvs_api::daemon::AdminDone).
     Admin(AdminSpec),
-    /// Reads the file again; answered by [`Reloaded`](lvs_api::daemon::Reloaded) afterwards.
+    /// Reads the configuration file again; answered by [`Reloaded`](lvs_api::daemon::Reloaded)
+    /// afterwards.
     Reload {
         /// Skip the check of `max_removed_percent`.
         force: bool,
@@ -88,7 +89,7 @@ pub struct Snapshot {
     pub status: Status,
     /// The result of the last comparison with the dataplane.
     pub found: Arc<Found>,
-    /// The durations of the checks of each server, unless there are too many.
+    /// The durations of the checks of each server; empty if more than 500 servers are checked.
     pub check_times: HashMap<Key, Times>,
 }
 

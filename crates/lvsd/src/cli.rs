@@ -57,10 +57,10 @@ const EXIT_FAILURE: u8 = 1;
 /// Default path of the configuration file.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
-/// The file that `lvsd init` writes.
+/// The configuration that `lvsd init` writes.
 const STARTER: &str = include_str!("cli/starter.toml");
 
-/// State directory, whose content survives a reboot.
+/// Default path of the state directory, whose content survives a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
 /// Interval of the heartbeats of event loops, for the watchdog.
@@ -458,8 +458,8 @@ fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode 
     ))
 }
 
-/// Address of the dataplane, from the command line or the file. An invalid or slow file does not
-/// delay a request.
+/// Address of the dataplane, from the command line or the file. An invalid file counts as a file
+/// without an address.
 fn steered(arguments: &Arguments) -> Address {
     let named = arguments
         .socket
@@ -529,8 +529,8 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     Ok((config, report, loaded))
 }
 
-/// Absolute path of a running daemon's file, which may be relative to the daemon's working
-/// directory.
+/// Absolute path of a running daemon's configuration file, which may be relative to the daemon's
+/// working directory.
 fn file_of(daemon: &Status) -> PathBuf {
     let file = PathBuf::from(&daemon.config);
     if file.is_absolute() {
@@ -739,7 +739,8 @@ fn refuse(error: &LoadError) -> ExitCode {
     ExitCode::from(EXIT_CONFIG)
 }
 
-/// Starts logging to standard error. `LVSD_LOG` overrides the level of the file.
+/// Starts logging to standard error. The environment variable `LVSD_LOG` overrides `log` in
+/// `[lvsd]`.
 fn start_log(from_file: Option<&str>, format: log::Format) -> Result<log::Guard, String> {
     let from_env = std::env::var("LVSD_LOG")
         .ok()
@@ -791,7 +792,7 @@ impl Early {
         Ok(this)
     }
 
-    /// Sends a message to the daemon for each of these signals that arrives.
+    /// Sends a message to the daemon for each signal in `kinds` that arrives.
     fn listen(&self, kinds: &[(SignalKind, Signal)]) -> Result<(), String> {
         let _runtime = self.runtime.enter();
         for &(kind, message) in kinds {
@@ -847,7 +848,7 @@ fn run(
     let notify = Notify::from_env();
     if let Some(interval) = watchdog::interval() {
         watchdog::feed(notify.clone(), pulses.clone(), interval)
-            .map_err(|e| format!("cannot start a thread: {e}"))?;
+            .map_err(|e| format!("cannot start the thread lvsd-watchdog: {e}"))?;
     }
     let result = runtime.block_on(async {
         tokio::spawn(pulses.event_loop.clone().keep(BEAT));
@@ -907,6 +908,6 @@ fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
     std::thread::Builder::new()
         .name("lvsd-checks".to_owned())
         .spawn(move || runtime.block_on(pulse.keep(BEAT)))
-        .map_err(|e| format!("cannot start a thread: {e}"))?;
+        .map_err(|e| format!("cannot start the thread lvsd-checks: {e}"))?;
     Ok(handle)
 }

@@ -73,7 +73,10 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),
-        Ok(_) => Err(io::Error::other("the path is not a socket")),
+        Ok(_) => {
+            let why = format!("{} is not a socket; remove it", path.display());
+            Err(io::Error::other(why))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
@@ -255,7 +258,7 @@ mod tests {
             };
             client()
                 .events(each)
-                .expect("the stream continues until then");
+                .expect("the stream continues until the client has two events");
             reported
         });
         while !asking.is_finished() {

@@ -47,9 +47,9 @@ pub struct CheckCounts {
 /// All counters of the daemon since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of loaded files.
+    /// Number of times that lvsd has loaded a configuration.
     pub reloads: u64,
-    /// Number of files that were refused.
+    /// Number of times that lvsd has refused a configuration.
     pub reloads_refused: u64,
     /// Number of times that a server came up.
     pub ups: u64,
@@ -117,7 +117,7 @@ impl Counters {
         self.counts().prompted += 1;
     }
 
-    /// Counts a loaded file, or a refused one.
+    /// Counts a configuration that lvsd has loaded (`taken`) or refused.
     pub fn reload(&self, taken: bool) {
         let mut counts = self.counts();
         match taken {

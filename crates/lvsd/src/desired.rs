@@ -19,7 +19,8 @@ use crate::reconcile::{Desired, DesiredServer, DesiredService, Health, Unnamed};
 pub struct ServerView {
     /// The server's health according to its checks.
     pub health: Health,
-    /// Whether the file and the operators allow new connections to the server.
+    /// Whether the configuration, the operators and the server's own advice allow new connections
+    /// to the server.
     pub wanted: bool,
 }
 
@@ -106,15 +107,15 @@ pub struct Overrides<'a> {
     pub admin: &'a Admin,
     /// Decision about each service; none before the first one.
     pub decisions: &'a HashMap<ServiceId, Decision>,
-    /// VIPs that the dataplane owns, unless a decision withdraws them. `None` if this director may
-    /// own no VIPs.
+    /// VIPs that the dataplane should own, unless a decision withdraws them. `None` if this
+    /// director may own no VIPs.
     pub vips: Option<&'a BTreeSet<IpAddr>>,
     /// Number of configurations that the daemon has loaded so far.
     pub generation: u64,
 }
 
-/// Computes the desired state of the services in `config` and `discovered`; `health` returns health
-/// and weight of a server.
+/// Computes the desired state from the settings in `config` and the services in `discovered`.
+/// `health` returns the health of a server, and the weight that the server requests.
 pub fn desired(
     config: &Config,
     discovered: &Expanded,

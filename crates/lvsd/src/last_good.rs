@@ -26,7 +26,8 @@ pub fn keep(path: &Path, text: &str) {
     }
 }
 
-/// The configuration stored for the dataplane that runs at `address`.
+/// The configuration stored for the dataplane that runs at `address`; `None` if no dataplane runs
+/// there, or no valid configuration is stored.
 pub fn recall(address: &Address) -> Option<(Config, Report)> {
     Client::connect(address).ok()?;
     kept(address)

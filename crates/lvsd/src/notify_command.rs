@@ -101,7 +101,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
         .stderr(Stdio::null())
         .process_group(0)
         .kill_on_drop(true);
-    // The program needs no privileges of lvsd.
+    // The program does not need the privileges of lvsd.
     if let Some((uid, gid)) = notice.user
         && rustix::process::geteuid().is_root()
     {

@@ -49,8 +49,9 @@ pub struct Named {
     pub role: Role,
 }
 
-/// Reads all tokens, which must differ. A token whose file is unusable is the one of that name in
-/// `before`, unless another name has this token now; the second value has the errors.
+/// Reads all tokens, which must differ, and returns them and the errors. If the file of a token is
+/// unusable, the previous token of the same name in `before` stays valid, unless another name has
+/// this token now.
 pub(crate) fn read_all(
     all: Vec<Named>,
     before: &[(Named, Token)],
@@ -76,7 +77,7 @@ pub(crate) fn read_all(
         let old = old.filter(|(_, old)| tokens.iter().all(|(_, token)| token != old));
         let state = match old {
             Some(_) => "its previous content stays valid",
-            None => "nobody can use it",
+            None => "no client can use it",
         };
         errors.push(format!("token `{}`: {why}; until then {state}", named.name));
         tokens.extend(old.map(|(_, token)| (named, token.clone())));
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(name_of(&after, one).as_deref(), Some("bob"));
         assert_eq!((after.len(), name_of(&after, two)), (1, None));
         assert!(errors[0].contains("token `ann`"), "{errors:?}");
-        assert!(errors[0].contains("nobody can use it"), "{errors:?}");
+        assert!(errors[0].contains("no client can use it"), "{errors:?}");
         // As long as no other name has it, the previous token stays valid.
         write("bob", two);
         let (after, errors) = read(&before);

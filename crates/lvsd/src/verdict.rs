@@ -19,8 +19,8 @@ const OLD_MS: u64 = 5_000;
 /// State of a service; the worst state is the smallest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ServiceState {
-    /// No server is usable, the quorum is not reached, or the service is not in use as configured:
-    /// see [`trouble`].
+    /// Clients are not served as configured, for example because no server is usable, the quorum is
+    /// not reached or a sorry server serves; [`trouble`] returns the reasons.
     Broken,
     /// Some servers are down, but the service works.
     Degraded,
@@ -54,13 +54,13 @@ impl ServiceState {
     }
 }
 
-/// The servers of a service that are in the file.
+/// The servers of a service, without those that only the dataplane has.
 pub fn in_file(service: &ServiceStatus) -> impl Iterator<Item = &ServerStatus> {
     let servers = service.servers.iter();
     servers.filter(|server| server.configured.is_some())
 }
 
-/// Number of a service's servers from the file with this health.
+/// Number of servers with this health, without those that only the dataplane has.
 pub fn count(service: &ServiceStatus, health: &str) -> usize {
     in_file(service)
         .filter(|server| server.health == health)
@@ -89,7 +89,8 @@ pub fn code(server: &ServerStatus) -> Option<Code> {
     }
 }
 
-/// Seconds since the last answer of a connected dataplane, if that is long.
+/// Seconds since the last answer of a connected dataplane; `None` if it has answered in the last
+/// five seconds.
 pub fn late_seconds(dataplane: &DataplaneStatus) -> Option<u64> {
     let late = dataplane.seen_ms.filter(|age| *age >= OLD_MS);
     let is_asked = dataplane.connected && !dataplane.idle;
@@ -304,7 +305,7 @@ impl Verdict {
                 counted(servers, "server")
             ));
         }
-        // Slow servers alone need no operator.
+        // Slow servers do not change the level: they alone require no operator.
         if slow > 0 {
             words.push(format!("{} slow", counted(slow, "server")));
         }

@@ -127,7 +127,7 @@ mod tests {
     const LATE: Duration = Duration::from_millis(1001);
 
     #[test]
-    fn pulses_within_limit_report_nothing() {
+    fn heartbeats_within_limit_are_not_reported() {
         assert_eq!(first_stopped([LIMIT, LIMIT, TURN_LIMIT], LIMIT), None);
     }
 
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pulse_with_running_loop_is_fresh() {
+    async fn heartbeat_of_running_loop_is_recent() {
         let pulse = Pulse::default();
         pulse.last.store(u64::MAX, Relaxed);
         let kept = tokio::spawn(pulse.clone().keep(Duration::from_millis(10)));

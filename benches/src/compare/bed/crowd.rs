@@ -296,15 +296,15 @@ fn first(of: &str, pid: u32) -> Result<()> {
     run_with_input(Command::new("chrt").args(words), "").map(drop)
 }
 
-/// Makes a server accept tunnel packets on an interface. Returns the program that unpacks them,
-/// unless the kernel does.
+/// Makes a server accept tunnel packets on an interface. Returns the processes that unpack them;
+/// none if the kernel does.
 pub(super) fn unpack(host: &lvs_testbed::Host, device: &str) -> Result<Vec<lvs_testbed::Proc>> {
     let kernels = "ip link add ipip9 type ipip local any remote any 2>/dev/null\nip link set ipip9 up\n\
                    sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.ipip9.rp_filter=0";
     if host.sh(kernels).is_ok() {
         return Ok(Vec::new());
     }
-    // The kernel reassembles fragments for this program. Without tcx, it decapsulates all packets.
+    // `decap` unpacks fragments, after the kernel has reassembled them; without tcx, all packets.
     let mut unpacks = vec![decap::start(host)?];
     let own = std::env::current_exe()?.display().to_string();
     let whole = host.spawn(&own, &["endpoint", "unpack", device])?;

@@ -16,8 +16,8 @@ use crate::compare::contender::{Contender, Method};
 /// This file exists in each network namespace when the kernel has IPVS.
 const TABLE: &str = "/proc/net/ip_vs";
 
-/// Why a contender cannot run on this machine; `None` if it can. Makes the kernel load the
-/// contender's module.
+/// Why a contender cannot run on this machine; `None` if it can. For the kernel's IPVS, makes the
+/// kernel load the module.
 pub(crate) fn lacks(who: Contender) -> Option<String> {
     let program = who.program().filter(|program| !has_program(program));
     if let Some(program) = program {
@@ -62,7 +62,7 @@ impl Bed {
         }
     }
 
-    /// Adds services and servers.
+    /// Adds the services and servers of `rules`, which `ipvsadm -R` accepts.
     pub(crate) fn restore(&self, rules: &str) -> Result<()> {
         restore(self.director.command(self.ipvsadm()?), rules)
     }
@@ -75,7 +75,7 @@ impl Bed {
 
 fn restore(mut ipvsadm: Command, rules: &str) -> Result<()> {
     run_with_input(ipvsadm.arg("-R"), rules)
-        .context("it refuses the rules")
+        .context("ipvsadm refuses the rules")
         .map(drop)
 }
 

@@ -242,7 +242,7 @@ fn times(document: &Document, peer: &str) -> Vec<(usize, f64, f64)> {
 }
 
 /// Runs NetPIPE from the client to the server, for messages of `least` to `most` bytes, each
-/// `times` times. Returns bytes, Mbit/s, and microseconds in one direction.
+/// `times` times. Returns for each size: bytes, Mbit/s, and microseconds in one direction.
 fn netpipe(bed: &Bed, least: u32, most: u32, times: u32) -> Result<Vec<(f64, f64, f64)>> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("np.out");
@@ -258,8 +258,10 @@ fn netpipe(bed: &Bed, least: u32, most: u32, times: u32) -> Result<Vec<(f64, f64
     let client = [&both[..], &["-h", bed.target(false), "-o", file]].concat();
     let printed = bed.client.run("timeout", &client);
     server.kill();
-    // `kill` waits for `timeout` only: the next server must not be mistaken for this NPtcp.
-    soon("NPtcp to end", || !bed.server.listens("tcp", BULK_PORT))?;
+    // `kill` waits for `timeout` only: the next run must not mistake this NPtcp for its own.
+    soon("NPtcp to stop listening", || {
+        !bed.server.listens("tcp", BULK_PORT)
+    })?;
     printed?;
     parse(&fs::read_to_string(file)?)
 }
@@ -275,7 +277,7 @@ fn parse(text: &str) -> Result<Vec<(f64, f64, f64)>> {
         else {
             anyhow::bail!("NPtcp printed a line that is not `bytes Mbit/s seconds`: {line:?}");
         };
-        // The clock did not advance.
+        // With a 0, the clock did not advance.
         if size > 0.0 && rate > 0.0 && time > 0.0 {
             figures.push((size, rate, time * 1e6));
         }

@@ -249,7 +249,8 @@ fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> 
     })
 }
 
-/// Why curl has failed, from its output with `-v`: the server's refusal, or curl's own message.
+/// Why curl has failed, from its output with `-v`: the server's refusal, or else curl's own
+/// message; `None` if the output has neither.
 fn reason(reported: &str) -> Option<String> {
     let refused = |line: &&str| line.starts_with("< 4") || line.starts_with("< 5");
     let own = |line: &&str| line.starts_with("curl: (");
@@ -314,7 +315,7 @@ fn balance(bed: &mut Bed, directory: &Path) -> Result<()> {
         }
         who => bail!("{} does not support these services", who.name()),
     }
-    // Servers open these connections: active FTP and rsh.
+    // The director routes the connections that servers open: those of active FTP and rsh.
     bed.director.sh("sysctl -qw net.ipv4.ip_forward=1")?;
     if !matches!(bed.who, Contender::AfPacket(Method::Dr | Method::Tunnel)) {
         // The servers' own addresses are not reachable from outside.

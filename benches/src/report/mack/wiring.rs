@@ -56,7 +56,7 @@ pub(super) fn switch(bed: &mut Bed, one: bool) -> Result<()> {
         restart(bed, &[d.as_str()], &[], &bed.rules(method)?)?;
     }
     if bed.who == Contender::AfPacket(Method::Dr) {
-        // Client and server are on one network.
+        // Client and server are on one network, so the server sends replies to the client directly.
         bed.server.sh(&format!(
             "ip route replace 10.71.0.0/24 dev {s}\nip neigh replace 10.71.0.2 lladdr {CLIENT_MAC} dev {s} nud permanent"
         ))?;
@@ -120,7 +120,7 @@ pub(super) fn second_server(bed: &mut Bed) -> Result<Host> {
          if ip addr show dev lo | grep -q {VIP}; then ip addr add {SECOND_VIP}/32 dev lo; fi\n"
     ))?;
     if let Contender::AfPacket(method @ (Method::Dr | Method::Tunnel)) = bed.who {
-        // The server answers over its own link, too.
+        // The second server, too, sends replies over a separate link.
         bed.client.sh(&format!(
             "ip link add x2 type veth peer name y2 netns {}\n\
              ip addr add 10.75.0.2/24 dev x2\nip link set x2 up\nethtool -K x2 gro on\n\

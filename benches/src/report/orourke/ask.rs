@@ -97,15 +97,15 @@ impl<'a> Asked<'a> {
         let connections = step.all.connections.max(1) as f64;
         Ok(Seen {
             figures: step.all,
-            // CPU time after the end of the requests is also caused by them.
+            // This CPU time includes that after the last request, which the requests have caused.
             director: director / self.seconds,
             servers: servers / self.seconds,
             cost: director / connections * 1e6,
         })
     }
 
-    /// Stops clients and servers. Returns the CPU time of all nodes, and why it is unreliable, if
-    /// it is.
+    /// Stops clients and servers. Returns the CPU time of all nodes, and why it is unreliable;
+    /// `None` if it is reliable.
     pub(super) fn end(self) -> Result<(CpuSeconds, Option<String>)> {
         let used = used_since(self.bed, &self.first)?;
         for mut server in self.servers {

@@ -13,16 +13,17 @@ use super::{
 use crate::Address;
 use crate::address::impostor;
 
-/// Maximum length in bytes of the body of an answer, and of an event: a file may have very many
-/// servers.
+/// Maximum length in bytes of the body of an answer, and of an event: a status contains all servers
+/// of the configuration, which may be very many.
 const BODY_MAX: u64 = 256 << 20;
 /// Maximum length of the head of an answer in bytes.
 const HEAD_MAX: u64 = 64 << 10;
 /// Time without data from the daemon after which a request fails: the daemon itself waits as long
 /// for an answer of the dataplane.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Time without data from the daemon after which a reload fails. On a busy host, a file with tens
-/// of thousands of servers takes most of a minute; `contrib/lvsd.service` permits more time.
+/// Time without data from the daemon after which a reload fails. On a busy host, a configuration
+/// with tens of thousands of servers takes most of a minute; `contrib/lvsd.service` permits more
+/// time.
 const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
 
 /// A client of the control socket of `lvsd`.
@@ -62,7 +63,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// A message: a process listens there, but a connection to it fails.
+    /// A message: a process listens on the control socket of the daemon, but the connection fails
+    /// or the process is not trusted.
     pub fn connect(dataplane: &Address) -> Result<Option<Self>, String> {
         let address = socket(dataplane);
         let stream = open(&address)?;
@@ -98,7 +100,8 @@ impl Client {
         self.post("maintenance", spec)
     }
 
-    /// Makes lvsd read its file again. With `force`, the new file may remove any number of servers.
+    /// Makes lvsd read its configuration file again. With `force`, the new file may remove any
+    /// number of servers.
     ///
     /// # Errors
     ///
@@ -163,7 +166,8 @@ impl Client {
         }
     }
 
-    /// Sends a request on a separate connection.
+    /// Sends a request on a separate connection. Returns the head of the answer, and the
+    /// connection, from which the body can be read.
     fn send(&mut self, request: &str) -> Result<(Head, BufReader<UnixStream>), String> {
         let stream = match self.stream.take() {
             Some(stream) => stream,
@@ -319,7 +323,8 @@ mod tests {
         assert!(limit > SILENCE_OF_RELOAD.as_secs(), "{limit}");
     }
 
-    /// The result of `status` for this answer, after which the daemon closes the connection.
+    /// The process id that a client reads from the status answer `text`. The daemon closes the
+    /// connection after `text`.
     fn answered(text: &str) -> Result<u32, String> {
         let (own, mut other) = UnixStream::pair().expect("the sockets can be opened");
         other

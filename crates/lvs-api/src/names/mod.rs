@@ -156,7 +156,7 @@ fn content(line: &str) -> &str {
     line.split_once('#').map_or(line, |(before, _)| before)
 }
 
-/// Reads an IPv4 address from `/etc/hosts` as the C library does: `::1` is 127.0.0.1 there.
+/// Converts an address of `/etc/hosts` to IPv4 as the C library does: `::1` becomes 127.0.0.1.
 fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(v4) => Some(v4),
@@ -165,7 +165,8 @@ fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Whether the C library takes a name for an IPv6 address, valid or not, and does not resolve it.
+/// Whether the C library treats `name` as an IPv6 address, valid or not, and therefore does not
+/// resolve it.
 fn looks_like_ipv6(name: &str) -> bool {
     name.contains(':')
         && name
@@ -189,8 +190,8 @@ impl Hosts {
             };
             let v4 = as_v4(address);
             let names: Vec<&str> = words.collect();
-            // The first line with an address, and the first with a name, counts. An address alone
-            // has the empty name.
+            // For each address and for each name, the first line counts. An address without a name
+            // gets the empty name.
             let first = names.first().copied().unwrap_or_default();
             for address in [Some(address), v4.map(IpAddr::V4)].into_iter().flatten() {
                 let entry = hosts.names.entry(address);

@@ -63,7 +63,7 @@ fn question(id: u16, address: IpAddr) -> Vec<u8> {
     // Recursion desired; one question.
     message.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
     let mut label = |text: &str| {
-        // Labels here have at most four characters.
+        // The labels have at most seven characters.
         message.push(u8::try_from(text.len()).unwrap_or(0));
         message.extend(text.bytes());
     };
@@ -123,7 +123,7 @@ fn first_ptr(message: &[u8]) -> Option<String> {
     None
 }
 
-/// Reads the name at `at`. Also returns the offset of the rest of the message.
+/// Reads the name at offset `at`. Also returns the offset of the first byte after the name.
 fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
     let mut text = String::new();
     let mut behind = None;

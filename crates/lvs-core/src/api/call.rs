@@ -159,7 +159,7 @@ calls! {
             /// Address and port of the client.
             client: SocketAddr,
         },
-        /// Removes the pin of `client`. Answer: [`Unpinned`](super::Unpinned).
+        /// Ends the effect of `server.pin` for `client`. Answer: [`Unpinned`](super::Unpinned).
         "server.unpin" ServerUnpin {
             /// The service.
             service: ServiceId,
@@ -258,18 +258,18 @@ calls! {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             position: Option<usize>,
         },
-        /// Delete a rule for marks. Answer: [`Done`](super::Done).
+        /// Delete a rule that sets a firewall mark. Answer: [`Done`](super::Done).
         "mark.delete" MarkDelete {
             /// Position of the rule in the list, from 1.
             position: usize,
         },
-        /// Replace all rules for marks. Answer: [`Done`](super::Done).
+        /// Replace all rules that set firewall marks. Answer: [`Done`](super::Done).
         "mark.set" MarkSet {
             /// The rules in their order.
             rules: Vec<String>,
         },
-        /// Replace the filter of a service, or the director's. Open connections continue. Answer:
-        /// [`Done`](super::Done).
+        /// Replace the source filter of a service, or of the director. Open connections continue.
+        /// Answer: [`Done`](super::Done).
         "filter.set" FilterSet(FilterSpec),
         /// Set the virtual addresses that the dataplane owns: it answers ARP for them and announces
         /// them. Replaces the previous set. Answer: [`Done`](super::Done).

@@ -36,8 +36,7 @@ pub(super) struct Noted {
 /// The planned state of a service that earlier changes of the list affect.
 struct Planned {
     facts: Facts,
-    /// Whether servers that are not in `servers` are those of the director; otherwise the service
-    /// has only the servers in `servers`.
+    /// Whether the service also has the director's servers that are not in `servers`.
     kept: bool,
     /// Changed servers by address; `None` for a removed server.
     servers: BTreeMap<SocketAddr, Option<Forwarding>>,
@@ -114,7 +113,7 @@ impl<'a> Plan<'a> {
         self.noted.full_nat = [0; 2];
     }
 
-    /// Records that a server is added, edited or (without a method) removed.
+    /// Records that a server is added or edited, or removed if `forwarding` is `None`.
     pub(super) fn set_server(
         &mut self,
         key: &ServiceKey,

@@ -16,8 +16,8 @@ use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 /// Version of the protocol; client and dataplane must use the same version.
 pub const VERSION: u32 = 1;
 
-/// The abstract Unix socket (without its leading NUL) at which a dataplane listens by default. Each
-/// network namespace has its own abstract sockets.
+/// The abstract Unix socket (without its leading NUL) of a dataplane that may not listen in
+/// `/run/lvs`, or whose version is before 0.2. Each network namespace has its own abstract sockets.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 
 /// Maximum number of packet workers.
@@ -46,7 +46,7 @@ pub enum ServiceId {
     Fwmark {
         /// The mark, not 0.
         mark: u32,
-        /// Family of the packets.
+        /// Address family of the packets with the mark.
         family: Family,
     },
 }
@@ -172,8 +172,8 @@ pub struct LocalAddressInfo {
 /// Answer to [`Call::ServerUnpin`](super::Call::ServerUnpin).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unpinned {
-    /// Whether the connection of the pin has not been opened: no packet of it arrived, or each was
-    /// dropped.
+    /// Whether the pin was neither used nor expired: no packet of the pinned connection arrived, or
+    /// each was dropped.
     pub unopened: bool,
 }
 
@@ -340,7 +340,7 @@ pub struct SyncCounts {
     /// Number of messages that were not sent because the queue had its maximum length
     /// (`sync_qlen_max`).
     pub queue_full: u64,
-    /// Messages that could not be sent on the interface.
+    /// Number of messages that could not be sent on the interface.
     pub not_sent: u64,
     /// Number of datagrams that a backup has received.
     pub received: u64,
@@ -364,8 +364,8 @@ pub struct SyncCounts {
 }
 
 impl SyncCounts {
-    /// Lost and refused messages and connections, under the names that
-    /// [`Call::Drops`](super::Call::Drops) reports.
+    /// The counters of lost and refused messages and connections, each with its name in the answer
+    /// to [`Call::Drops`](super::Call::Drops).
     pub const fn losses(&self) -> [(&'static str, u64); 8] {
         [
             ("sync_queue_full", self.queue_full),
@@ -769,14 +769,14 @@ pub struct DownInterface {
 pub struct InterfaceInfo {
     /// Name of the interface.
     pub name: String,
-    /// The backend of the interface: `af_packet`.
+    /// The backend of the interface: `af_packet` or `tun`.
     pub backend: String,
     /// MTU in bytes.
     pub mtu: u32,
     /// Whether the interface is up.
     pub up: bool,
-    /// Seconds since it went down, or since the dataplane first saw it down; `None` while it is up,
-    /// and for a TUN device.
+    /// Seconds since the interface went down, or since the dataplane first saw it down; `None`
+    /// while it is up, and for a TUN device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down_since: Option<u64>,
     /// Frames that were lost because they arrived faster than the dataplane read them.
@@ -886,13 +886,13 @@ pub struct ServiceInfo {
     pub service: ServiceId,
     /// Settings of the service.
     pub config: ServiceConfig,
-    /// Owner of the service.
+    /// Owner of the service, as in [`ServiceSpec::owner`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// Counters of the service.
     pub stats: Stats,
-    /// Number of packets of clients that opened no connection, since the service was added: they
-    /// were dropped or refused (no server, a limit, a filter).
+    /// Number of packets that would have opened a connection, and that were dropped or refused
+    /// instead (no server, a limit, a filter), since the service was added.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub refused: u64,
     /// The packets counted in `refused`, by reason.
@@ -929,7 +929,7 @@ pub struct ServerInfo {
     pub config: ServerConfig,
     /// Number of connections in active states.
     pub active: u32,
-    /// Number of connections in other states.
+    /// Number of connections in inactive states.
     pub inactive: u32,
     /// Number of persistence templates.
     pub persistent: u32,
@@ -946,8 +946,8 @@ pub struct ServerInfo {
     /// a measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
-    /// Consecutive new connections that the server has refused or not answered in time; absent
-    /// without a measurement.
+    /// Number of consecutive new connections that the server has refused or not answered in time;
+    /// absent if the service does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
     /// TCP connections that clients opened to the server; absent if there were none.
@@ -1017,9 +1017,9 @@ pub struct ListEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Timeouts {
-    /// TCP ESTABLISHED.
+    /// Timeout of the state TCP ESTABLISHED.
     pub tcp: u32,
-    /// TCP FIN_WAIT.
+    /// Timeout of the state TCP FIN_WAIT.
     pub tcp_fin: u32,
     /// UDP.
     pub udp: u32,
@@ -1059,7 +1059,7 @@ pub struct FilterItem {
     pub lists: FilterLists,
 }
 
-/// A rule for marks, in a listing.
+/// A rule that sets a firewall mark, in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkText {
     /// Position of the rule in the list, from 1.

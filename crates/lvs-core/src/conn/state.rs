@@ -162,7 +162,8 @@ impl Timeouts {
         }
     }
 
-    /// TCP ESTABLISHED, TCP FIN_WAIT and UDP in seconds, as in `ipvsadm --set`.
+    /// The timeouts of TCP ESTABLISHED, TCP FIN_WAIT and UDP in seconds, which `ipvsadm --set`
+    /// sets.
     pub(crate) const fn settable(&self) -> (u32, u32, u32) {
         (self.tcp[1], self.tcp[4], self.udp)
     }

@@ -37,8 +37,8 @@ pub(crate) struct Template {
     pub(crate) sync_end: AtomicU32,
     /// Adjustment of sequence numbers, as received by synchronisation.
     sequences: [AtomicU32; 6],
-    /// The server is removed or quiesced: look-ups skip the template, and the template ends at its
-    /// deadline.
+    /// Whether the server was removed or quiesced. Look-ups then skip the template, and the
+    /// template ends at its deadline.
     pub(crate) invalid: AtomicBool,
 }
 

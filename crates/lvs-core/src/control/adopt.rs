@@ -65,8 +65,8 @@ impl Control {
     /// Copies the connections that a previous process has left in `memory` into these shards, for
     /// tables of another number or size. `home` returns the number of the shard of a client.
     /// `ahead` is the clock of the other process minus the clock of this one. Otherwise as
-    /// [`adopt_with`](Self::adopt_with), in one step. Returns the number of connections for which
-    /// no slot was free.
+    /// [`adopt`](Self::adopt), in one step. Returns the number of connections for which no slot was
+    /// free.
     pub fn move_in(
         &self,
         shards: &mut [Shard],
@@ -150,7 +150,8 @@ mod tests {
     use crate::offload::{LocalChange, LocalEnd};
     use crate::*;
 
-    /// A director with two servers, and the same number of connections in each of its shards.
+    /// A director with two servers, one of which is `server`. Each of its shards has room for
+    /// `max_connections`.
     fn control(server: &str, shards: usize, max_connections: usize) -> Control {
         let mut control = Control::new(Options {
             max_connections,

@@ -33,7 +33,7 @@ impl Agenda {
         self.moments.first().map(|&(at, _)| at)
     }
 
-    /// The services whose time has come, the earliest first.
+    /// The numbers of the services whose time has come, in ascending order.
     pub(super) fn due(&self, now: Instant) -> Vec<u32> {
         let due = self.moments.range(..=(now, u32::MAX));
         let mut due: Vec<u32> = due.map(|&(_, number)| number).collect();

@@ -135,7 +135,6 @@ pub(crate) fn add_server(
         return Err(Error::ServerExists);
     }
     replies(&facts, config)?;
-    // A removed server that is added again was checked when it was first added.
     unicast(addr.ip())
 }
 
@@ -149,7 +148,7 @@ fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<
     Ok(())
 }
 
-/// Checks new settings of a server; returns its forwarding method.
+/// Checks new settings of a server; returns the server's present forwarding method.
 pub(crate) fn edit_server(
     view: &impl View,
     key: &ServiceKey,
@@ -259,7 +258,7 @@ fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that an address can be that of a server. The program that embeds this crate also refuses
+/// Checks that a server may have this address. The program that embeds this crate also refuses
 /// broadcast addresses of the host's networks.
 fn unicast(addr: IpAddr) -> Result<(), Error> {
     let refused = match addr {

@@ -90,9 +90,9 @@ impl DigestWalk {
 
 impl Control {
     /// Appends the digests of the next services to `out`, together about `budget` servers and
-    /// services. Returns the position at which the next call continues. If a service changes
-    /// between two calls, its digest is wrong and [`generation`](Self::generation) changes: the
-    /// caller then has to start again.
+    /// services. Returns the position at which the next call continues; `None` after the last
+    /// service. If a service changes between two calls, its digest is wrong and
+    /// [`generation`](Self::generation) changes: the caller then has to start again.
     pub fn digests_piece(
         &self,
         walk: DigestWalk,

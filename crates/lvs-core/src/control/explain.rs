@@ -76,7 +76,7 @@ pub struct Candidate {
     pub weight: i32,
     /// Number of connections in active states.
     pub active: u32,
-    /// Number of connections in other states.
+    /// Number of connections in inactive states.
     pub inactive: u32,
     /// Whether the scheduler may choose the server.
     pub eligible: bool,
@@ -196,7 +196,9 @@ impl Control {
             Refused::Unknown(Unknown::Scheduler) => {
                 let scheduler = &service.config().scheduler;
                 (
-                    format!("cannot be predicted: {scheduler} chooses the server"),
+                    format!(
+                        "cannot be predicted: the scheduler {scheduler} does not support predictions"
+                    ),
                     "",
                 )
             }
@@ -292,8 +294,8 @@ impl Control {
 struct Forecast {
     /// The chosen server; `None` if the packet would be sent to its own destination.
     server: Option<SocketAddr>,
-    /// The rule that chooses the server. For a template, the value says whether the template
-    /// already exists.
+    /// The rule that chooses the server; [`By::Template`] contains whether the template already
+    /// exists.
     by: By<bool>,
 }
 

@@ -86,8 +86,8 @@ impl Control {
         let method = |method: Forwarding| flags & !flag::METHOD | method as u32;
         let local = || self.is_local(server.addr().ip());
         match server.forwarding() {
-            // The server and the client are this host: with full NAT, the replies would never leave
-            // the loopback interface.
+            // The server is this host. With full NAT, the client's address would also be an address
+            // of this host, and the replies would never leave the loopback interface.
             Forwarding::FullNat if local() => method(Forwarding::Nat),
             Forwarding::Nat
                 if self.full_nat.hairpin

@@ -232,7 +232,7 @@ impl Control {
     /// [`OutOfMemory`]
     pub fn try_new(options: Options) -> Result<Self, OutOfMemory> {
         let shards = options.shards.max(1);
-        // All shards share this limit.
+        // All shards share the table of templates.
         let all = options.max_connections.saturating_mul(shards);
         let templates = Templates::new(
             all.saturating_add(all / 8 + 128),
@@ -286,8 +286,8 @@ impl Control {
         })
     }
 
-    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. Call it
-    /// once for each number: two shards of one number would count the same events twice.
+    /// Shard `number`, without connections; `None` if `number` is not below [`Options::shards`].
+    /// Call it once for each number: two shards of one number would count the same events twice.
     ///
     /// # Panics
     /// If its connections cannot be allocated: see [`Memory::try_heap`] and

@@ -34,7 +34,7 @@ impl Pins {
         self.all.remove(&(protocol.0, client, service));
     }
 
-    /// The server of the pin for this connection.
+    /// The server of the unexpired pin for this connection.
     pub(super) fn find(
         &self,
         protocol: Protocol,
@@ -87,8 +87,8 @@ impl Control {
         Ok(())
     }
 
-    /// Removes the pin of `client`. Returns whether its connection has not been opened within 11 minutes:
-    /// no packet arrived, or each was dropped.
+    /// Removes the pin of `client`. Returns `true` if the pin was neither used nor expired: since
+    /// the call of [`pin`](Self::pin), no packet of the connection arrived, or each was dropped.
     ///
     /// # Errors
     /// [`Error::NoService`], as for [`pin`](Self::pin).
@@ -224,8 +224,12 @@ mod tests {
             target(address("192.0.2.9:1000"), now),
             address(servers[0].0)
         );
-        assert_eq!(target(client, now), quiesced, "of weight 0");
-        assert_eq!(target(late, now + LIFE), address(servers[0].0), "too late");
+        assert_eq!(target(client, now), quiesced, "the pin was not used");
+        assert_eq!(
+            target(late, now + LIFE),
+            address(servers[0].0),
+            "an old pin was used"
+        );
         assert_eq!(control.unpin(&key, late, now + LIFE), Ok(false));
         assert!(control.pinned().is_empty());
         for (client, probe) in [(client, true), (address("192.0.2.9:1000"), false)] {
@@ -241,7 +245,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        // Only clients attempt to connect.
+        // Connections of health checks are not counted as attempts.
         let attempts = |id| control.server_attempts(crate::ServerId(id)).unwrap();
         assert_eq!([0, 1].map(|id| attempts(id).total.opened), [2, 0]);
     }
@@ -273,7 +277,11 @@ mod tests {
         }
         assert_eq!(control.unpin(&key, opened, now), Ok(false));
         assert_eq!(control.unpin(&key, dropped, now), Ok(true));
-        assert_eq!(control.unpin(&key, dropped, now), Ok(false), "removed");
+        assert_eq!(
+            control.unpin(&key, dropped, now),
+            Ok(false),
+            "the pin remains"
+        );
     }
 
     #[test]
@@ -301,7 +309,7 @@ mod tests {
         );
         control
             .pin(&key, server, client(0), now)
-            .expect("the same pin again");
+            .expect("an existing pin can be renewed");
         control
             .pin(&key, server, client(PINS_MAX), now + LIFE)
             .expect("the other pins have expired");

@@ -356,7 +356,11 @@ mod tests {
                 "changes are missing in the log already"
             );
         }
-        assert_eq!(records.changed_since(seen), None, "forgotten");
+        assert_eq!(
+            records.changed_since(seen),
+            None,
+            "the log never drops changes"
+        );
         assert_eq!(records.changed_since(records.changes()), Some(&[][..]));
     }
 }

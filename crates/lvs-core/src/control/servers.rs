@@ -119,12 +119,13 @@ impl Control {
         Ok(())
     }
 
-    /// Counters and rates of a real server.
+    /// Counters and rates of a real server; `None` if the director has no record of it.
     pub fn server_stats(&self, id: ServerId) -> Option<Stats> {
         Some(self.records.get(id.index())?.stats.stats())
     }
 
-    /// Attempts of clients to open connections to a real server.
+    /// Attempts of clients to open connections to a real server; `None` if the director has no
+    /// record of it.
     pub fn server_attempts(&self, id: ServerId) -> Option<RecentAttempts> {
         let entry = self.records.get(id.index())?;
         Some(entry.attempts.recent(entry.server.attempts().total()))

@@ -69,7 +69,8 @@ impl Service {
     }
 
     /// Sets each server's weight at `now`, and reports changed weights to the scheduler. Returns
-    /// `false` if no server of the service is in a slow start.
+    /// `false`, without a change, if slow starts are off, and the effects of earlier ones have been
+    /// undone already.
     pub(super) fn apply_slow_start(&mut self, now: Instant) -> bool {
         let takes = Duration::from_secs(self.config.extras.slow_start.into());
         self.slow.apply(&mut self.pool, takes, now)

@@ -143,8 +143,8 @@ impl Control {
             .chain(services)
     }
 
-    /// Deletes a service (`ip_vs_del_service`). Its connections stay; their packets are dropped
-    /// until they expire, unless the servers are added again.
+    /// Deletes a service (`ip_vs_del_service`). Its connections are treated like those of removed
+    /// servers: see [`delete_server`](Self::delete_server).
     ///
     /// # Errors
     /// [`Error::NoService`].

@@ -19,8 +19,8 @@ impl Control {
         self.settings.timeouts.settable()
     }
 
-    /// Sets the three timeouts; 0 leaves a timeout unchanged. A connection uses the new value from
-    /// its next packet on.
+    /// Sets the timeouts of TCP ESTABLISHED, TCP FIN_WAIT and UDP in seconds; 0 leaves a timeout
+    /// unchanged. A connection uses the new value from its next packet on.
     ///
     /// # Errors
     /// [`Error::TimeoutRange`].
@@ -71,8 +71,8 @@ impl Control {
         self.defense.set_memory(free_pages);
     }
 
-    /// Sets the host's own addresses, as prefixes: `cache_bypass` does not apply to IPv4 packets to
-    /// these addresses.
+    /// Sets the host's own addresses, as prefixes. `cache_bypass` does not apply to IPv4 packets to
+    /// these addresses, and a full NAT server with one of them uses NAT.
     pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
         self.local = full_nat::prefixes(prefixes);
     }
@@ -82,8 +82,8 @@ impl Control {
     }
 
     /// Enables the FTP helper for control connections to these virtual ports, like the kernel
-    /// module `ip_vs_ftp`. By default there are none. The helper applies to connections that are
-    /// opened from now on.
+    /// module `ip_vs_ftp`. By default, the helper is off. The helper applies to connections that
+    /// are opened from now on.
     ///
     /// The helper needs the segments' bytes ([`PacketMeta::segment`](crate::PacketMeta::segment)).
     /// The embedding program then changes segments according to the verdicts

@@ -103,8 +103,8 @@ impl SlowStart {
     }
 
     /// Sets the weight of each server of `pool` at `now`, in a service with a slow start of the
-    /// duration `takes`, and reports changed weights to the scheduler. Returns `false` if no server
-    /// is in a slow start.
+    /// duration `takes`, and reports changed weights to the scheduler. Returns `false`, without a
+    /// change, if `takes` is zero and the effects of earlier slow starts have been undone already.
     pub(super) fn apply(&mut self, pool: &mut Pool, takes: Duration, now: Instant) -> bool {
         if takes.is_zero() && self.factor == 1 && self.since.is_empty() {
             return false;

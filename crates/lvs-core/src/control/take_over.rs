@@ -63,7 +63,8 @@ enum Refused {
 
 impl Control {
     /// Stores the entries of a message: connections in `shard`, templates in this `Control`. Does
-    /// nothing if no backup is running, or if `shard` belongs to another director.
+    /// nothing if no backup is running, if the message is too long, damaged or of another sync ID,
+    /// or if `shard` belongs to another director.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
         let Some(backup) = self.backup else { return };
         if message.len() > backup.maxlen.into() || !self.owns(shard) {
@@ -465,7 +466,7 @@ fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let Some(index) = found.filter(ends) else {
         return false;
     };
-    // A template without this connection expires as usual.
+    // The template of the connection expires as usual.
     let _ = shard.destroy(index);
     true
 }

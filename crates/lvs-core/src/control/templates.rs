@@ -164,7 +164,7 @@ impl Control {
         Some((name, data))
     }
 
-    /// Removes the templates of removed servers that have no connections any more.
+    /// Removes the templates that refer to removed servers and that have no connections.
     pub(super) fn flush_removed_templates(&mut self) {
         let removed: Vec<u32> = self
             .templates

@@ -89,7 +89,7 @@ impl Command {
 pub struct ListOptions {
     /// The kind of the listed objects.
     pub what: What,
-    /// The columns.
+    /// The columns of a listing of services.
     pub format: Format,
     /// `--persistent-conn`; a listing with `-c` uses it independently of `format`.
     pub persistent_conn: bool,

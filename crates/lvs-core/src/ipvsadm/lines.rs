@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-/// Maximum length of a word; a longer word is split into words of this length.
+/// Maximum length of a word in bytes; a longer word is split into words of this length.
 pub const WORD_MAX: usize = 4096;
 
 /// Splits a byte stream into command lines. Words are separated by spaces, tabs and carriage

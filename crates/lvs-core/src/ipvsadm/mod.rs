@@ -46,7 +46,7 @@ pub const HELP_TEXT: &str = include_str!("help.txt");
 pub const NO_IPVS_HINT: &str =
     "Are you sure that IP Virtual Server is built in the kernel or as module?";
 
-/// The line that ipvsadm prints when `command` is refused with `failure`, without its end.
+/// The line that ipvsadm prints when `command` is refused with `failure`, without the line break.
 ///
 /// A refusal without an error number of the kernel has the dataplane's own text.
 pub fn failure_text<'a>(command: &Command, failure: &'a Failure) -> &'a str {

@@ -732,7 +732,7 @@ mod tests {
     use crate::ipvsadm::{HELP_TEXT, Numeric};
 
     fn text(words: &[&str]) -> String {
-        let refusal = parse("ipvsadm", words, &Numeric).expect_err("a bad line");
+        let refusal = parse("ipvsadm", words, &Numeric).expect_err("the line is invalid");
         String::from_utf8_lossy(refusal.text()).into_owned()
     }
 
@@ -749,7 +749,7 @@ mod tests {
         let refusal = parse("ipvsadm", &words, &Numeric).expect_err("ipvsadm has no such option");
         assert_eq!(refusal.text(), b"--fullnat: unknown option\n");
         let Ok(Command::AddServer(spec)) = parse_own("lvsadm", &words, &Numeric) else {
-            panic!("a good line");
+            panic!("the line is valid for lvsadm");
         };
         assert_eq!(spec.config.forwarding, Forwarding::FullNat);
         assert_eq!(spec.server.port(), 8080);

@@ -690,7 +690,7 @@ mod tests {
 
     #[test]
     fn listing_sorts_addresses_like_ipvsadm() {
-        let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        let at = |text: &str| text.parse::<SocketAddr>().expect("the address is valid");
         assert_eq!(
             compare_endpoints(at("192.168.0.1:80"), at("10.0.0.1:80")),
             Ordering::Less

@@ -18,7 +18,7 @@ pub trait Resolve {
     fn port_name(&self, port: u16, protocol: Protocol) -> Option<String>;
 }
 
-/// A resolver without names.
+/// A resolver that resolves no names: a command line can contain only numeric addresses and ports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Numeric;
 

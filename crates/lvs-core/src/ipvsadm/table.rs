@@ -199,7 +199,7 @@ pub enum Flag {
 }
 
 impl Flag {
-    /// All, in the order of the checks.
+    /// All flags, in the order of ipvsadm's checks.
     pub const ALL: [Self; 34] = [
         Self::Numeric,
         Self::Connection,
@@ -301,7 +301,7 @@ impl Flags {
 pub enum Argument {
     /// The option takes no argument.
     No,
-    /// A value is required; the word is its name in messages.
+    /// A value is required; the string is the name of the value in help texts.
     Required(&'static str),
     /// The next word is the value, unless there is none or it begins with `-`.
     Optional(&'static str),

@@ -23,7 +23,8 @@ pub(super) const ABOUT: About = About {
 };
 
 /// Assigns each destination address to a set of servers. The set grows while its servers are
-/// overloaded, and shrinks if it has not changed for a while.
+/// overloaded. It loses its most loaded server if it has not changed for the time of the sysctl
+/// `lblcr_expiration`.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnectionsReplicated {
     cache: Cache<Set>,

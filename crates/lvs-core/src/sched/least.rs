@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::{Request, Scheduler, Server};
 
-/// With more servers than this, the scheduler uses a tree instead of comparing all servers.
+/// With this number of servers or more, the scheduler uses a tree instead of comparing all servers.
 const MANY: usize = 64;
 /// An unused position of the tree.
 const NONE: u32 = u32::MAX;
@@ -269,19 +269,25 @@ mod tests {
     fn chooses_as(name: &str, mut all: impl Scheduler, seed: u64) {
         let mut random = SplitMix64::new(seed);
         let mut below = move |bound: u32| {
-            u32::try_from(random.draw_below(bound.into())).expect("less than a u32")
+            u32::try_from(random.draw_below(bound.into())).expect("the number fits")
         };
-        let mut pool = Pool::new(Registry::new().create(name).expect("built in"));
+        let mut pool = Pool::new(
+            Registry::new()
+                .create(name)
+                .expect("the scheduler is built in"),
+        );
         let mut open: Vec<OpenConnection> = Vec::new();
         let mut next = 0;
         for _ in 0..20_000 {
-            let servers = u32::try_from(pool.servers().len()).expect("few");
+            let servers = u32::try_from(pool.servers().len()).expect("the number fits");
             let any = below(servers.max(1)) as usize;
             match below(100) {
                 _ if servers < 60 => {
                     next += 1;
-                    let config =
-                        ServerConfig::new(i32::try_from(below(4)).expect("small"), Forwarding::Nat);
+                    let config = ServerConfig::new(
+                        i32::try_from(below(4)).expect("the number fits"),
+                        Forwarding::Nat,
+                    );
                     pool.insert(addr(next), &config).expect("the server is new");
                 }
                 0 if servers < 300 => {
@@ -296,7 +302,7 @@ mod tests {
                 2..6 => {
                     let server = &pool.servers()[any];
                     let config = ServerConfig {
-                        weight: i32::try_from(below(5)).expect("small") * 100,
+                        weight: i32::try_from(below(5)).expect("the number fits") * 100,
                         upper: below(8),
                         ..server.config()
                     };
@@ -304,7 +310,7 @@ mod tests {
                     pool.edit(addr, &config).expect("the server is in the pool");
                 }
                 6..40 if !open.is_empty() => {
-                    let at = below(u32::try_from(open.len()).expect("few")) as usize;
+                    let at = below(u32::try_from(open.len()).expect("the number fits")) as usize;
                     drop(open.swap_remove(at));
                 }
                 // With seeds from 3 on, only a third of these changes makes a connection active.
@@ -332,7 +338,11 @@ mod tests {
 
     #[test]
     fn least_loaded_tree_preview_equals_next_pick() {
-        let mut pool = Pool::new(Registry::new().create("wlc").expect("built in"));
+        let mut pool = Pool::new(
+            Registry::new()
+                .create("wlc")
+                .expect("the scheduler is built in"),
+        );
         for n in 0..100 {
             let config = ServerConfig::new(1, Forwarding::Nat);
             pool.insert(addr(n), &config).expect("the server is new");
@@ -343,7 +353,7 @@ mod tests {
                 panic!("the preview has no server");
             };
             let seen = server.addr();
-            let chosen = pool.pick(&request()).expect("somebody");
+            let chosen = pool.pick(&request()).expect("a server is usable");
             assert_eq!(chosen.addr(), seen);
             open.push(chosen.clone().open());
         }
@@ -351,8 +361,14 @@ mod tests {
 
     #[test]
     fn wlc_without_fixed_server_list_keeps_no_state_between_picks() {
-        let mut scheduler = Registry::new().create("wlc").expect("built in");
-        let mut pool = Pool::new(Registry::new().create("rr").expect("built in"));
+        let mut scheduler = Registry::new()
+            .create("wlc")
+            .expect("the scheduler is built in");
+        let mut pool = Pool::new(
+            Registry::new()
+                .create("rr")
+                .expect("the scheduler is built in"),
+        );
         for n in 0..200 {
             let config = ServerConfig::new(1, Forwarding::Nat);
             pool.insert(addr(n), &config).expect("the server is new");

@@ -292,7 +292,8 @@ mod tests {
     fn mh_tables_of_other_sizes_equal_kernel_tables_of_these_sizes() {
         let pool = pool("mh", &[1, 1, 1, 2]);
         for (index, slots) in (8..).zip(SLOTS) {
-            let mut scheduler = MaglevHashing::with_table_index(index).expect("a kernel's");
+            let mut scheduler =
+                MaglevHashing::with_table_index(index).expect("the table index is valid");
             scheduler.start(pool.servers());
             scheduler.refresh(pool.servers());
             assert_eq!(scheduler.table.len(), slots as usize);

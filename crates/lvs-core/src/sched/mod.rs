@@ -207,7 +207,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::{Forwarding, Instant, Pool, Protocol, Registry, ServerConfig};
 
-    /// A pool of servers 10.0.0.1:80, 10.0.0.2:80 and so on with these weights; [`letters`] calls
+    /// A pool of servers 10.0.0.1:80, 10.0.0.2:80 and so on with these weights; [`letters`] names
     /// them A, B and so on.
     pub(crate) fn pool(scheduler: &str, weights: &[i32]) -> Pool {
         let mut pool = Pool::new(Registry::new().create(scheduler).unwrap());
@@ -293,7 +293,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// A scheduler's choice depends on the seed if, and only if, its description says so.
+    /// A scheduler's choice depends on the seed if, and only if, `draws_lots` is set in its
+    /// description.
     #[test]
     fn random_schedulers_are_described_as_random() {
         for about in BUILT_IN {

@@ -15,8 +15,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Chooses the first server with a weight above 0 that has no active connections; if there is none,
-/// the server with the shortest expected delay.
+/// Chooses the first [usable](Server::is_usable) server that has no active connections; if there is
+/// none, the usable server with the shortest expected delay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NeverQueue;
 

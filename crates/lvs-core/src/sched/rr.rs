@@ -14,7 +14,7 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Chooses the usable servers in turn. A server is usable if its weight is above 0.
+/// Chooses the [usable](Server::is_usable) servers in turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin {
     /// The server chosen last; `None`: the next choice starts at the head of the list.

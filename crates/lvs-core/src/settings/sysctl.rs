@@ -7,8 +7,8 @@ use core::ops::RangeInclusive;
 
 use crate::Error;
 
-/// Generates everything from one table: the kernel's name, the type, the default, and the parser of
-/// values.
+/// Generates the code for all sysctls from one table: the kernel's name, the type, the default, and
+/// the parser of values.
 macro_rules! sysctls {
     ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr, $take:expr;)*) => {
         /// The values of all sysctls. Fields have the kernel's names and defaults. A boolean is
@@ -71,7 +71,8 @@ sysctls! {
     /// Drop rate of `drop_packet` mode 3: one connection in this many is dropped. Default 10.
     am_droprate: i32 = 10, NUMBER;
     /// Number of pages of free memory below which the automatic modes of the defences are active.
-    /// Default 1024.
+    /// They are also active while less than an eighth of the connection table is free. Default
+    /// 1024.
     amemthresh: i32 = 1024, NUMBER;
     /// Forward no packets while a backup daemon runs. Default off.
     backup_only: bool = false, SWITCH;
@@ -87,11 +88,11 @@ sysctls! {
     conntrack: bool = false, SWITCH;
     /// Log level of the kernel's debug builds; stored without effect. Default 0.
     debug_level: i32 = 0, NUMBER;
-    /// Defence that removes half-open connections: 0 off, 1 and 2 depending on free memory, 3
+    /// Defence that removes half-open connections: 0 off, 1 and 2 automatic (see `amemthresh`), 3
     /// always. Default 0.
     drop_entry: i32 = 0, Within(0..=3);
-    /// Defence that drops packets which would open connections: 0 off, 1 and 2 depending on free
-    /// memory, 3 always. Default 0.
+    /// Defence that drops packets which would open connections: 0 off, 1 and 2 automatic (see
+    /// `amemthresh`), 3 always. Default 0.
     drop_packet: i32 = 0, Within(0..=3);
     /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Only an empty list has an
     /// effect here: it stops the estimation, as `run_estimation` does. Default 0.
@@ -108,7 +109,8 @@ sysctls! {
     ignore_tunneled: bool = false, SWITCH;
     /// Seconds after which `lblc` removes an unused destination. Default 86400.
     lblc_expiration: u32 = 86_400, POSITIVE;
-    /// Seconds after which `lblcr` removes an unused destination, and reduces a set. Default 86400.
+    /// Seconds after which `lblcr` removes an unused destination, and after which it removes the most
+    /// loaded server from a destination's unchanged set of servers. Default 86400.
     lblcr_expiration: u32 = 86_400, POSITIVE;
     /// Send "port unreachable" to a server that sends packets which belong to no connection.
     /// Default off.
@@ -120,7 +122,7 @@ sysctls! {
     /// Let ICMP errors that belong to no connection open connections. Default off.
     schedule_icmp: bool = false, SWITCH;
     /// TCP state tables in which only the server's packets establish a connection: 0 off, 1 and 2
-    /// depending on free memory, 3 always. Default 0.
+    /// automatic (see `amemthresh`), 3 always. Default 0.
     secure_tcp: i32 = 0, Within(0..=3);
     /// Any SCTP packet except ABORT may open a connection. Default off.
     sloppy_sctp: bool = false, SWITCH;

@@ -28,7 +28,7 @@ pub(super) enum Sender {
 }
 
 /// A health check's connection is removed at most this number of seconds after it was closed. Until
-/// then, it counts as a connection of its server.
+/// then, the record of its server cannot be freed.
 const PROBE_CLOSED: u32 = 1;
 /// A health check's UDP connection is removed this number of seconds after its last packet. Until
 /// then, a check with the same source port would reach the same server.
@@ -165,8 +165,8 @@ impl Shard {
         if sysctls.conn_reuse_mode == 0 || slot.control() != NO_SLOT {
             return false;
         }
-        // An FTP control connection with data connections is not replaced, unless the SYN opens a
-        // new connection.
+        // An FTP control connection with data connections is not replaced by a SYN that still
+        // belongs to it.
         if slot.has(flag::HELPED)
             && self.table.controlled(index) > 0
             && self.is_same_control(index, meta)

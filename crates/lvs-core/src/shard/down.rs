@@ -260,7 +260,9 @@ impl Shard {
         }
     }
 
-    /// Sends resets to both ends of a TCP connection, if the expected sequence numbers are known.
+    /// Queues resets to both ends of a TCP connection, as far as their expected sequence numbers
+    /// are known. If the kernel fast path may have forwarded packets since then, the segment to the
+    /// client is a probe.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
@@ -431,7 +433,8 @@ impl Shard {
     }
 
     /// Work before the decision about a packet from the server of connection `index`, if the
-    /// connection has one of the flags [`flag::WATCHED`].
+    /// connection has one of the flags [`flag::WATCHED`]. Returns the verdict if the server was
+    /// removed and the packet is not forwarded for this reason; otherwise `None`.
     pub(crate) fn watch_reply(
         &mut self,
         index: u32,
@@ -528,6 +531,6 @@ mod tests {
         assert_eq!(read(0x11, 10), (10, Some(0), false));
         assert_eq!(read(0x10, 64_000), (63_999, Some(0), false));
         assert_eq!(Numbers::read(&[0; 12]), None);
-        assert_eq!(Numbers::read(&[0xf0; 30]), None, "missing options");
+        assert_eq!(Numbers::read(&[0xf0; 30]), None, "the options are cut");
     }
 }

@@ -47,8 +47,9 @@ impl Shard {
         }
     }
 
-    /// Removes the connection of the client's packets with this tuple, in any state, unless it
-    /// controls other connections; `false` if there is no such connection.
+    /// Removes the connection of the client's packets with this tuple, in any state. Returns
+    /// `false`, without a change, if there is no such connection, or if it controls other
+    /// connections.
     pub(crate) fn end_at_once(&mut self, tuple: &Tuple) -> bool {
         let key = Key {
             protocol: tuple.protocol,
@@ -59,7 +60,7 @@ impl Shard {
         let Some(index) = found.filter(|&index| self.table.controlled(index) == 0) else {
             return false;
         };
-        // A template without this connection expires as usual.
+        // The template of the connection expires as usual.
         let _ = self.destroy(index);
         true
     }
@@ -73,9 +74,9 @@ impl Shard {
         }
     }
 
-    /// Removes a connection by force; if it was the only one that another connection controlled,
-    /// removes that, too (`ip_vs_conn_del`). Returns the number of its template if the caller must
-    /// remove the template, because it has no connections any more.
+    /// Removes a connection by force. If it was the only one that another connection controlled,
+    /// removes that connection, too (`ip_vs_conn_del`). Returns the number of its template if the
+    /// caller must remove the template, because it has no connections any more.
     pub(crate) fn kill(&mut self, index: u32) -> Option<u32> {
         let slot = self.table.get(index);
         let (template, controller) = (slot.template(), slot.controller());

@@ -41,8 +41,8 @@ impl Shard {
         ports.has_free(protocol, server, pool, &self.table, now)
     }
 
-    /// Starts to record changes of local addresses and ports for
-    /// [`local_changes`](Self::local_changes). The caller must then call that regularly.
+    /// Starts to record changes of local addresses and ports. The caller must then call
+    /// [`local_changes`](Self::local_changes) regularly.
     pub fn follow_local_ends(&mut self) {
         self.local_changes.get_or_insert_default();
     }

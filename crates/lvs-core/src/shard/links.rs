@@ -52,7 +52,7 @@ impl Links {
     }
 
     /// Sets whether any decision depends on which addresses belong to servers with NAT. After a
-    /// change of this, the caller must set all links again.
+    /// change of this value, the caller must set all links again.
     pub(crate) fn heed(&mut self, heeded: bool) {
         if self.heeded != heeded {
             self.heeded = heeded;

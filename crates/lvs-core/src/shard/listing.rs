@@ -50,8 +50,8 @@ impl Shard {
     }
 
     /// Lists connections from slot `from` on, and returns the slot at which the next call
-    /// continues. `budget` bounds the number of visited slots, so that each call takes a short
-    /// time, whether the table is full or empty.
+    /// continues; `None` at the end. `budget` bounds the number of visited slots, so that each call
+    /// takes a short time, whether the table is full or empty.
     pub fn connections_piece(
         &self,
         from: usize,
@@ -100,7 +100,7 @@ impl Shard {
         self.find_reply(protocol, source, client).is_some()
     }
 
-    /// The connection to which packets from `client` to `virt` belong.
+    /// The connection to which packets from `client` to `virt` belong; `None` if there is none.
     pub fn lookup(
         &self,
         protocol: Protocol,

@@ -131,7 +131,7 @@ pub(crate) struct LocalPorts {
 }
 
 impl LocalPorts {
-    /// No ports in use. `seed` keys the hash function.
+    /// The local ports of a worker, none of which is in use. `seed` keys the hash function.
     pub(crate) fn new(worker: usize, workers: usize, seed: u64) -> Self {
         let workers = u16::try_from(workers.max(1)).unwrap_or(u16::MAX);
         Self {
@@ -286,7 +286,8 @@ impl LocalPorts {
     }
 
     /// Reserves the port of a connection of a previous process. `false` if another connection uses
-    /// the port, or if the port belongs to another worker.
+    /// the port, if the port belongs to another worker or is privileged, or if the local address
+    /// and the server are of different families.
     pub(crate) fn adopt(
         &mut self,
         index: u32,
@@ -568,7 +569,7 @@ mod tests {
                     None
                 );
             }
-            assert_eq!(bed.open(1, server, Instant::ZERO), None, "exhausted");
+            assert_eq!(bed.open(1, server, Instant::ZERO), None, "no port is free");
         }
         assert!(bed.open(1, addr("10.1.0.1:81"), Instant::ZERO).is_some());
     }
@@ -583,9 +584,11 @@ mod tests {
         assert_eq!(bed.open(2, server, at(159)), None);
         assert!(
             bed.open(2, addr("10.1.0.2:80"), at(159)).is_some(),
-            "another server"
+            "the port is not free for another server"
         );
-        let index = bed.open(3, server, at(160)).expect("60 s are over");
+        let index = bed
+            .open(3, server, at(160))
+            .expect("the port is free after 60 s");
         // The time in TIME_WAIT counts: the last packet arrived 120 s ago.
         bed.table.get(index).set_timeout(120);
         bed.table.restart(index, at(200));
@@ -638,7 +641,9 @@ mod tests {
         bed.table.restart(first, at(10));
         bed.close(first);
         assert_eq!(bed.open(2, server, at(69)), None);
-        let again = bed.open(2, server, at(70)).expect("60 s are over");
+        let again = bed
+            .open(2, server, at(70))
+            .expect("the port is free after 60 s");
         assert_eq!(ports(&bed, again), 1025);
         assert_eq!(bed.open(3, server, at(1000)), None);
     }

@@ -361,8 +361,7 @@ impl Shard {
     }
 
     /// Adopts connections in memory, as [`ConnTable::adopt`]. A connection with full NAT is kept
-    /// only if `local` returns its local address and port. The port is reserved if `pool` contains
-    /// the address.
+    /// only if `local` returns its local address and port, and if this port can be reserved.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
@@ -449,7 +448,7 @@ impl Shard {
     }
 
     /// The slot from which a connection was evicted last, since the last
-    /// [`forget_room`](Self::forget_room).
+    /// [`forget_room`](Self::forget_room); `None` if none was evicted.
     pub(crate) const fn made_room(&self) -> Option<u32> {
         self.hand.last
     }

@@ -132,9 +132,9 @@ impl Shard {
         Some(passed)
     }
 
-    /// Whether the fast path is permitted: the shard's copies are up to date, there are IPv4
-    /// services, and none of these requires the slow path: full NAT, connections that must be
-    /// closed, replication to peers, a synchronisation master, `backup_only`.
+    /// Whether the fast path is permitted: the shard's copies are up to date, an IPv4 service
+    /// exists, no connection uses full NAT, none has ended and waits for its removal, and there is
+    /// neither replication to peers nor a synchronisation master nor `backup_only`.
     #[inline]
     fn lets_pass(&self) -> bool {
         let settings = &self.settings;

@@ -216,8 +216,7 @@ pub struct Offer {
     pub tunnel: Tunnel,
     /// The number of the server's record.
     pub record: u32,
-    /// Local address and port with full NAT. Set only in the first offload plan of a connection,
-    /// and only if the caller does not use [`Shard::local_changes`].
+    /// Local address and port with full NAT; `None` if the connection was offloaded before.
     pub local: Option<LocalEnd>,
 }
 
@@ -505,7 +504,7 @@ mod tests {
         assert_eq!(due(Protocol::TCP, Forwarding::Tunnel, TcpFlags::SYN), often);
         let local = due(Protocol::TCP, Forwarding::Local, TcpFlags::SYN);
         assert!(local.is_empty(), "{local:?}");
-        // An answer of a connection that is being closed.
+        // A connection that is being closed.
         let mut director = director(Protocol::TCP, route);
         for n in 1..=16 {
             let flags = match n {

@@ -409,7 +409,7 @@ pub(super) mod tests {
         }
 
         pub(in crate::shard) fn apply_items(&mut self, bytes: &[u8], now: Instant) -> ItemResults {
-            let items = bulk::parse(bytes).expect("as a director sends it");
+            let items = bulk::parse(bytes).expect("the items are valid");
             let ties = self.keeps_ties;
             self.control
                 .apply_items(&mut self.shard, PEER, ties, items, now)

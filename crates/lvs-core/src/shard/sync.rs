@@ -37,7 +37,7 @@ impl Shard {
 
     /// Queues synchronisation messages about offloaded connections whose clients have sent packets
     /// since the last visit of the connection. Visits at most `budget` slots, from slot `from` on.
-    /// Returns the slot at which the next call continues.
+    /// Returns the slot at which the next call continues; `None` at the end.
     pub fn sync_offloaded_piece(
         &mut self,
         from: usize,
@@ -250,7 +250,7 @@ mod tests {
         assert!(director.shard.publish(conn, 1, None));
         pass(&director, conn, 36);
         walk(&mut director);
-        assert_eq!(entries(&mut director), 0, "52 packets");
+        assert_eq!(entries(&mut director), 0, "a message at packet 52");
         pass(&director, conn, 1);
         walk(&mut director);
         assert_eq!(entries(&mut director), 1, "no message at the 53rd packet");
@@ -272,7 +272,7 @@ mod tests {
         pass(&director, conn, 60);
         director.shard.withdraw(conn);
         send(&mut director, Protocol::UDP, 0);
-        assert_eq!(entries(&mut director), 1, "the 303rd");
+        assert_eq!(entries(&mut director), 1, "no message at packet 303");
         walk(&mut director);
         assert_eq!(entries(&mut director), 0);
     }

@@ -384,7 +384,7 @@ impl Replicas {
         }
     }
 
-    /// Whether this director owns the connection, and it is in one of these ranges.
+    /// Whether a connection that this director owns is in one of these ranges.
     pub(crate) fn is_replicated_in(&self, ranges: &Ranges, identity: &Identity) -> bool {
         ranges.has(identity.hash(self.keys))
     }
@@ -565,7 +565,7 @@ mod tests {
     #[test]
     fn outgoing_updates_are_bounded() {
         let mut replicas = Replicas::new([0, 0]);
-        assert!(replicas.take_buffer().is_none(), "nobody listens");
+        assert!(replicas.take_buffer().is_none(), "no peer is subscribed");
         replicas.has_receiver = true;
         for _ in 0..(2 * OUT_MAX / 40) {
             if let Some(mut out) = replicas.take_buffer() {

@@ -93,8 +93,8 @@ pub struct ServiceDigest {
 }
 
 impl ServiceDigest {
-    /// Whether two directors choose the same servers, and reach them with the same forwarding
-    /// methods.
+    /// Whether two directors choose the same servers, and reach them by the same paths. If `ways`
+    /// is 0 at one of them, the paths count as equal.
     pub const fn is_like(&self, other: &Self) -> bool {
         let unknown = self.ways == 0 || other.ways == 0;
         self.choice == other.choice && (unknown || self.ways == other.ways)

@@ -14,7 +14,8 @@ use lvs_core::{
 };
 use proptest::prelude::*;
 
-/// A host with one interface and one broadcast address, which refuses servers with direct routing.
+/// A host with one interface and one broadcast address. It refuses servers with the forwarding
+/// method `Local`.
 struct SmallHost;
 
 impl Host for SmallHost {
@@ -481,7 +482,7 @@ fn read_access_covers_local_addresses_and_excludes_capture() {
 }
 
 #[test]
-fn change_lists_and_answers_fit_protocol_lines() {
+fn change_list_and_answer_round_trip_as_json() {
     let text =
         r#"{"method":"apply","params":{"changes":[{"method":"service.flush","params":{}}]}}"#;
     let call: Call = serde_json::from_str(text).unwrap();

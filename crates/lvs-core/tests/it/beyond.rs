@@ -71,8 +71,8 @@ fn remove(director: &mut Director, n: u8, now: Instant) {
 
 fn only(director: &Director, now: Instant) -> Connection {
     let mut all = director.shard.connections_from(0, now);
-    let only = all.next().expect("a connection");
-    assert!(all.next().is_none(), "one connection");
+    let only = all.next().expect("a connection exists");
+    assert!(all.next().is_none(), "several connections exist");
     only
 }
 
@@ -85,7 +85,7 @@ fn send(
     now: Instant,
 ) -> Verdict {
     let Transport::Tcp(flags) = meta.transport else {
-        panic!("TCP");
+        panic!("the packet is not TCP");
     };
     let mut bytes = vec![0; 20 + len];
     bytes[4..8].copy_from_slice(&seq.to_be_bytes());
@@ -177,7 +177,7 @@ fn client_of_offloaded_connection_is_probed_for_numbers_of_both_resets() {
             (1101, 745, 0),
             now,
         ));
-        let conn = forward.conn.expect("a connection");
+        let conn = forward.conn.expect("the packet has a connection");
         director
             .shard
             .offer(conn)
@@ -214,7 +214,7 @@ fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() 
     establish(&mut director, client, false, now);
     let ack = tcp(client, vip, ACK);
     let forward = forwarded(send(&mut director, &ack, (1101, 745, 0), now));
-    let conn = forward.conn.expect("a connection");
+    let conn = forward.conn.expect("the packet has a connection");
     assert!(director.shard.publish(conn, 1, None));
     director.shard.withdraw(conn);
     let _ = send(&mut director, &ack, (0xf000_0000, 0x9000_0000, 5), now);
@@ -272,7 +272,7 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
     let decision = director.handle_packet(&tcp(before, client, RST), now);
     assert!(
         matches!(decision, Verdict::Reply(_)),
-        "no reset to the client: {decision:?}"
+        "the server's reset was not forwarded: {decision:?}"
     );
     let again = forwarded(director.handle_packet(&tcp(client, vip, SYN), now));
     assert!(again.new && again.target != before);
@@ -333,7 +333,7 @@ fn resets_are_sent_in_bounded_portions() {
         assert!(resets.len() <= 200, "{}", resets.len());
         sent += resets.len();
         calls += 1;
-        assert!(calls < 1000, "no end");
+        assert!(calls < 1000, "`end_down` does not finish");
     }
     assert_eq!(sent, 2 * 19_999);
     director.advance(Instant::from_secs(12));
@@ -533,7 +533,7 @@ fn shares(director: &mut Director, count: u16, now: Instant) -> [u32; 3] {
         let forward =
             forwarded(director.handle_packet(&packet(client, addr(VIP), Transport::Udp(b"")), now));
         let std::net::IpAddr::V4(ip) = forward.target.ip() else {
-            panic!("IPv4");
+            panic!("the server's address is not IPv4");
         };
         shares[usize::from(ip.octets()[3]) - 1] += 1;
     }
@@ -593,7 +593,7 @@ fn slow_start_raises_share_of_new_server_gradually() {
     let service = director.control.services().next().unwrap();
     assert!(
         service.servers().iter().all(|server| server.weight() == 1),
-        "as before"
+        "a server's weight is not the configured one"
     );
 }
 
@@ -1176,7 +1176,7 @@ fn data_connections_of_ftp_are_reset_as_well() {
     remove(&mut director, 1, now);
     let resets = drain(&mut director, now);
     let to_client = resets.iter().find(|reset| reset.tuple.src == data);
-    assert_eq!(to_client.expect("a reset to the client").seq, 520);
+    assert_eq!(to_client.expect("the client gets a reset").seq, 520);
     assert!(
         resets
             .iter()

@@ -148,7 +148,7 @@ fn files_in_code_map_exist() {
 fn spelled_out(path: &str) -> Vec<String> {
     match path.split_once('{') {
         Some((before, rest)) => {
-            let (names, after) = rest.split_once('}').expect("a closing brace");
+            let (names, after) = rest.split_once('}').expect("the path has a closing brace");
             let names = names.split(',');
             names.map(|name| format!("{before}{name}{after}")).collect()
         }
@@ -157,8 +157,8 @@ fn spelled_out(path: &str) -> Vec<String> {
 }
 
 fn sources_below(directory: &Path, found: &mut Vec<String>) {
-    for entry in fs::read_dir(directory).expect("a directory") {
-        let path = entry.expect("an entry").path();
+    for entry in fs::read_dir(directory).expect("the directory is readable") {
+        let path = entry.expect("the entry is readable").path();
         if path.is_dir() {
             sources_below(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
@@ -244,9 +244,12 @@ fn files_that_depend_on_forwarding_method_are_in_architecture_list() {
         let mut sources = Vec::new();
         sources_below(&crates.join(program).join("src"), &mut sources);
         for path in sources {
-            let inside = path.rsplit_once("/../").expect("a path of a crate").1;
+            let inside = path
+                .rsplit_once("/../")
+                .expect("the path contains `/../`")
+                .1;
             let is_test = inside.contains("/tests") || inside.ends_with("/testing.rs");
-            let source = fs::read_to_string(&path).expect("a source file");
+            let source = fs::read_to_string(&path).expect("the file is readable");
             if is_test || !depends_on_method(&source) {
                 continue;
             }
@@ -265,12 +268,12 @@ fn files_that_depend_on_forwarding_method_are_in_architecture_list() {
 
 /// Adds the names of the tests below a directory of crates, and their files, to `found`.
 fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
-    for entry in fs::read_dir(directory).expect("a directory") {
-        let path = entry.expect("an entry").path();
+    for entry in fs::read_dir(directory).expect("the directory is readable") {
+        let path = entry.expect("the entry is readable").path();
         if path.is_dir() {
             tests_below(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let source = fs::read_to_string(&path).expect("a source file");
+            let source = fs::read_to_string(&path).expect("the file is readable");
             let mut marked = false;
             for line in source.lines().map(str::trim_start) {
                 let name = line
@@ -412,9 +415,9 @@ fn documented_calls_with_read_access_are_complete() {
 /// Returns the names of the pages below `docs/`.
 fn pages() -> Vec<String> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-    let entries = fs::read_dir(docs).expect("the directory of the pages");
-    let names = entries.map(|entry| entry.expect("an entry").file_name());
-    let names = names.map(|name| name.into_string().expect("a name in UTF-8"));
+    let entries = fs::read_dir(docs).expect("the directory `docs` is readable");
+    let names = entries.map(|entry| entry.expect("the entry is readable").file_name());
+    let names = names.map(|name| name.into_string().expect("the file name is UTF-8"));
     names.filter(|name| name.ends_with(".md")).collect()
 }
 
@@ -489,7 +492,7 @@ fn every_alert_has_severity_and_runbook() {
     let alerts: Vec<&str> = rules.split("- alert: ").skip(1).collect();
     assert!(alerts.len() > 20, "{}", alerts.len());
     for alert in alerts {
-        let name = alert.lines().next().expect("a name");
+        let name = alert.lines().next().expect("the alert has a name");
         let severity = ["critical", "warning", "info"]
             .iter()
             .any(|word| alert.contains(&format!("labels: {{severity: {word}}}\n")));
@@ -524,14 +527,18 @@ fn relative_links_of_pages_resolve() {
         for link in links(&content).iter().filter(|link| !link.contains("://")) {
             count += 1;
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let directory = root.join(&page).parent().expect("a directory").to_owned();
+            let directory = root
+                .join(&page)
+                .parent()
+                .expect("the page is in a directory")
+                .to_owned();
             let target = match file {
                 "" => root.join(&page),
                 file => directory.join(file),
             };
             assert!(target.exists(), "{page}: there is no {link}");
             if !anchor.is_empty() && target.extension().is_some_and(|kind| kind == "md") {
-                let there = fs::read_to_string(&target).expect("a page");
+                let there = fs::read_to_string(&target).expect("the page is readable");
                 assert!(
                     anchors(&there).iter().any(|found| found == anchor),
                     "{page}: there is no heading {link}"

@@ -334,7 +334,7 @@ fn expired_templates_are_removed_in_portions() {
         assert!(bed.opens(source, SYN).is_some());
     }
     bed.pass(Duration::from_secs(61));
-    // The shard is one of several, so that `Control` has a clock of its own.
+    // Only `Control` advances here, as if the shard had its own thread.
     let at = bed.now + Duration::from_secs(600);
     let left = |bed: &Bed| bed.director.control.templates_from(0, at).count();
     assert_eq!(left(&bed), ALL);

@@ -71,7 +71,7 @@ fn replied(verdict: Verdict) -> Reply {
 fn full_nat_translates_both_ends_in_both_directions() {
     let mut director = director(Forwarding::FullNat, &[SERVER]);
     let forward = forwarded(syn(&mut director, CLIENT, at(1)));
-    let source = forward.source.expect("a local address");
+    let source = forward.source.expect("the packet gets a local address");
     assert_eq!(
         (forward.method, forward.target),
         (Forwarding::FullNat, addr(SERVER))
@@ -172,7 +172,7 @@ fn full_nat_without_free_port_drops_and_counts_no_connection() {
 }
 
 #[test]
-fn full_nat_impossible_configurations_are_refused() {
+fn impossible_full_nat_configurations_are_refused() {
     let mut director = director(Forwarding::FullNat, &[SERVER]);
     let control = &mut director.control;
     assert_eq!(

@@ -160,7 +160,7 @@ fn invalid_service_changes_are_refused() {
             ),
         ],
     );
-    // Setting the same value twice has the effect of setting it once.
+    // A second deletion is an error. A second flush has no effect.
     director
         .control
         .delete_service(&web(), Instant::ZERO)
@@ -591,7 +591,7 @@ proptest! {
     /// Packets that contradict themselves: two families, a protocol without its header, no address,
     /// any mark and hook.
     #[test]
-    fn damaged_packet_changes_no_connection(
+    fn damaged_packets_do_not_panic_and_table_stays_bounded(
         packets in prop::collection::vec(
             (socket(), socket(), transport(), prop::sample::select(vec![1u8, 6, 17, 50, 51, 58, 132, 255]), 0u8..3, 0u32..2, any::<u64>()),
             1..30,

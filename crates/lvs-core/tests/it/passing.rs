@@ -17,8 +17,8 @@ use lvs_core::{
 };
 use proptest::prelude::*;
 
-/// Properties of a service: protocol, port, forwarding method, scheduler, flags, and whether it has
-/// no servers.
+/// Properties of a service: protocol, port, forwarding method, scheduler, flags, and whether the
+/// connections of its removed servers are reset.
 type Kind = (Protocol, u16, Forwarding, &'static str, u32, bool);
 
 const KINDS: [Kind; 11] = {
@@ -128,7 +128,7 @@ fn virt(kind: usize) -> SocketAddr {
 }
 
 fn client(number: u8) -> SocketAddr {
-    // Each address has two ports, one of which is 0, which no client uses.
+    // Each address has two ports. The first client's port is 0, which no real client uses.
     SocketAddr::from(([192, 0, 2, number / 2], u16::from(number) * 1000))
 }
 
@@ -155,8 +155,10 @@ fn fill(control: &mut Control) {
         first: 1024,
         last: 1100,
     };
-    control.set_ftp_ports(vec![21]).expect("a port");
-    control.set_local_pool(vec![local], false).expect("a pool");
+    control.set_ftp_ports(vec![21]).expect("the port is valid");
+    control
+        .set_local_pool(vec![local], false)
+        .expect("the pool is valid");
     for (kind, &(_, _, _, scheduler, flags, missed)) in KINDS.iter().enumerate() {
         let mut config = ServiceConfig::new(Family::V4, scheduler);
         config.flags = ServiceFlags(flags);
@@ -279,7 +281,7 @@ impl Twin {
                     let config = config(kind, 1);
                     control
                         .add_server(&key, addr, &config, self.now)
-                        .expect("the service does not exist");
+                        .expect("the server is new");
                 }
                 *present = !*present;
                 String::new()
@@ -353,10 +355,10 @@ proptest! {
     }
 }
 
-/// The comparison shows something only if packets take the fast path.
+/// The comparison is meaningful only if packets take the fast path.
 #[test]
 fn established_connection_uses_fast_path() {
-    let client: SocketAddrV4 = "192.0.2.1:1000".parse().expect("an address");
+    let client: SocketAddrV4 = "192.0.2.1:1000".parse().expect("the address is valid");
     for kind in [0, 1, 2, 8] {
         let mut twin = Twin::new(true, 1000);
         let (protocol, ..) = KINDS[kind];

@@ -345,7 +345,9 @@ fn arrange_servers_sets_order_and_keeps_connections() {
     let control = &mut director.control;
     // One server does not exist, one is named twice, and two are not named.
     let wanted = [server(2), server(9), server(3), server(2)];
-    control.arrange_servers(&key, &wanted).expect("a service");
+    control
+        .arrange_servers(&key, &wanted)
+        .expect("the service exists");
     assert_eq!(order(&director), [3, 2, 4, 1]);
     assert_eq!(entries(&director, now).len(), before.len());
     let nobody = ServiceKey::tcp(addr("198.51.100.9:80"));
@@ -615,7 +617,7 @@ fn new_template_is_not_sent_within_the_refresh_period() {
     );
     assert!(
         !sent(3),
-        "a new template was sent, other than recorded from Linux 6.12"
+        "a new template was sent, but Linux 6.12 sends none"
     );
 }
 

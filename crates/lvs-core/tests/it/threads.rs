@@ -150,8 +150,9 @@ fn traffic_and_connection_counters_are_exact_across_workers() {
     }
 }
 
-/// Each worker sends one packet of each of `clients` clients, all workers at the same time. Returns
-/// the refusals, and the number of connections that each worker opened.
+/// Each worker sends the SYNs of 1,000 clients, all workers at the same time. `clients` returns the
+/// client of a worker's packet with a given number. Returns the number of connections that all
+/// workers opened together, and the reasons of the refusals, without consecutive duplicates.
 fn rush(
     control: &Mutex<Control>,
     shards: &mut [Shard],

@@ -81,7 +81,8 @@ impl Capture {
         }
     }
 
-    /// Whether the filter accepts forwarded packets with one of these addresses and ports.
+    /// Whether the filter accepts a forwarded packet with one of these addresses and ports; `false`
+    /// if the reader has ended.
     pub(super) fn shows_forwarded(&self, tuples: &[Tuple]) -> bool {
         self.reader.strong_count() > 0
             && tuples
@@ -155,7 +156,8 @@ fn takes(filter: &CaptureFilter, tuple: Option<Tuple>, dropped: bool) -> bool {
             .all(|port| src.port() == *port || dst.port() == *port)
 }
 
-/// Describes the decision on a packet, and returns whether the packet was dropped.
+/// Describes the decision on a packet, and returns whether the packet was dropped, with or without
+/// an answer to its sender.
 pub(super) fn describe(verdict: &Verdict) -> (String, bool) {
     match verdict {
         Verdict::Forward(forward) => {

@@ -87,8 +87,9 @@ pub struct Config {
     /// The maximum number of connections; `None` for 2^20.
     pub max_connections: Option<usize>,
     /// Maximum number of connections whose client or server has an IPv6 address. Only the [kernel
-    /// fast path](Self::fast_path) uses it, to allocate memory at the start. `None`: all of up to
-    /// 2^20 connections; of more connections a quarter, but at least 2^20.
+    /// fast path](Self::fast_path) uses it, to allocate memory at the start. With `None`, it is the
+    /// maximum number of connections up to 2^20, and above that a quarter of this maximum, but at
+    /// least 2^20.
     pub max_ipv6: Option<usize>,
     /// Policy for a new connection if the table is full.
     pub when_full: WhenFull,
@@ -112,7 +113,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns the number of packet workers, or the setting that excludes this number.
+    /// Returns the number of packet workers, or an error if the configuration does not permit it.
     pub(super) fn workers(&self) -> Result<NonZeroUsize, StartError> {
         let workers = self.workers.unwrap_or(NonZeroUsize::MIN);
         if workers.get() > WORKERS_MAX {

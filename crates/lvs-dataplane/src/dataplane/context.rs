@@ -25,7 +25,8 @@ pub(super) struct Context {
     control: Mutex<Control>,
     /// Number of packet workers that wait for the lock of the control half.
     wanted: AtomicUsize,
-    /// Locked during a change, so that the host is configured in the order of the changes.
+    /// Locked during a change of the configuration, so that the host is configured in the order of
+    /// the changes.
     changing: Mutex<()>,
     started: SystemInstant,
     stop: AtomicBool,
@@ -80,7 +81,7 @@ impl Context {
         }
     }
 
-    /// Blocks other changes until the guard is dropped.
+    /// Blocks other changes of the configuration until the guard is dropped.
     pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
         lock(&self.changing)
     }

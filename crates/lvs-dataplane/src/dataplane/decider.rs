@@ -179,9 +179,9 @@ impl Decider {
         Some(self.marks[taken].action)
     }
 
-    /// Lists the connections in up to `budget` slots of this worker's shard, from the slot in
-    /// `starts`, which has one item for each shard. Returns the number of the shard, the
-    /// connections, and the slot at which the next call continues.
+    /// Lists connections of this worker's shard. `starts` contains the first slot for each shard;
+    /// `budget` limits the number of slots. Returns the number of the shard, the connections, and
+    /// the slot at which the next call continues (`None` at the end of the table).
     pub(super) fn connections(
         &self,
         starts: &[Option<usize>],
@@ -196,8 +196,8 @@ impl Decider {
         (number, piece, next)
     }
 
-    /// Explains the fate of a packet, without side effects. `fast_path` returns whether a
-    /// connection is offloaded; with `None`, whether a new connection would be.
+    /// Explains the fate of a packet, without side effects. `fast_path` returns the reason why a
+    /// connection is not offloaded, or with `None`, why a new connection is not offloaded at once.
     pub(super) fn explain(
         &self,
         question: &Question,

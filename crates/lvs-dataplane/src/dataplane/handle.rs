@@ -35,8 +35,8 @@ pub struct Handle {
     pub(super) captures: Readers,
     /// The peers, once replication has started.
     peers: OnceLock<Arc<Peers>>,
-    /// The lock of the control socket, once the socket is open. A stopping dataplane marks it, so
-    /// that a starting dataplane waits.
+    /// The lock of the control socket, once the socket is open. A stopping dataplane marks the
+    /// lock, so that a starting dataplane waits for its end.
     lock: OnceLock<Leaving>,
     /// The sandbox of the program, once the program has entered it.
     confinement: OnceLock<Confinement>,

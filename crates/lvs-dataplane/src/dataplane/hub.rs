@@ -158,9 +158,9 @@ impl Outgoing {
         }
     }
 
-    /// Begins a digest of the connections of `workers` packet workers, which each worker completes
-    /// by [`add_to_digest`](Self::add_to_digest). Returns false while an earlier digest is
-    /// incomplete.
+    /// Begins a digest of the connections of `workers` packet workers. Each worker adds its part by
+    /// [`add_to_digest`](Self::add_to_digest). Returns `false` if an earlier digest is incomplete
+    /// or the queue is closed.
     pub(super) fn begin_digest(&self, workers: usize) -> bool {
         let mut queue = self.queue();
         if queue.closed || queue.gathering.is_some() {
@@ -174,8 +174,8 @@ impl Outgoing {
         true
     }
 
-    /// Adds the connections of a packet worker to the present digest, and queues the digest after
-    /// the last worker. All earlier items of the worker must be queued.
+    /// Adds the connections of a packet worker to the present digest. The caller has already queued
+    /// all earlier items of the worker. After the last worker, the digest is queued.
     pub(super) fn add_to_digest(&self, worker: usize, digest: &Digest) {
         let mut queue = self.queue();
         let Some(gathering) = &mut queue.gathering else {
@@ -265,7 +265,7 @@ impl Outgoing {
     pub(super) fn linger(&self, time: Duration) {
         let queue = self.queue();
         if !queue.closed {
-            // The first new message would end a wait for a notification.
+            // A wait on `changed` would end at the first new message.
             drop(queue);
             std::thread::sleep(time);
         }
@@ -301,8 +301,7 @@ mod tests {
         assert!(hub.remove(&slow));
     }
 
-    /// A digest of connections that are described by numbers; the hash of each connection is its
-    /// number.
+    /// A digest with one connection for each number. The hash of the connection is the number.
     fn digest_of(numbers: &[u8]) -> Digest {
         let mut bytes = vec![0; DIGEST_LEN];
         let sum = numbers.iter().fold(0, |sum, number| sum ^ number);

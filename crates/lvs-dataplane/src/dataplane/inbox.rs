@@ -85,8 +85,8 @@ impl Inbox {
         (taken, taken > 0 && !self.waits.swap(true, Ordering::AcqRel))
     }
 
-    /// Moves up to about `most` queued parcels into the empty `parcels`, equal numbers from each
-    /// worker. Returns true if more are queued.
+    /// Moves up to about `most` queued parcels into the empty `parcels`, at most the same number
+    /// from each worker. Returns true if more are queued.
     pub(super) fn take(&self, parcels: &mut Vec<Parcel>, most: usize) -> bool {
         if !self.waits.load(Ordering::Relaxed) || !self.waits.swap(false, Ordering::AcqRel) {
             return false;

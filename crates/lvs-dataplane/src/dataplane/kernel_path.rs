@@ -127,7 +127,9 @@ pub(super) enum WithDataplane {
     Change,
     #[error("ignore_tunneled is set")]
     IgnoreTunneled,
-    #[error("no packet of the connection has arrived since the last change")]
+    #[error(
+        "no packet of the connection has arrived since the last change of configuration, routes or settings"
+    )]
     Stale,
     #[error("connections are offloaded after {of} packets from the client")]
     New { of: u32 },
@@ -199,7 +201,7 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
         )
     } else if settings.reverse_path != ReversePath::Off {
         (
-            "--reverse-path needs the interface on which each packet arrived",
+            "--reverse-path needs a check of the interface on which each packet arrives: the kernel fast path has no such check",
             "remove --reverse-path",
         )
     } else {

@@ -177,9 +177,10 @@ impl TakenView {
         })
     }
 
-    /// Looks up an address behind a gateway whose cache entry belongs to another address. With many
-    /// clients, a write for each look-up costs more than another look-up. So only one look-up in 64
-    /// replaces the entry: few clients soon have their own entries.
+    /// Looks up an address that is reached through a gateway, if the cache entry belongs to another
+    /// address. `None`: the caller fills the cache entry. With many clients, a write for each
+    /// look-up costs more than another look-up, so only one look-up in 64 replaces the entry. Few
+    /// clients soon have their own entries.
     #[inline]
     fn pass(&self, addr: IpAddr) -> Option<About> {
         const ONE_IN: u8 = 64;

@@ -16,8 +16,9 @@ const PART: usize = 16;
 /// Pause after each large page, during which the kernel handles other requests of this process.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Creates shard `number` of a director. Also returns the pages of its connection table, unless the
-/// kernel provides none and the table is on the heap.
+/// Creates shard `number` of a director. Also returns the pages of its connection table; without
+/// them, the table is on the heap, because the kernel provides no pages. `None`: the director has
+/// no more shards.
 ///
 /// # Errors
 /// The heap has no memory either.

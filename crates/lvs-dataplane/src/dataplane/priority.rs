@@ -148,7 +148,7 @@ pub(super) struct Pretended {
 #[cfg(test)]
 impl Pretended {
     pub(super) fn compute(&self, time: Duration) {
-        let time = u64::try_from(time.as_nanos()).expect("not over this duration");
+        let time = u64::try_from(time.as_nanos()).expect("the duration fits in 64 bits");
         self.computed
             .fetch_add(time, std::sync::atomic::Ordering::Relaxed);
     }

@@ -18,7 +18,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 type Name = (String, String);
 
-/// The counters at the last sample.
+/// The recent counts of each reason, up to the last sample.
 #[derive(Debug, Default)]
 pub(super) struct Recent(BTreeMap<Name, RecentCounter>);
 

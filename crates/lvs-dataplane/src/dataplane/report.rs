@@ -54,7 +54,7 @@ impl Report {
             taken: counters.taken,
             busy: counters.dropped_for(FrameDrop::WorkerBusy),
             demoted: 0,
-            // The director adds these counts.
+            // `Handle::info` sets these counts.
             counts: lvs_core::stats::Counts::default(),
         };
         Self {

@@ -51,7 +51,7 @@ impl Rig {
     /// are addresses of services.
     ///
     /// # Errors
-    /// If the host has no free file descriptors.
+    /// The host has no free memory or file descriptors, or `control` has no shards.
     pub fn new(
         control: Control,
         network: NetState,

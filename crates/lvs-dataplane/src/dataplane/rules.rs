@@ -6,8 +6,8 @@ use super::config::RulesError;
 use super::handle::Handle;
 use lvs_api::names::Names;
 
-/// Applies all lines of a file. The first invalid line stops it, and the dataplane does not start.
-/// Comments (`#`) and empty lines are skipped, as in `ipvsadm-restore`.
+/// Applies all lines of a file. The first invalid line is an error, and the dataplane does not
+/// start. Comments (`#`) and empty lines are skipped, as in `ipvsadm-restore`.
 pub(super) fn apply(handle: &Handle, text: &str, file: &str) -> Result<(), RulesError> {
     let names = Names::system();
     for (number, line) in text.lines().enumerate() {

@@ -510,13 +510,14 @@ fn open_warm_restart(
 
 /// Returns the rule that divides packets among several workers.
 fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Steering {
-    // A disclosed seed must not reveal the seed of the other hash.
+    // The connection table has `options.seed`: with another seed, the two hashes of a connection
+    // are independent.
     let seed = options.seed.rotate_left(32) ^ 0x6c76_7377_6f72_6b65;
     Steering::new(workers, seed, !ftp_ports.is_empty())
 }
 
-/// The processors that this process may use, of which each worker gets another one; empty if there
-/// are fewer processors than workers.
+/// The processors that this process may use: each worker is bound to a different one. Empty if
+/// there are fewer processors than workers.
 fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
     let cpus = lvs_sys::permitted_cpus();
     if cpus.len() < workers.get() {

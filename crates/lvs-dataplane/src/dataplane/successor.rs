@@ -103,7 +103,7 @@ impl Keeping {
 struct Kept<C> {
     /// The calls that create the same services, servers and settings.
     calls: Vec<C>,
-    /// The records of counters: service, server, record.
+    /// For each server of a service, the number of the record that stores its counters.
     #[serde(default)]
     records: Vec<(ServiceId, SocketAddr, u32)>,
     /// Synchronisation daemons that ran.
@@ -114,7 +114,7 @@ struct Kept<C> {
 /// State that is restored later in the start, after services and settings.
 #[derive(Debug, Default)]
 pub(super) struct Left {
-    /// The records of counters.
+    /// The records that store the counters of the servers.
     pub(super) records: Vec<Record>,
     /// Synchronisation daemons, which start after the threads.
     pub(super) daemons: Vec<SyncDaemon>,
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(left.records.len(), servers);
     }
 
-    /// Skips only calls of a later version.
+    /// A successor skips only the calls that its version does not have.
     #[test]
     fn stored_calls_of_another_version_are_skipped() -> serde_json::Result<()> {
         let text = r#"{"calls": [

@@ -50,7 +50,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
         }
     }
 
-    /// Adds the counters of a predecessor.
+    /// Adds the counters of a predecessor to those of `control`.
     fn take_counts(&self, control: &mut Control, records: &[Record]);
 
     /// Returns by how much the clock of the stored deadlines is ahead of a clock that shows `now`.
@@ -70,7 +70,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
         None
     }
 
-    /// Marks the take-over as complete. The shield of this dataplane is in force.
+    /// Marks the take-over as complete. The caller has made sure that this dataplane's shield is in
+    /// force.
     fn has_taken_over(&self);
 
     /// The TUN device that stays for a successor.

@@ -25,7 +25,7 @@ fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathEr
     let all = (entries as usize).saturating_mul(workers.get());
     let all = u32::try_from(all).ok().filter(|&all| all as usize <= MOST);
     all.ok_or(FastPathError::Setting {
-        why: "the table is too large for the numbers of all packet workers' connections",
+        why: "the connection tables of all packet workers have more slots than the BPF programs can number",
         fix: "use a smaller --max-connections, or fewer --workers",
     })
 }

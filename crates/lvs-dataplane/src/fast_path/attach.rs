@@ -166,8 +166,8 @@ pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     Ok(Some(Mutex::new(filters)))
 }
 
-/// Whether the error means that the first preference is in use: by filters of another kind, or for
-/// some protocols only.
+/// Whether the error means that the first preference of tc filters is in use at the interface: by
+/// filters of another kind, or for some protocols only.
 fn is_taken(error: &io::Error) -> bool {
     matches!(
         error.kind(),

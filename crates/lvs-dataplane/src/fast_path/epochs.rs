@@ -75,7 +75,7 @@ impl FastPath {
     }
 
     /// Whether a worker must evict all its connections from the kernel fast path before another
-    /// epoch can begin. It reports this by [`has_withdrawn`](Self::has_withdrawn).
+    /// epoch can begin. The worker reports this by [`has_withdrawn`](Self::has_withdrawn).
     pub(crate) fn must_withdraw(&self, worker: usize) -> bool {
         let epochs = lock(&self.epochs);
         epochs.used_up && !epochs.withdrawn[worker]

@@ -58,8 +58,8 @@ impl Growing {
         lock(&self.array).clone()
     }
 
-    /// Returns the array, after enlarging it for `words` if necessary. `fill` copies from the words
-    /// of the old array to those of the new one before it is replaced.
+    /// Returns the array, after enlarging it for `words` if necessary. Before the old array is
+    /// replaced, `fill` copies from its words (the first argument) to those of the new array.
     ///
     /// # Errors
     /// The kernel has no memory for the new array, or the name cannot be replaced. The old array

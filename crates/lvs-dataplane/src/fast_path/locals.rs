@@ -93,8 +93,9 @@ impl Slots {
         one.saturating_mul(self.workers)
     }
 
-    /// Returns the number by which the programs address a worker's slot, and 1 if the slot is wide.
-    /// Overflow slots have numbers after the wide ones; the programs never use them.
+    /// Returns the number by which the programs address a worker's slot, and 1 for a wide slot or 0
+    /// for a narrow one. Overflow slots count as wide, with numbers after the wide slots; the
+    /// programs never use them.
     fn number(self, worker: usize, slot: u32) -> (u64, u64) {
         let worker = worker as u64;
         let of_region = |slot: u32, slots: u32| u64::from(slot) + worker * u64::from(slots);
@@ -140,7 +141,8 @@ impl Locals {
         self.place.pin(&pins.path(PLACE))
     }
 
-    /// Removes the map.
+    /// Removes the map of local addresses and ports, as if no connection of full NAT had been
+    /// opened.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn forget(&mut self) {
         self.place.clear();
@@ -278,8 +280,8 @@ impl FastPath {
         }
     }
 
-    /// Writes the local address and port of a full NAT connection. Returns false if the map is
-    /// full.
+    /// Writes the local address and port of a full NAT connection. Returns `false` if the map does
+    /// not exist, is full, or the kernel has no memory.
     pub fn set_local(&self, worker: usize, end: &LocalEnd) -> bool {
         let Some(ends) = self.locals.ends.get() else {
             return false;

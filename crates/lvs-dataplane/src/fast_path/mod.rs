@@ -400,7 +400,8 @@ impl FastPath {
             .zip(new)
             .any(|(word, new)| word.load(Relaxed) != new)
         {
-            // Programs that are reading the entry see by this version that it is invalid.
+            // A program that is reading the entry detects the change by the new version, and does
+            // not use the entry.
             version = version.wrapping_add(1) & 0xffff_ffff;
             way.store(version << 32, Relaxed);
             fence(Release);
@@ -515,8 +516,8 @@ mod tests {
     use super::open::OBJECT;
     use super::*;
 
-    /// Opens the fast path for a test; `None` without permission for BPF. Root of the initial user
-    /// namespace has it, so the test fails then.
+    /// Opens the fast path for a test. `None` if the kernel does not permit BPF. Root of the
+    /// initial user namespace has the permission: for root, the test fails instead.
     pub(super) fn open() -> Option<Arc<FastPath>> {
         open_for(1)
     }

@@ -329,7 +329,7 @@ impl AllMaps {
     ) -> Result<Self, FastPathError> {
         let arrays = Arrays::new(layout, workers, processors, maps)?;
         let (told, services, next) = match maps {
-            // The predecessor's programs continue to use their own maps until they are replaced.
+            // The predecessor's programs use these maps until this dataplane replaces the programs.
             Maps::Found(pins) => (
                 PerCpuArray::pinned(&pins.path("lvs_told")),
                 SharedMap::pinned(&pins.path("lvs_services")),

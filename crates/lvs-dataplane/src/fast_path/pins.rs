@@ -277,7 +277,7 @@ pub(super) fn is_over(conf: &[u64]) -> bool {
 
 /// Version of the layout of all maps: it changes with the shape or meaning of any of them.
 const VERSION: u64 = 7;
-/// The word "LVSKERNL", which marks a description.
+/// The first word of the map `lvs_about` ("LVSKERNL"), by which a successor recognises the map.
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 
 /// Index of the word of `lvs_about` with the cookie of the network namespace; the word is 0 if the

@@ -256,7 +256,7 @@ mod tests {
                 frame.extend(from.octets());
                 frame.extend(to.octets());
             }
-            _ => panic!("of two families"),
+            _ => panic!("the addresses belong to two families"),
         }
         frame.extend(src.port().to_be_bytes());
         frame.extend(dst.port().to_be_bytes());

@@ -136,7 +136,7 @@ impl FastPath {
         Ok(attached)
     }
 
-    /// The XDP program.
+    /// The XDP program; `None` if XDP is not configured.
     pub fn xdp(&self) -> Option<&Program> {
         self.xdp.as_ref().map(|xdp| &xdp.program)
     }
@@ -179,7 +179,7 @@ impl FastPath {
     /// address.
     ///
     /// # Errors
-    /// If the interface is already set.
+    /// This interface or another one already uses the entry in the array of MAC addresses.
     #[cfg(any(test, feature = "testing"))]
     pub fn try_interface(&self, ifindex: u32, mac: Mac) -> io::Result<()> {
         if let Some(xdp) = &self.xdp {

@@ -25,7 +25,7 @@ const SETTLES: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Announced {
     all: BTreeMap<IpAddr, Vip>,
-    /// The time of the last update.
+    /// The time of the last [`set`](Self::set).
     heard: Instant,
     /// Time without an update after which all routes are withdrawn.
     hold: Duration,

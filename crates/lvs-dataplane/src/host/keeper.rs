@@ -78,7 +78,7 @@ pub(crate) struct Keeper {
     /// workers use the snapshot of the given generation.
     ended: Vec<(u64, LocalClient)>,
     pub(super) next: Next,
-    /// Reads the XDP features of interfaces, or is the reason why this is not possible.
+    /// The socket that reads the XDP features of interfaces, or the reason why there is none.
     pub(super) xdp: Result<XdpFeatures, String>,
     /// The last logged reason why these features are unknown.
     pub(super) unreported: Option<String>,
@@ -701,7 +701,7 @@ impl Keeper {
             .collect()
     }
 
-    /// Next hops towards servers and clients that do not answer.
+    /// Next hops that do not answer, on the routes to servers and clients.
     pub(crate) fn silent_hops(&self) -> Vec<SilentHop> {
         self.neighbours.silent(&self.tables, self.dataplane.now())
     }

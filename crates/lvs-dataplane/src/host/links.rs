@@ -69,7 +69,7 @@ impl Keeper {
     }
 
     /// Announces own addresses again on these interfaces, and on the bridges and bonds that they
-    /// are ports of: neighbours there may have lost them.
+    /// are ports of: neighbours there may have lost their entries for these addresses.
     fn announce_behind(&mut self, appeared: &[u32]) {
         // Bridges over bonds are the deepest combination; a longer chain would be a loop.
         const DEPTH: usize = 4;
@@ -134,7 +134,8 @@ impl Keeper {
     }
 
     /// Opens interfaces that are new or up again, closes removed ones, and applies changes of MTU
-    /// and MAC address.
+    /// and MAC address. `starting`: an interface that cannot be opened is an error. Later, it is
+    /// opened again each second.
     pub(super) fn attach_links(&mut self, starting: bool) -> Result<(), HostError> {
         if self.interception.is_routed() {
             return self.answer_on_links();
@@ -296,7 +297,8 @@ impl Keeper {
         }
     }
 
-    /// Opens an interface for each packet worker.
+    /// Opens one packet socket for each packet worker on the interface `link`, attaches the XDP
+    /// program if the interface uses XDP, and hides the interface's service traffic from the host.
     fn open_link(&mut self, link: &Link) -> Result<(Vec<AfPacket>, Option<Group>), HostError> {
         let turn = self.interception.turn_back();
         let fast_path = self.setup.fast_path.as_ref();

@@ -40,9 +40,10 @@ use lvs_sys::{Program, ProgramKind, ProgramLink, ReferenceMap, Referents, Shared
 const OBJECT: &[u8] = include_bytes!("../../bpf/local.bpf.o");
 /// Index of `lo` in every network namespace.
 const LOOPBACK: u32 = 1;
-/// Maximum number of entries of the map: addresses, services, servers and clients of this host.
+/// Maximum number of entries of the map `lvs_local`: addresses, services, servers and clients of
+/// this host.
 const ENTRIES: u32 = 1 << 18;
-/// In place of the protocol in the key of an entry for an address.
+/// Protocol in the key of an entry that describes an address, not a service or server.
 const ADDRESS: Protocol = Protocol(0);
 
 type Key = [u64; SERVICE_WORDS];

@@ -116,7 +116,7 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// Removes a port from the packet workers.
     fn detach(&self, port: PortId);
 
-    /// Tells the packet workers which neighbours do not answer.
+    /// Reports to the packet workers the neighbours that do not answer.
     fn report_silent(&self, neighbours: Vec<(PortId, IpAddr)>);
 
     /// Stores the present state for a successor.

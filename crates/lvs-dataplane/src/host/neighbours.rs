@@ -42,7 +42,7 @@ pub(super) struct Neighbours {
 }
 
 impl Neighbours {
-    /// The next hops on the routes to some servers. None with the TUN backend: the host resolves
+    /// The next hops on the routes to some servers. Empty with the TUN backend: the host resolves
     /// its own neighbours.
     fn next_hops_of(
         servers: impl IntoIterator<Item = IpAddr>,

@@ -14,7 +14,7 @@ pub(crate) struct Outliving {
     pub(crate) wanted: bool,
     /// Whether this dataplane is a successor that uses the predecessor's device.
     pub(crate) goes_on: bool,
-    /// The predecessor's device.
+    /// The predecessor's device; `None` if it left none.
     pub(crate) device: Option<OwnedFd>,
 }
 

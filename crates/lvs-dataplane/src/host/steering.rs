@@ -113,7 +113,8 @@ pub struct Steering {
     foreign: BTreeSet<Proxy>,
     /// Sysctls that the dataplane has set from 0 to 1.
     switched_on: BTreeSet<PathBuf>,
-    /// Whether other programs may have deleted entries, or the kernel has with an interface.
+    /// Whether `present` may be wrong: another program may have deleted entries, or the kernel has
+    /// deleted them together with an interface.
     stale: bool,
     /// The last logged warning about the host's forwarding settings, which is not repeated.
     complaint: String,

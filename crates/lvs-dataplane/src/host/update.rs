@@ -133,8 +133,9 @@ impl Keeper {
         }
     }
 
-    /// Applies the settings to the packet path. Returns true if other packets are to be
-    /// intercepted: of a sync master's connections, or of ICMP.
+    /// Applies the settings to the packet path. Returns true if the whole configuration must be
+    /// applied, because the intercepted packets may differ: a sync backup runs, or `schedule_icmp`
+    /// has changed.
     fn take_settings(&mut self) -> bool {
         let control = self.dataplane.control();
         self.next.pmtu_disc = control.sysctls().pmtu_disc;
@@ -146,7 +147,8 @@ impl Keeper {
         if self.take_settings() {
             return self.update_all();
         }
-        // A stopped sync backup may have left connections.
+        // A stopped sync backup may have left connections: the keeper compares the whole
+        // configuration later.
         self.changed = Some(self.dataplane.now());
         Ok(())
     }
@@ -314,8 +316,8 @@ impl Keeper {
         }
     }
 
-    /// Adds the destinations of mark rules. Returns the networks, which are only routed to this
-    /// host.
+    /// Adds the packets of mark rules to `spec`, and their single destination addresses to `vips`.
+    /// Returns all destination addresses of these rules.
     fn add_marks(&self, spec: &mut Intercept, vips: &mut HashSet<IpAddr>) -> HashSet<IpAddr> {
         let mut reached = HashSet::new();
         let rules = self.next.marks.iter().flat_map(|marks| marks.iter());
@@ -369,8 +371,8 @@ impl Keeper {
         }
     }
 
-    /// Sets the own addresses of the next snapshot for which the dataplane does not answer ARP and
-    /// neighbour discovery.
+    /// Sets the addresses of the next snapshot for which the dataplane does not answer ARP and
+    /// neighbour discovery, because they are announced by routes.
     fn set_quiet(&mut self) {
         let quiet = self.announced.addresses().collect();
         if self.tables.quiet != quiet {

@@ -312,8 +312,8 @@ impl Tables {
         }
     }
 
-    /// The devices of routes that the dataplane does not use, by `link_layer`: those with a link
-    /// layer, or those without.
+    /// The names of the devices that the host's routes use and the dataplane does not.
+    /// `link_layer`: the devices with a link layer; otherwise those without.
     pub(crate) fn unused_devices(&self, link_layer: bool) -> Vec<&str> {
         let links = self.state.routed_links();
         let links = links.filter_map(|ifindex| self.state.link(ifindex));
@@ -371,8 +371,8 @@ impl fmt::Display for NoRoute {
     }
 }
 
-/// Changes are checked against the latest snapshot, so that no thread waits for the keeper while it
-/// has the control half locked.
+/// Changes are checked against the latest snapshot, so that no thread waits for the keeper while
+/// this thread has the control half locked.
 impl Host for View {
     fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
         if self.tables.is_routed() {
@@ -401,7 +401,7 @@ impl Host for View {
     }
 }
 
-/// The latest snapshot.
+/// The latest [`View`], which the keeper publishes to the packet workers.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     generation: AtomicU64,

@@ -261,8 +261,8 @@ impl Vips {
         self.probing.entry(addr).or_insert(PROBES);
     }
 
-    /// Warns once about each address of a service for which neither the host nor the dataplane
-    /// answers ARP. `vips` are the addresses of services without an owner.
+    /// Logs once each address of a service for which neither the host nor the dataplane answers
+    /// ARP. `vips` are the addresses of services without an owner.
     pub(super) fn report_unclaimed(
         &mut self,
         vips: HashSet<IpAddr>,
@@ -528,9 +528,10 @@ impl Vips {
         }
     }
 
-    /// Records that another host answers for an address of a service or of this host. This counts
-    /// as a conflict if this director still has the address after [`HANDOVER`]. The dataplane then
-    /// announces its own address again.
+    /// Records that another host answers for an address of a service or of this host. If the
+    /// address is the dataplane's own, the dataplane announces it again at once, but at most once
+    /// in [`DEFEND_PERIOD`]. The answer counts as a conflict if this director still has the address
+    /// after [`HANDOVER`].
     pub(super) fn report_conflict(
         &mut self,
         port: PortId,
@@ -626,10 +627,10 @@ fn log_conflict(addr: IpAddr, conflict: &KnownConflict, tables: &Tables) {
     );
 }
 
-/// Whether it is a conflict if another host on the interface has the address. It is one if this
-/// host or the dataplane has the address (otherwise, another director may have it now), and the
-/// address is a service's, an own one, or on this interface itself. It is none for the addresses in
-/// `quiet`: peers also announce them (ECMP).
+/// Whether another host with this address on the interface is a conflict. This host or the
+/// dataplane must have the address: otherwise, another director may have it now. The address must
+/// also be a service's, the dataplane's own, or on this interface itself. The addresses in `quiet`
+/// never conflict: peers also announce them (ECMP).
 fn can_conflict(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
     has(addr, tables)
         && !tables.quiet.contains(&addr)

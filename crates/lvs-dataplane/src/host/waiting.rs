@@ -23,7 +23,7 @@ impl Waits {
         self.known.is_empty()
     }
 
-    /// Everything that the keeper waits for.
+    /// The interfaces that the keeper waits for, each with the reason and the fix.
     pub(super) fn all(&self, now: Instant) -> impl Iterator<Item = Waiting> {
         self.known.values().map(move |(since, waiting)| Waiting {
             since: Some(now.saturating_since(*since).as_secs()),

@@ -81,8 +81,9 @@ fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
     let (driver, offloads) = match &facts.device {
         Ok(device) => device,
         Err(error) => {
-            let reason =
-                format!("the kernel does not report its XDP features and offloads: {error}");
+            let reason = format!(
+                "the kernel does not report the XDP features and offloads of {name}: {error}"
+            );
             return Err(no(NoXdp::UNREPORTED, reason, "use Linux 6.3 or newer"));
         }
     };
@@ -238,7 +239,8 @@ mod tests {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
-    /// The refusal of an interface that would get XDP without the change that `change` makes.
+    /// Returns the reason why an interface gets no XDP after `change`. Without `change`, it would
+    /// get XDP.
     fn decision(change: impl FnOnce(&mut Facts<'_>, &mut Driver, &mut Offloads)) -> NoXdp {
         let mut driver = Driver(0b11);
         let mut offloads = Offloads {
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_without_loss_gets_xdp() {
+    fn interface_that_loses_no_offload_gets_xdp() {
         assert_eq!(decision(|_, _, _| {}), NoXdp::default());
         let tagged = decision(|facts, _, offloads| {
             facts.vlan = Some("eth0.7");

@@ -411,8 +411,8 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
 const WRITABLE: &str = "run the container with `--security-opt unmask=/proc/sys` (podman), or `--security-opt systempaths=unconfined` (docker)";
 
 /// Writes a setting, even if it already has the value: a written setting no longer follows
-/// `default` (devinet_copy_dflt_conf()). With a read-only `/proc/sys`, as in a container, it is no
-/// error if the setting has the value.
+/// `default` (devinet_copy_dflt_conf()). A failed write, such as to a read-only `/proc/sys` in a
+/// container, is no error if the setting already has the value.
 pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),

@@ -1,7 +1,8 @@
-//! The program at the ingress of interfaces as a filter (clsact), for kernels without tcx.
+//! Attaches the ingress program of the kernel fast path as a tc filter (clsact), for kernels
+//! without tcx.
 //!
-//! A filter keeps its program when the dataplane is killed. The next dataplane finds it by its
-//! fixed preference and handle, and identifies it by its name.
+//! A filter keeps its program when the dataplane is killed. The next dataplane finds the filter by
+//! its fixed preference and handle, and identifies it by its name.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -158,7 +158,7 @@ impl Netlink {
                 let known = changes.neighbours.clone();
                 changes = Changes {
                     links: true,
-                    // The lost events may have concerned any of them.
+                    // The lost events may have concerned any link.
                     appeared: fresh.running_links().collect(),
                     addresses: true,
                     routes: true,
@@ -371,7 +371,7 @@ impl Netlink {
 }
 
 /// Logs a warning about a policy rule that neither the kernel nor the dataplane has made. Returns
-/// whether it did.
+/// true if it has logged a warning.
 fn warn_of_rule(message: &Message<'_>) -> bool {
     if policy::is_own_rule(message) {
         return false;

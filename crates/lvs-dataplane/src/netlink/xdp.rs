@@ -56,8 +56,9 @@ impl Driver {
 /// The offloads of an interface that concern XDP, by their names in the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offloads {
-    /// Offloads that the operator has enabled. On a veth with an XDP program, `rx-gro` is active
-    /// even without this.
+    /// Offloads that the driver enables by default or that the operator has enabled, without those
+    /// that the operator has disabled. On a veth with an XDP program, `rx-gro` is active even if it
+    /// is not in this set.
     pub(crate) wanted: BTreeSet<String>,
     /// Offloads that are active.
     pub(crate) active: BTreeSet<String>,

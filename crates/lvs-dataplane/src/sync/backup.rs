@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn sync_backup_second_portion_waits_for_the_first() {
+    fn sync_backup_passes_on_at_most_two_portions_at_once() {
         let reader = Reader {
             syncid: 0,
             buffer: vec![0; 1473],
@@ -270,7 +270,7 @@ mod tests {
             };
             reader.buffer[..bytes.len()].copy_from_slice(&bytes);
             if fix && bytes.len() >= 8 {
-                let size = u16::try_from(bytes.len()).expect("the key is too short").to_be_bytes();
+                let size = u16::try_from(bytes.len()).expect("the length fits in 16 bits").to_be_bytes();
                 reader.buffer[2..4].copy_from_slice(&size);
                 reader.buffer[0] = 0;
                 reader.buffer[5..8].copy_from_slice(&[1, 0, 0]);

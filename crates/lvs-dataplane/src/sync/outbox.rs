@@ -40,7 +40,8 @@ impl Outbox {
         lock(&self.queued)
     }
 
-    /// Adds a message. Returns false if `max` messages are queued already.
+    /// Adds a message. Returns `false`, and drops the message, if `max` messages are queued
+    /// already, or more than [`BYTES_MAX`] bytes would be queued.
     pub(crate) fn push(&self, message: Message, max: usize) -> bool {
         let first = {
             let mut queued = self.queued();
@@ -58,7 +59,8 @@ impl Outbox {
         true
     }
 
-    /// Removes and returns a portion of the messages, in order; it is empty only if the queue is.
+    /// Removes and returns a portion of the messages, in order. The portion is empty only if the
+    /// queue is empty.
     pub(super) fn take(&self) -> Vec<Message> {
         self.wake.take();
         let (mut portion, mut bytes) = (Vec::new(), 0);

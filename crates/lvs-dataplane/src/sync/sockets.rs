@@ -24,7 +24,8 @@ pub(super) struct Sockets {
     open: Vec<UdpSocket>,
     /// Number of lost datagrams of each socket at the last check.
     lost: Vec<u32>,
-    /// Whether the interface was missing at the last check.
+    /// Whether the sockets were closed at the last check: the interface was missing, or they could
+    /// not be opened on it.
     away: bool,
 }
 
@@ -107,7 +108,7 @@ impl Sockets {
         }
     }
 
-    /// The open sockets; none while the interface does not exist.
+    /// The open sockets; none while the interface does not exist or cannot be used.
     pub(super) fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
         self.open.iter()
     }
@@ -129,8 +130,8 @@ impl Sockets {
     }
 
     /// Counts lost datagrams, and opens the sockets again if the interface was removed and added
-    /// again: a socket that is bound to the removed interface receives nothing. Call it
-    /// periodically.
+    /// again, or if the master's source address has changed. A socket that is bound to a removed
+    /// interface receives nothing. Call it periodically.
     pub(super) fn keep(&mut self, counts: &Counts) {
         for (socket, before) in self.open.iter().zip(&mut self.lost) {
             if self.daemon.role == SyncRole::Backup

@@ -202,7 +202,7 @@ impl WarmRestart {
             }
             Some(left) => Some((left, state_keeper.take_other_memory()?)),
             None => {
-                // All zeros, with a different length.
+                // The new memory must contain only zeros, and may have another length.
                 unread = match state_keeper.is_used() {
                     true => Some(state_keeper.take_other_memory()?),
                     false => None,

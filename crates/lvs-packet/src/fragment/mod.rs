@@ -152,7 +152,7 @@ mod tests {
         /// The kernel discards a first fragment that does not contain the complete header of its
         /// protocol (RFC 8200 section 4.5).
         #[test]
-        fn ipv6_first_fragment_has_complete_headers(tcp: bool, options: bool, len in 8usize..60) {
+        fn ipv6_first_fragment_with_incomplete_headers_is_dropped(tcp: bool, options: bool, len in 8usize..60) {
             let len = len & !7;
             let protocol = if tcp { 6 } else { 17 };
             let mut ip = vec![0; 40];

@@ -279,7 +279,7 @@ impl Queue {
 
 /// Datagrams with missing fragments, of all workers of a director. Fragments have no ports, so the
 /// fragments of one datagram may arrive at several workers. The worker that receives the last
-/// fragment processes the datagram. The memory is bounded.
+/// missing fragment gets the datagram. The memory is bounded.
 #[derive(Debug)]
 pub struct Reassembler {
     shards: [Mutex<HashMap<Key, Queue>>; SHARDS],
@@ -304,9 +304,10 @@ impl Reassembler {
     /// complete.
     ///
     /// # Errors
-    /// [`FrameDrop::BadFragment`]: the fragment is discarded, and the whole datagram with it if it
-    /// overlaps another fragment. [`FrameDrop::FragmentMemory`]: too many datagrams are incomplete.
-    /// [`FrameDrop::TinyFragment`]: a first fragment of IPv6 without all headers.
+    /// [`FrameDrop::BadFragment`]: the fragment is discarded. The whole datagram is discarded, too,
+    /// if the fragment overlaps another one, if there are too many fragments, or if their ECN
+    /// fields contradict each other. [`FrameDrop::FragmentMemory`]: too many datagrams are
+    /// incomplete. [`FrameDrop::TinyFragment`]: a first fragment of IPv6 without all headers.
     pub fn push(
         &self,
         ip: &[u8],
@@ -364,9 +365,9 @@ impl Reassembler {
         lock(shard)
     }
 
-    /// Reserves memory, or refuses a new datagram if too little is left, like the kernel
-    /// (`inet_frag_create`). To evict an older datagram instead would be expensive for the
-    /// director, and an attacker could cause it at no cost.
+    /// Reserves memory for a fragment, or refuses the fragment if too little is left. (The kernel
+    /// then refuses a new datagram, `inet_frag_create`.) To evict an older datagram instead would
+    /// be expensive for the director, and an attacker could cause it at no cost.
     fn reserve(&self, bytes: usize) -> Result<(), FrameDrop> {
         let grown = |memory: usize| Some(memory + bytes).filter(|&memory| memory <= MEMORY_MAX);
         match self
@@ -422,7 +423,8 @@ impl Reassembler {
         self.memory.load(Ordering::Relaxed)
     }
 
-    /// Number of fragments that were discarded, because they timed out or contradicted others.
+    /// Number of fragments that were discarded together with their datagram, because it timed out
+    /// or its fragments contradicted each other.
     pub fn expired(&self) -> u64 {
         self.expired.load(Ordering::Relaxed)
     }

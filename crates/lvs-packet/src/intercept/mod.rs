@@ -65,9 +65,10 @@ fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
     }
 }
 
-/// For an FTP service: all ports of its address, because data connections have other ports than the
-/// service. If an FTP service is persistent, it receives packets to all ports without a separate
-/// service. The FTP helper for the ports `helped` expects data connections to any port.
+/// Returns all ports of the address of an FTP service, because data connections have other ports
+/// than the service; `None` for other services. If an FTP service is persistent, it receives
+/// packets to all ports without a separate service. The FTP helper for the ports `helped` expects
+/// data connections to any port.
 fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
     match key {
         ServiceKey::Address {
@@ -525,6 +526,9 @@ mod tests {
 
         director.advance(now + std::time::Duration::from_secs(100));
         let after = Intercept::of(&director.control, &plain);
-        assert!(!after.services.contains(&any), "without connections");
+        assert!(
+            !after.services.contains(&any),
+            "all ports of a service without connections are still intercepted"
+        );
     }
 }

@@ -39,8 +39,8 @@ fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, Fr
 
 impl Pipeline {
     /// Sends an ICMP error about a packet that does not fit into `mtu` and must not be fragmented
-    /// (`ensure_mtu_is_adequate`). `way` is the server of the packet, and whether a tunnel leads to
-    /// it.
+    /// (`ensure_mtu_is_adequate`). Returns the fate of this packet; `None` if the packet can be
+    /// sent. `way` is the server of the packet, and whether a tunnel leads to it.
     pub(super) fn too_big<N: Net>(
         &mut self,
         frame: &Frame,
@@ -169,7 +169,7 @@ impl Pipeline {
                 } else {
                     ipv4::HEADER_LEN
                 };
-                // The answer returns by the same route.
+                // The server's segments to the client must also fit into the route to the client.
                 let back = cx.env.net.route(job.packet.src);
                 let mtu = back.map_or(mtu, |hop| mtu.min(hop.mtu as usize));
                 let size = mtu.saturating_sub(headers + TCP_LEN);

@@ -37,9 +37,9 @@ pub(super) struct Job<'a> {
     /// The interface on which the datagram arrived, and the frame's sender; `None` if the host sent
     /// the datagram.
     pub(super) arrival: Option<Arrival>,
-    /// The fragments in which it arrived; `None` if it arrived whole.
+    /// The fragments in which the datagram arrived; `None` if it arrived whole.
     pub(super) history: Option<&'a History>,
-    /// Fields of its IPv4 options that a router must fill in.
+    /// Fields of the datagram's IPv4 options that a router must fill in.
     pub(super) options: WantedOptions,
     /// The next hop for the packet if it is forwarded unchanged; `None` before the look-up.
     pub(super) hop: Option<NextHop>,
@@ -62,9 +62,9 @@ impl Job<'_> {
     }
 }
 
-/// If the packet is a TCP segment with SYN and without RST that may open a connection, as in the
-/// kernel: its sequence number. A SYN+ACK of an existing connection answers a SYN, and opens no
-/// connection.
+/// The sequence number of a TCP segment that may open a connection, as in the kernel: with SYN and
+/// without RST. `None` for other packets. A SYN+ACK of an existing connection answers a SYN, and
+/// opens no connection.
 fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
     let Transport::Tcp(flags) = meta.transport else {
         return None;
@@ -83,8 +83,8 @@ fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
 impl Pipeline {
     /// Whether the packet was intercepted, so that the host has no copy of it.
     pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
-        // The single fragments decided about the interception; they do not contain the packet that
-        // the ICMP error quotes.
+        // The shield has decided on each fragment alone. A fragment does not show which packet an
+        // ICMP error quotes.
         let (mut packet, mut inner) = (job.packet, job.inner);
         if let Some(history) = job.history {
             inner = None;
@@ -150,7 +150,7 @@ impl Pipeline {
                         .syn_limiter
                         .passes(meta.tuple.src, meta.tuple.dst, number, cx.now)
                 {
-                    // A packet that the host sends to itself is passed to the host.
+                    // The host keeps a packet that was not intercepted.
                     return self.drop_or_leave(FrameDrop::SynFlood, &job, cx);
                 }
                 match &cx.ahead {
@@ -177,8 +177,8 @@ impl Pipeline {
             }),
             Verdict::Accept(_) => self.accept(frame, &job, cx),
             Verdict::Unreachable(_) => {
-                // The TTL of a packet in transit was already decremented when it passes netfilter's
-                // hook.
+                // In the kernel, the TTL of a packet in transit is already decremented at
+                // netfilter's hook.
                 if job.hook == Hook::Transit {
                     decrement_ttl(frame.bytes_mut());
                 }
@@ -212,7 +212,7 @@ impl Pipeline {
     }
 
     /// Makes the checks that a router makes before netfilter's FORWARD hook, unless the host makes
-    /// them.
+    /// them. Returns the fate of a packet that fails a check.
     pub(super) fn transit_checks<N: Net>(
         &mut self,
         frame: &Frame,

@@ -104,7 +104,8 @@ impl Pipeline {
                     local: SocketAddr::new(job.packet.src, job.packet.ports.unwrap_or_default().0),
                 };
                 if !cx.env.intercept.local_clients.contains(&client) {
-                    // The host would have no connection for the answer, and would reset it.
+                    // The host has no connection with the server's address, and would answer the
+                    // reply with a RST.
                     let copy = frame.clone();
                     if self.held.hold_local_client(client, cx.server, copy, cx.now) {
                         cx.out.request(Request::InterceptLocalClient(client));

@@ -42,7 +42,7 @@ impl Pipeline {
 
     /// Answers neighbour solicitations for addresses that the dataplane owns. Reports multicast
     /// listener queries, and other hosts that claim an address of this host, of the dataplane or of
-    /// a service. Returns `None` if the packet is none of these.
+    /// a service. Returns `None` if the packet is no such query, solicitation or advertisement.
     pub(super) fn neighbour_discovery<N: Net>(
         &mut self,
         port: PortId,

@@ -75,8 +75,8 @@ pub trait Decide {
         0
     }
 
-    /// A hint for the look-up of a packet between these addresses, whose first words are being
-    /// prefetched; `None` if there is no hint, or if prefetching has no benefit.
+    /// A hint for the look-up of a packet between these addresses. The first words that the look-up
+    /// reads are being prefetched. `None` if there is no hint, or if prefetching has no benefit.
     fn ahead(&self, _protocol: Protocol, _src: SocketAddrV4, _dst: SocketAddrV4) -> Option<Ahead> {
         None
     }

@@ -16,8 +16,8 @@ pub enum Request {
     /// Let the kernel resolve a neighbour's link-layer address, and then call
     /// [`Pipeline::neighbours_resolved`](super::Pipeline::neighbours_resolved).
     Resolve(PortId, IpAddr),
-    /// Let the kernel confirm that a neighbour still answers, because a client repeats its packets
-    /// to a server behind it.
+    /// Let the kernel confirm that a neighbour still answers, because a client repeats its SYN to a
+    /// server behind this neighbour.
     Confirm(PortId, IpAddr),
     /// A router has sent a multicast listener query on a port.
     ListenerQuery(PortId, mld::Query),

@@ -1,5 +1,6 @@
 //! The userspace fast path, for whole IPv4 packets that do not change the state of their
-//! established connection. The slow path, which processes all other packets, would send the same.
+//! established connection. The slow path, which processes all other packets, would send the same
+//! frames.
 
 use std::net::IpAddr;
 
@@ -139,8 +140,8 @@ impl Pipeline {
     }
 }
 
-/// The packet in a frame, if the userspace fast path can process both: an ordinary packet, and
-/// nothing that a device has left to do.
+/// The packet in a frame, if the userspace fast path can process the frame: it contains an ordinary
+/// packet, is no super-packet, and its partial checksum, if any, is inside the packet.
 #[inline]
 fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
     let (link, ip) = frame.bytes().split_at_checked(ETHERNET_LEN)?;

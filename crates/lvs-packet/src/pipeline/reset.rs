@@ -37,7 +37,8 @@ impl Pipeline {
         cx.out.keep(frame);
     }
 
-    /// Answers a segment with a reset, as a host that does not have the connection.
+    /// Answers a segment with a reset, as a host that does not have the connection. Returns the
+    /// fate of the segment; `None` if it gets no reset, for example because its checksum is wrong.
     pub(super) fn answer_with_reset<N: Net>(
         &mut self,
         frame: &Frame,

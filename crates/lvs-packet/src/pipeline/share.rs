@@ -24,7 +24,9 @@ pub struct Share {
 }
 
 impl Pipeline {
-    /// The worker that has the connection of a received frame; `None` if it is this one.
+    /// The worker that has the connection of a received frame. `None` if this worker must process
+    /// the frame: it has the connection, or the frame is for another host, is not IP, or is
+    /// invalid.
     pub fn home_of<N: Net>(
         &self,
         info: &PortInfo,

@@ -194,9 +194,10 @@ fn finish_udp(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + udp::field::CHECKSUM.start, nonzero(sum));
 }
 
-/// Translates an ICMP error, and the packet that it quotes. Of the error, the address `outer`
-/// becomes that of `to`. Of the quoted packet, the opposite address and port become `to`, so that
-/// its sender recognises it. The checksum in the quoted transport header stays unchanged.
+/// Translates an ICMP error, and the packet that it quotes. The address `outer` of the error
+/// becomes the address of `to`. In the quoted packet, the opposite address and port become `to`, so
+/// that the sender of this packet recognises it. The checksum in the quoted transport header stays
+/// unchanged.
 ///
 /// # Errors
 /// [`FrameDrop::ShortHeader`] if the quoted header is truncated (the parser excludes this),

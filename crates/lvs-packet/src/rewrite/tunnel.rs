@@ -57,7 +57,7 @@ const SOURCE_PORTS: (u16, u16) = (32768, 60999);
 pub struct Outer {
     /// The director's source address on the route to the server.
     pub src: IpAddr,
-    /// The server.
+    /// The server's address.
     pub dst: IpAddr,
     /// The encapsulation between the two IP headers.
     pub tunnel: Tunnel,
@@ -202,8 +202,9 @@ pub fn source_port(packet: &Packet) -> u16 {
 /// its checksums.
 ///
 /// # Errors
-/// [`FrameDrop::NoRoom`] if there is no headroom, or the packet would exceed 64 KiB;
-/// [`FrameDrop::Unsupported`] if the outer addresses are of different IP versions.
+/// [`FrameDrop::Truncated`] if the packet is shorter than an IPv4 header; [`FrameDrop::NoRoom`] if
+/// there is no headroom, or the packet would exceed 64 KiB; [`FrameDrop::Unsupported`] if the outer
+/// addresses are of different IP versions.
 pub fn encapsulate(frame: &mut Frame, outer: &Outer) -> Result<(), FrameDrop> {
     let inner = frame.bytes();
     if inner.len() < ipv4::HEADER_LEN {

@@ -88,7 +88,8 @@ pub fn echo_reply(frame: &mut Frame, l4: usize, id: u16) {
     put16(message, field::CHECKSUM, sum);
 }
 
-/// Empties `frame` and writes an IPv4 header without options for a payload of `len` bytes.
+/// Empties `frame` and writes an IPv4 header without options for a payload of `len` bytes. Returns
+/// `false` if the payload is too long, or the frame has no room.
 #[expect(
     clippy::too_many_arguments,
     reason = "the bytes are the fields of the header"

@@ -99,7 +99,8 @@ pub fn sum(ip: &[u8], l4: usize) -> u16 {
         .finish()
 }
 
-/// Empties `frame` and writes an IPv6 header for a payload of `len` bytes.
+/// Empties `frame` and writes an IPv6 header for a payload of `len` bytes. Returns `false` if the
+/// payload is too long, or the frame has no room.
 pub(crate) fn start(
     frame: &mut Frame,
     next: u8,

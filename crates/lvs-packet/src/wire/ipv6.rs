@@ -260,9 +260,9 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     named_at
 }
 
-/// Whether the packet, or the first fragment, contains the protocol header after its extension
-/// headers completely enough for a first fragment (RFC 8200 section 4.5,
-/// `ipv6frag_thdr_truncated`).
+/// Whether a packet, or a first fragment, contains as much of the protocol header as a first
+/// fragment must contain (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`). Also `true` if the
+/// extension headers cannot be read.
 pub fn has_upper_header(ip: &[u8]) -> bool {
     const TCP: u8 = 6;
     const UDP: u8 = 17;

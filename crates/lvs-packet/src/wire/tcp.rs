@@ -88,7 +88,8 @@ pub fn own_reset(frame: &mut Frame, reset: &Reset) -> bool {
     write(frame, src.ip(), dst.ip(), 0, &header)
 }
 
-/// Writes a TCP segment without payload.
+/// Writes a packet that contains a TCP segment without payload. Returns `false` if the addresses
+/// have different IP versions, or the frame has no room.
 fn write(frame: &mut Frame, src: IpAddr, dst: IpAddr, class: u8, header: &TcpHeader) -> bool {
     let started = match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => icmp::header(frame, 6, src, dst, class, 0, true, 20),

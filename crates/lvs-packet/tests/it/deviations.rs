@@ -357,7 +357,7 @@ fn path_mtu_of_host_does_not_limit_replies() {
     let too_long = error(CLIENT, VIP, (3, 4), [0, 0, 2, 88], &answer);
     assert!(
         lab.request(&too_long, Offload::default()).len() <= 1,
-        "the host's"
+        "the dataplane sends more than one packet"
     );
     let request = udp((CLIENT, 4000), (VIP, 53), b"question");
     let _ = only(lab.request(&request, Offload::default()), SERVERS);

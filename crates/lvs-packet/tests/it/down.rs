@@ -50,7 +50,7 @@ impl Tcp<'_> {
             (SocketAddr::V6(from), SocketAddr::V6(to)) => {
                 PacketBuilder::ipv6(from.ip().octets(), to.ip().octets(), 64)
             }
-            _ => panic!("one family"),
+            _ => panic!("the addresses have different IP versions"),
         };
         let mut builder = builder.tcp(self.from.port(), self.to.port(), self.seq, 500);
         for flag in self.flags.chars() {
@@ -236,7 +236,10 @@ impl Bench {
             ip = &ip[outer.l4..];
         }
         let packet = parse::ip(ip, false).expect("a packet");
-        assert!(tcp::checksum_ok(ip, packet.l4, 6), "its checksum");
+        assert!(
+            tcp::checksum_ok(ip, packet.l4, 6),
+            "the TCP checksum is wrong"
+        );
         let sliced = SlicedPacket::from_ip(ip).expect("a packet");
         let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
             panic!("TCP");

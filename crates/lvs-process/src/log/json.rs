@@ -58,7 +58,7 @@ impl Visit for Fields {
     }
 }
 
-/// A JSON line: time, level, program and message, then `fields`. Long values are shortened.
+/// A JSON line: time, level, program and message, then `others`. Long values are shortened.
 pub(super) fn line(
     program: &str,
     level: Level,

@@ -121,7 +121,7 @@ pub fn start(
     let variable = std::env::var("JOURNAL_STREAM").ok();
     let json = (format == Format::Json).then_some(program);
     let journal = json.is_none() && form::is_journal(&stderr, variable.as_deref());
-    // Without it, the journal receives the same lines through standard error.
+    // Without this socket, the journal receives the same lines through standard error.
     let native = journal.then(|| Journal::at(Path::new(journal::SOCKET), identifier()));
     let native = native.and_then(Result::ok);
     let form = Form {
@@ -188,7 +188,7 @@ pub fn say(level: Level, text: fmt::Arguments<'_>) {
     }
 }
 
-/// This program's name in the journal: the one with which it was started.
+/// This program's name in the journal: the name by which it was started.
 fn identifier() -> String {
     let name = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&name).file_name().unwrap_or_default();

@@ -313,7 +313,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { self.element(BPF_MAP_UPDATE_ELEM, key, value) }
     }
 
-    /// The value of a key.
+    /// The value of a key; `None` if the map does not contain the key.
     pub fn get(&self, key: &[u64; KEY]) -> Option<[u64; VALUE]> {
         let mut value = [0_u64; VALUE];
         let to = ptr::from_mut(&mut value).expose_provenance() as u64;

@@ -184,7 +184,7 @@ impl Program {
             },
             rest: [0; 6],
         };
-        // SAFETY: there are no addresses in it.
+        // SAFETY: the request contains no addresses.
         let fd = unsafe { descriptor(BPF_LINK_CREATE, &mut request) }?;
         Ok(ProgramLink { fd })
     }
@@ -197,8 +197,8 @@ impl Program {
         attached::id(&self.fd)
     }
 
-    /// Whether the program with number `id` is the first one at this hook of an interface; an
-    /// earlier program could drop frames.
+    /// Whether the program with number `id` is the first one of an interface at the hook of this
+    /// program; an earlier program could drop frames.
     ///
     /// # Errors
     /// If the interface does not exist, or the kernel does not report its programs.
@@ -311,7 +311,7 @@ impl Jump {
             op(0x00, 0x00, 0),
             op(0xb7, 0x03, 0), // r3 = the first entry
             op(0x85, 0x00, BPF_FUNC_TAIL_CALL),
-            op(0xb4, 0x00, ALL), // it cannot: w0 = the whole packet
+            op(0xb4, 0x00, ALL), // if the call fails: w0 = the whole packet
             op(0x95, 0x00, 0),   // return r0
         ];
         let program = Program::load(target.kind, "lvs_jump", &code)?;
@@ -343,7 +343,7 @@ impl ProgramLink {
         Ok(Self { fd })
     }
 
-    /// Replaces the attached program by this one. No frame passes without one of them.
+    /// Replaces the attached program by this one. Each frame is processed by one of the two.
     ///
     /// # Errors
     /// If the interface no longer exists (`ENOLINK`), or the link is of another kind.
@@ -354,7 +354,7 @@ impl ProgramLink {
             flags: 0,
             before: 0,
         };
-        // SAFETY: there are no addresses in it.
+        // SAFETY: the request contains no addresses.
         unsafe { call(BPF_LINK_UPDATE, &mut request) }.map(drop)
     }
 }

@@ -53,7 +53,8 @@ pub fn detach(keep: &impl AsFd) -> io::Result<Side> {
                 unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
             }
         }
-        // SAFETY: takes no arguments. The process is no process group leader, so the call succeeds.
+        // SAFETY: takes no arguments. The process does not lead a process group, so the call
+        // succeeds.
         unsafe { libc::setsid() };
         return Ok(Side::Detached);
     }

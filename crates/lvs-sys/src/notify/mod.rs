@@ -117,7 +117,8 @@ pub fn install(places: &Places) -> io::Result<Listener> {
 }
 
 impl Listener {
-    /// Waits for the next call; several threads may wait at the same time.
+    /// Waits for the next call; several threads may wait at the same time. Returns `None` after a
+    /// call that is not in [`Kind`], which the kernel then executes.
     ///
     /// # Errors
     /// `ENOENT` if the calling thread or all threads have exited; `EINTR`.

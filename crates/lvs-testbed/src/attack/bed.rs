@@ -155,8 +155,8 @@ impl Bed {
         self.site.lvsadm_restore(&rules).map(drop)
     }
 
-    /// Measures the round-trip times of single packets while `users` run; if it is `None`, without
-    /// other load.
+    /// Measures the round-trip times of single packets while `users` runs. If `users` is `None`,
+    /// the measurement adds no other load.
     fn probe_beside(
         &self,
         time: Duration,
@@ -254,8 +254,9 @@ impl Bed {
         Ok(rounds)
     }
 
-    /// Repeats the attack until a drop counter of the attack increases. On a busy machine, one run
-    /// may send too few frames to reach the director's limit.
+    /// Repeats the attack, at most 30 times, until one of its drop counters increases. Returns the
+    /// number of sent frames. On a busy machine, one run may send too few frames to reach the
+    /// director's limit.
     fn strike_until_counted(&self, attack: &Attack, time: Duration, rate: u64) -> Result<u64> {
         const STRIKES: usize = 30;
         let mut sent = 0;
@@ -289,7 +290,7 @@ impl Bed {
         let printed = self.attacker.run(programs::own()?, &words)?;
         let sent = printed.split_ascii_whitespace().next();
         let sent = sent.and_then(|sent| sent.parse().ok());
-        sent.with_context(|| format!("not a number: {printed}"))
+        sent.with_context(|| format!("the attacker printed no number of sent frames: {printed}"))
     }
 
     /// Returns a field of the dataplane's `/proc/PID/status`, in kilobytes.

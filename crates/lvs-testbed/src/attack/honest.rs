@@ -13,11 +13,12 @@ use crate::content;
 use crate::load::{LoadOptions, WrongByte, fetch};
 use crate::netns::Host;
 
-/// Size of the answer to a new connection in bytes; then that of a download.
+/// Size in bytes of the answer to a new connection.
 pub(super) const SMALL: usize = 1024;
+/// Size in bytes of a download.
 pub(super) const LARGE: usize = 1 << 20;
-/// Number of threads that open connections, which limits simultaneous connections; normal operation
-/// needs fewer.
+/// Number of threads that open connections: the maximum number of simultaneous connections. Without
+/// an attack, fewer are open.
 const OPENERS: usize = 24;
 /// Number of simultaneous downloads.
 const DOWNLOADERS: usize = 4;
@@ -53,7 +54,7 @@ pub struct Honest {
     pub broken: u64,
     /// Median time from SYN to the last byte of an answer in milliseconds.
     pub p50_ms: f64,
-    /// The 99th percentile of the same times.
+    /// The 99th percentile of the times from SYN to the last byte of an answer in milliseconds.
     pub p99_ms: f64,
     /// The longest time without a served request, in milliseconds.
     pub silence_ms: f64,

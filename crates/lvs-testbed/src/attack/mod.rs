@@ -101,7 +101,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "fragments6",
-        summary: "the same over IPv6",
+        summary: "datagrams in 1,024 fragments of 8 bytes, through NAT, over IPv6",
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v6(target, 7)),
         counted: &["fragment_memory", "tiny_fragment"],
@@ -109,7 +109,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "fragments-dr",
-        summary: "the same through direct routing",
+        summary: "datagrams in 1,024 fragments of 8 bytes, through direct routing",
         site: (Forward::Dr, Vip::Host),
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v4(target, 7)),
@@ -118,7 +118,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "fragments-host",
-        summary: "the same to a port of the virtual address without a service",
+        summary: "datagrams in 1,024 fragments of 8 bytes, to a port of the virtual address without a service",
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v4(target, 9999)),
         counted: &["fragment_memory"],
@@ -135,7 +135,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "land",
-        summary: "from the virtual address to itself, UDP echo and TCP, IPv4 and IPv6",
+        summary: "packets from the virtual address to itself, UDP echo and TCP, IPv4 and IPv6",
         site: (Forward::Nat, Vip::Dataplane),
         rate: 2000,
         means: Means::Frames(land::Land::volley),
@@ -145,10 +145,10 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "all-ports",
-        summary: "one source port to all ports of an address",
+        summary: "SYNs from one source port to all ports of an address",
         rate: 4000,
         means: Means::Frames(floods::Packets::all_ports),
-        bound: "honest p99 at most twice that without; no loss",
+        bound: "p99 of honest clients at most twice that without the attack; no loss",
         ..NAT
     },
     Attack {
@@ -157,7 +157,7 @@ const ATTACKS: &[Attack] = &[
         dataplane: EVICT,
         rate: 200_000,
         means: Means::Frames(floods::Packets::syn),
-        bound: "0 established broken; at least 99 % of honest connections served; memory constant",
+        bound: "no established connection broken; at least 99 % of honest connections served; memory constant",
         memory_mb: TABLE_MB,
         ..NAT
     },
@@ -277,7 +277,7 @@ pub struct Outcome {
 pub struct Compared {
     /// Delays without other local users.
     pub before: Delays,
-    /// Delays while as many local users only use processors.
+    /// Delays while the same number of local users only compute.
     pub busy_users: Delays,
     /// Delays during the attack.
     pub beside: Delays,
@@ -341,7 +341,8 @@ impl Outcome {
     }
 }
 
-/// Runs honest clients alone for `alone` seconds, then the attack for `seconds` seconds.
+/// Runs honest clients alone for `alone` seconds (at most `seconds`), then together with the attack
+/// for `seconds` seconds.
 ///
 /// # Errors
 ///
@@ -400,7 +401,7 @@ fn table(outcomes: &[Outcome]) -> String {
             .map(|(reason, count)| format!("{reason} {count}"))
             .collect();
         text.push_str(&format!(
-            "{}: {}\n  served    {:.2} % ({:.2} % without), {} failed; downloads {} of {}\n  \
+            "{}: {}\n  served    {:.2} % ({:.2} % without the attack), {} failed; downloads {} of {}\n  \
              latency   p50 {:.1} ms ({:.1}), p99 {:.1} ms ({:.1})\n  silence   {:.0} ms ({:.0})\n  \
              memory    {} MB above idle\n  sent      {}; back to servers {}\n  dropped   {}\n",
             outcome.name,
@@ -426,7 +427,7 @@ fn table(outcomes: &[Outcome]) -> String {
             },
         ));
         if let Some(error) = &beside.error {
-            text.push_str(&format!("  first     {error}\n"));
+            text.push_str(&format!("  1st error {error}\n"));
         }
         if let Some(delays) = &outcome.delays {
             for (beside, delays) in [

@@ -17,8 +17,8 @@ use crate::programs;
 
 /// Command that runs a program with a real-time priority, so that its own delays are not measured.
 pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
-/// Time after which an answer is lost. On a busy machine, a process may wait for a processor for
-/// seconds.
+/// Time after which a missing answer counts as lost. On a busy machine, a process may wait for a
+/// processor for seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Length in bytes of a datagram, which contains its number.
 const LEN: usize = 8;
@@ -69,7 +69,8 @@ impl Delays {
         let (target, time) = (target.to_string(), format!("--for={}", time.as_millis()));
         let words = [&REAL_TIME[1..], &[&own, "probe", &target, &time]].concat();
         let printed = host.run(REAL_TIME[0], &words)?;
-        serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
+        serde_json::from_str(&printed)
+            .with_context(|| format!("the probe printed no valid report: {printed}"))
     }
 }
 

@@ -13,13 +13,13 @@ use serde::de::IgnoredAny;
 use crate::programs;
 use crate::site::Site;
 
-/// Number of users that list services in a loop; then the number of sockets on which each sends an
-/// unfinished request (1 MiB of brackets).
+/// Number of users that list services in a loop.
 const LISTERS: u32 = 16;
+/// Number of users that send unfinished requests (1 MiB of brackets) in a loop.
 const HOLDERS: u32 = 32;
 
-/// Runs users that send every permitted request to the control socket. Returns the number of
-/// answers.
+/// Runs users that list services, or send unfinished requests to the control socket. Returns the
+/// number of listings and of connections for unfinished requests.
 pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &[])
 }
@@ -58,7 +58,8 @@ pub struct UserOptions {
     pub compute: bool,
 }
 
-/// Runs `lvs-testbed hostile-user`, and prints the number of answered requests.
+/// Runs `lvs-testbed hostile-user`, and prints the number of listings and of connections for
+/// unfinished requests; 0 if the users only compute.
 ///
 /// # Errors
 /// None: a refusal counts as an answer.
@@ -94,8 +95,8 @@ fn connect() -> std::io::Result<UnixStream> {
     }
 }
 
-/// Sends a request without an end, and waits until the dataplane closes the connection; repeats
-/// this until `limit`. Returns the number of connections.
+/// Sends an unfinished request, and waits until the dataplane closes the connection. Repeats this
+/// until `limit` after `start`. Returns the number of connections.
 fn hold(start: Instant, limit: Duration) -> u64 {
     let brackets = "[],".repeat((1 << 20) / 3);
     let mut attempts = 0;

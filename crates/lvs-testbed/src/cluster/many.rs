@@ -28,15 +28,15 @@ scenarios! {
     Calm "calm" "no event, for comparison",
     Members "members" "a server is drained; one director enters maintenance and leaves it",
     Alone "members-alone" "as members, without [sync.peers]: only the scheduler keeps clients at their servers",
-    Dataplane "dataplane" "kill -9 of the dataplane of one, which lvsd starts again",
+    Dataplane "dataplane" "kill -9 of the dataplane of one director; lvsd starts it again",
     Partition "partition" "the synchronisation network fails until lvsadm sync reports this; then as members",
-    Stopped "stopped" "SIGSTOP of the dataplane of one for three seconds",
+    Stopped "stopped" "SIGSTOP of the dataplane of one director for three seconds",
     Loss "loss" "as members, while 5 of 100 packets of the synchronisation network are lost",
     Etcd "etcd" "etcd, which names a server, is lost to one director, then to all; then as members",
     Daemons "daemons" "one director has BIRD, one FRR and one ExaBGP: maintenance of the latter two, kill -9 of their dataplanes",
     Routed "routed" "one director has BIRD, one FRR and one ExaBGP, all have backend = \"tun\": maintenance of the latter two (tun)",
-    Bird "bird" "kill -9 of BIRD on one, which is started again",
-    Power "power" "kill -9 of everything on one, and its links go down",
+    Bird "bird" "kill -9 of BIRD on one director, then a new start of BIRD",
+    Power "power" "kill -9 of everything on one director, whose links go down",
 }
 
 /// Routing daemon of a director.
@@ -447,8 +447,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Puts a director into maintenance and back. Returns the milliseconds until the router stopped
-    /// using it.
+    /// Puts a director into maintenance, and ends the maintenance. Returns the milliseconds until
+    /// the router stopped using the director.
     fn there_and_back(&mut self, number: usize) -> Result<u64> {
         self.show_progress(&format!("director {number}: maintenance on"));
         let taken = self.timed(number, |director| {
@@ -625,7 +625,8 @@ impl Director {
                             .spawn(&program, &["-A", "127.0.0.1", "--log", "stdout"])?,
                     );
                     let socket = format!("[ -S /run/frr/{daemon}.vty ]");
-                    wait_until(daemon, LIMIT, || self.host.sh(&socket).is_ok())
+                    let what = format!("{daemon} to open its control socket");
+                    wait_until(&what, LIMIT, || self.host.sh(&socket).is_ok())
                         .with_context(|| self.logs())?;
                 }
                 self.host.sh("vtysh -b")?;
@@ -672,7 +673,8 @@ impl Director {
             let mut all = reported["announce"]["addresses"].as_array()?.iter();
             all.all(|vip| vip["standing"] == standing).then_some(())
         };
-        wait_until(standing, LIMIT, || stands().is_some())
+        let what = format!("all virtual addresses to be {standing}");
+        wait_until(&what, LIMIT, || stands().is_some())
     }
 }
 
@@ -685,14 +687,14 @@ fn uses(route: &str, number: usize) -> bool {
     !route.contains("Deleted") && via.iter().any(|via| route.contains(via))
 }
 
-/// Microseconds since midnight, as `ip -ts` prints them.
+/// Microseconds since midnight (UTC).
 fn time_of_day() -> Result<u64> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     Ok(u64::try_from(now.as_micros())? % 86_400_000_000)
 }
 
-/// Parses the time of a log line such as `[2026-01-02T03:04:05.678901] ...`, in microseconds since
-/// midnight.
+/// Parses the time of a line of `ip -ts` such as `[2026-01-02T03:04:05.678901] ...`. Returns the
+/// microseconds since midnight.
 fn stamp(line: &str) -> Option<u64> {
     let time = line.strip_prefix('[')?.split_once('T')?.1;
     let time = time.split_once(']')?.0;
@@ -708,7 +710,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ping_times_and_routes_are_parsed() {
+    fn route_change_times_and_next_hops_are_parsed() {
         let line = "[2026-11-23T01:02:03.000004] 203.0.113.10 proto bird metric 32 \\\tnexthop via 192.0.2.1 dev eth1 weight 1";
         assert_eq!(stamp(line), Some(3_723_000_004));
         assert!(uses(line, 1) && !uses(line, 2));

@@ -197,8 +197,8 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
             println!("  {name:<14} {about}");
         }
         println!(
-            "\nthree directors behind a router that distributes packets among them (ECMP), with BIRD (dr, tun); a name that both\n\
-             have is this one with --forward dr and tun:"
+            "\nthree directors behind a router that distributes packets among them (ECMP), with BIRD (dr, tun); a name in both\n\
+             lists means this scenario with --forward dr and tun:"
         );
         for (name, _, about) in many::Scenario::ALL {
             println!("  {name:<14} {about}");
@@ -285,7 +285,8 @@ fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
         .with_context(|| format!("not a report: {log}"))
 }
 
-/// Creates separate `/etc` and `/run` directories for a host, which shares all other files.
+/// Creates separate `/etc` and `/run` directories for a host, which shares all other files with the
+/// machine.
 fn own_files(host: &Host) -> Result<()> {
     let files = host.dir().join(format!("{}-etc", host.name()));
     fs::create_dir_all(&files)?;
@@ -328,7 +329,7 @@ impl Counters {
         })
     }
 
-    /// Returns the result of a scenario since these counters were read.
+    /// Returns the result of a scenario that began when these counters were read.
     fn outcome(&self, site: &Site, report: LoadReport) -> Result<Outcome> {
         let now = Self::read(site)?;
         Ok(Outcome {
@@ -517,9 +518,7 @@ fn wait_etcd(directors: &[&Host], connected: bool, servers: usize) -> Result<()>
         (has == servers).then_some(known)
     };
     let all = || directors.iter().all(|d| is_connected(d) == Some(connected));
-    wait_until(
-        "the directors to report etcd as connected or as lost",
-        LIMIT,
-        all,
-    )
+    let state = if connected { "connected" } else { "lost" };
+    let what = format!("the directors to report etcd as {state}, with {servers} servers");
+    wait_until(&what, LIMIT, all)
 }

@@ -244,14 +244,15 @@ impl Lab {
         super::put(&director.host, KEEPALIVED, &made)
     }
 
-    /// Whether the configuration has IPv6: with direct routing always, with NAT never, because the
-    /// example's file for NAT has only IPv4.
+    /// Whether the configuration has IPv6 addresses: with HAProxy never, with direct routing
+    /// always, with other methods if the downloads use IPv6.
     fn has_ipv6(&self) -> bool {
         let forward = self.site.options.forward;
         self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)
     }
 
-    /// The example's configuration file; with IPv6, with the servers' IPv6 gateway.
+    /// The configuration file for two networks, which is the example's. If the configuration has
+    /// IPv6 addresses, the file also contains the servers' IPv6 gateway.
     fn two_arms(&self, peer: &str) -> String {
         let text = LVSD.replace("\"192.0.2.2\"", &format!("\"{peer}\""));
         if !self.has_ipv6() {
@@ -263,8 +264,8 @@ impl Lab {
         )
     }
 
-    /// The configuration file for one network of clients, directors and servers; with IPv6 if the
-    /// servers have it.
+    /// The configuration file for one network of clients, directors and servers, with an IPv6
+    /// service if the configuration has IPv6 addresses.
     fn one_arm(&self, peer: &str) -> Result<String> {
         let forward = self.site.options.forward;
         let mut text = format!(
@@ -286,7 +287,8 @@ impl Lab {
         Ok(text)
     }
 
-    /// The IPv6 part of the file: the same service and servers.
+    /// The part of the configuration file for IPv6: the service and its servers with their IPv6
+    /// addresses.
     fn by_ipv6(&self) -> Result<String> {
         let mut text = format!(
             "\n[[service]]\nname = \"web6\"\naddress = \"[{}]:80\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
@@ -300,7 +302,8 @@ impl Lab {
         Ok(text)
     }
 
-    /// Checks that the IPv6 address moves together with the IPv4 address.
+    /// Checks that the service answers at its virtual IPv6 address, which moves to the active
+    /// director together with the IPv4 address.
     fn ask_by_ipv6(&self) -> Result<()> {
         if !self.has_ipv6() {
             return Ok(());
@@ -544,8 +547,8 @@ impl Lab {
         [&self.directors[0].host, &self.directors[1].host]
     }
 
-    /// Puts the active director into maintenance and back, then the other director into
-    /// maintenance.
+    /// Puts the active director into maintenance, ends the maintenance, and puts the other director
+    /// into maintenance. Returns the milliseconds without an active director at each takeover.
     fn there_and_back(&mut self) -> Result<Vec<u64>> {
         let there = self.outage(|lab| lab.maintenance(0, "on"), 1)?;
         self.maintenance(0, "off")?;
@@ -553,7 +556,7 @@ impl Lab {
         Ok(vec![there, self.outage(|lab| lab.maintenance(1, "on"), 0)?])
     }
 
-    /// Suspends the dataplane of the active director for three seconds.
+    /// Suspends the dataplane of a director for three seconds.
     fn stop_for_3_s(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: SIGSTOP of the dataplane", index + 1));
         let dataplane = super::dataplane_of(&self.directors[index].host)?;
@@ -638,7 +641,8 @@ impl Lab {
         director
             .host
             .sh("for i in eth0 eth1; do [ ! -e /sys/class/net/$i ] || ip link set $i down; done")?;
-        // The child must be killed first; it would stop in order after its parent.
+        // The VRRP process, a child of keepalived, must be killed first: it would release the
+        // addresses and exit when its parent dies.
         let child = fs::read_to_string(director.files.join("vrrp.pid"))?;
         kill(Pid::from_raw(child.trim().parse()?), Signal::SIGKILL)
             .context("cannot kill keepalived")?;

@@ -118,7 +118,7 @@ fn table() -> Table {
     }
 }
 
-/// The mark that the recorder's nftables rules set on a packet.
+/// The mark that the recorder's nftables rules set on a packet; 0 if no rule matches.
 fn mark(marks: &[MarkRule], tuple: &lvs_core::Tuple) -> u32 {
     let rule = marks.iter().find(|rule| rule.matches("", tuple, || false));
     match rule.map(|rule| rule.action) {

@@ -53,7 +53,7 @@ pub(super) fn seconds(step: &Value) -> anyhow::Result<Duration> {
     let seconds = step
         .get("seconds")
         .and_then(Value::as_f64)
-        .context("no seconds")?;
+        .context("the wait step has no number `seconds`")?;
     Ok(Duration::try_from_secs_f64(seconds)?)
 }
 
@@ -144,7 +144,10 @@ pub(crate) fn sysctl_text(value: &Value) -> String {
 
 /// Parses the address and the port of a JSON object with the fields `addr` and `port`.
 pub(crate) fn place(value: &Value) -> anyhow::Result<SocketAddr> {
-    let ip: IpAddr = value.text("addr")?.parse().context("no address")?;
+    let ip: IpAddr = value
+        .text("addr")?
+        .parse()
+        .context("`addr` is not an IP address")?;
     Ok(SocketAddr::new(ip, u16::try_from(value.number("port")?)?))
 }
 
@@ -271,7 +274,7 @@ pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
         }
         Some(expression) => expression
             .as_str()
-            .context("`ports` must be a string")?
+            .context("`dports` is neither a number nor a string")?
             .split([',', '{', '}'])
             .map(str::trim)
             .filter(|range| !range.is_empty())
@@ -297,11 +300,15 @@ pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
 /// Parses an address with a prefix length, which defaults to the whole address.
 pub(super) fn prefix(text: &str) -> anyhow::Result<(IpAddr, u8)> {
     let (addr, length) = text.split_once('/').unwrap_or((text, ""));
-    let addr: IpAddr = addr.parse().context("no prefix")?;
+    let addr: IpAddr = addr
+        .parse()
+        .context("the prefix does not begin with an IP address")?;
     let length = if length.is_empty() {
         Family::of(&addr).bits()
     } else {
-        length.parse().context("no prefix length")?
+        length
+            .parse()
+            .context("the prefix length is not a number")?
     };
     Ok((addr, length))
 }

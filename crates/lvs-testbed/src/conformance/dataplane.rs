@@ -48,7 +48,7 @@ impl MemoryDataplane {
         Ok(server.serve(self.clone())?)
     }
 
-    /// Makes a call like a client of the control socket, without the items of lists.
+    /// Makes a call like a client of the control socket. The items of a list are discarded.
     ///
     /// # Errors
     /// The refusal that a client would receive. Nothing has changed then.
@@ -180,13 +180,13 @@ impl Handler for MemoryDataplane {
             lvs_core::any_change!() => self.apply(&[call], false),
             _ => Err(Failure::new(
                 FailureCode::Unsupported,
-                "a dataplane in memory has no interfaces, and does not do this",
+                "a dataplane in memory has no interfaces, and does not support this call",
             )),
         }
     }
 }
 
-/// The host of the test bed, which refuses only addresses that the dataplane owns.
+/// The host of the test bed. It permits everything, except that the dataplane owns an address.
 struct Around<'a>(&'a Table);
 
 impl Host for Around<'_> {

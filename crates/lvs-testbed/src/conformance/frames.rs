@@ -147,7 +147,8 @@ pub(super) struct Read<'a> {
     pub(super) l4: &'a [u8],
 }
 
-/// Reads an IP packet without extension headers.
+/// Reads an IP packet without extension headers, except an IPv6 fragment header. `None` if the
+/// packet is too short, or is no IP packet.
 pub(super) fn read(packet: &[u8]) -> Option<Read<'_>> {
     let addr6 = |at: usize| {
         let octets: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;

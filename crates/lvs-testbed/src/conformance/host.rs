@@ -70,7 +70,8 @@ fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
     ip
 }
 
-/// Fills in IPv4 options as a router does: `route` for record route, `stamp` for the timestamp.
+/// Fills in IPv4 options as a router does: writes the address `route` into a record route option,
+/// and the address `stamp` with a time into a timestamp option.
 fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
     const TIME: u32 = 1;
     if let (false, IpAddr::V4(route), IpAddr::V4(stamp)) = (is_ipv6(ip), route, stamp)
@@ -81,7 +82,7 @@ fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
 }
 
 impl Host {
-    /// Returns the host's reaction to a packet.
+    /// Returns the host's reaction to a packet; `None` if the host drops or stores it.
     pub(super) fn receive(&mut self, ip: &[u8], net: &Table, now: Instant) -> Option<Done> {
         let mut done = self.take(ip, net, now)?;
         for sent in &mut done.sent {
@@ -114,7 +115,7 @@ impl Host {
         }
         let mut ip = ip[..packet.len].to_vec();
         if local {
-            // The host itself does not verify the checksum again, and keeps the old one.
+            // The kernel keeps the header checksum of a packet that it delivers to itself.
             let sum = be16(&ip, ipv4::field::CHECKSUM);
             fill_options(&mut ip, net, packet.dst, packet.dst);
             if !packet.is_ipv6() {
@@ -150,7 +151,8 @@ impl Host {
         })
     }
 
-    /// Delivers a packet to the host, whose kernel does not read beyond IPsec headers.
+    /// Delivers a packet to the host. If an IPv6 extension header is unknown to its kernel, answers
+    /// with an ICMPv6 error.
     fn deliver(&self, ip: &[u8], packet: &Packet) -> Done {
         let unknown = packet.is_ipv6()
             && ipv6::walk(ip).is_some_and(|chain| chain.named_at != ipv6::unknown_at(ip));

@@ -181,7 +181,8 @@ fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
     }
 }
 
-/// Compares the trace with the kernel fast path with the one without it.
+/// Compares the trace of `log`, a replay with the kernel fast path, with that of `plain`, the replay
+/// of the same case without it.
 fn compare_traces(plain: &Seen, log: &mut Log) {
     let seen = log.seen.clone();
     let (expected, got) = (&plain.trace, &seen.lock().trace);
@@ -196,7 +197,7 @@ fn compare_traces(plain: &Seen, log: &mut Log) {
     };
     let mut differences = expected.iter().zip(got).enumerate().filter_map(same);
     if let Some((number, expected, got)) = differences.next() {
-        let what = format!("as without the programs, frame or wait {number}");
+        let what = format!("frame or wait {number}, with and without the BPF programs");
         log.mismatch(&what, &expected, &got);
     }
     log.compare("frames and waits", &expected.len(), &got.len());
@@ -228,8 +229,8 @@ fn cases(path: &Path) -> anyhow::Result<Vec<Value>> {
         .collect()
 }
 
-/// Replays the cases in `files` whose name contains `only`. Keeps at most `show` mismatches of
-/// each.
+/// Replays the cases in `files` whose name contains `only`. Keeps at most `show` mismatches of each
+/// case.
 ///
 /// # Errors
 /// A file cannot be read or is not a recording; a

@@ -1,5 +1,5 @@
-//! Replays cases with frames (schema E) and counters (schema F): compares the sent frames after
-//! each received frame.
+//! Replays cases with recorded frames (the kinds `packets`, `ftp`, `stats` and `proc`). After each
+//! received frame, compares the sent frames.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use super::report::Log;
 use super::steps::{compare_conns, later};
 
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
-    let config = case.get("config").context("no config")?;
+    let config = case.get("config").context("the case has no `config`")?;
     let mut bed = Bed::new(4096, log)?;
     bed.set_up(config)?;
     if super::kind(case) == "ftp" {
@@ -226,7 +226,7 @@ fn check_masked(
                 .is_some_and(|header| Sum::ZERO.bytes(header).finish() == 0);
             right
                 .then_some(())
-                .ok_or_else(|| "a right header checksum".to_owned())
+                .ok_or_else(|| "a correct header checksum".to_owned())
         }
         "udp.checksum" if first => {
             let read = frames::read(packet).ok_or("a UDP datagram")?;
@@ -244,7 +244,7 @@ fn check_masked(
                 == 0;
             (sum == 0 || !whole || right)
                 .then_some(())
-                .ok_or_else(|| "a right UDP checksum".to_owned())
+                .ok_or_else(|| "a correct UDP checksum".to_owned())
         }
         "udp.sport" if first => {
             let read = frames::read(packet).ok_or("a UDP datagram")?;
@@ -420,8 +420,8 @@ fn worker(counts: Counts) -> WorkerInfo {
     }
 }
 
-/// Sorted lines, each with its dependent lines, and the number from column `expires`, which is
-/// removed.
+/// Sorted lines, each with the lines of its servers, and the number in the column `expires`, which
+/// is removed from the line.
 fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
     let mut blocks: Vec<(String, i64)> = Vec::new();
     for line in text.lines() {

@@ -1,5 +1,5 @@
-//! Replays one connection packet by packet (schema C), and compares state, timer and counters after
-//! each.
+//! Replays cases of one connection packet by packet (the kind `tcpstates`). After each packet,
+//! compares state, timer and counters.
 
 use std::net::SocketAddr;
 
@@ -239,7 +239,7 @@ impl Replay<'_> {
         if let Some(timeout) = step.maybe_number("timeout") {
             log.compare("timeout", &timeout, &left);
         }
-        // The value is rounded down; one less is accepted, too.
+        // The kernel rounds the recorded value down, so that it may be less by one.
         if let Some(expires) = step.maybe_number("expires")
             && !(-1..=0).contains(&later(expires, left))
         {

@@ -1,5 +1,5 @@
-//! Replays connections that are described by addresses and ports (schemas A and B): builds a frame
-//! for each step, and reads the chosen server from the sent frame.
+//! Replays cases that describe connections by addresses and ports (the kinds `schedulers` and
+//! `persistence`): builds a frame for each step, and reads the chosen server from the sent frame.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -34,9 +34,9 @@ impl Known {
         Ok(())
     }
 
-    /// The server (`addr:port`) to which a frame was sent, and the name of the reply that the
-    /// client received; `None` for neither. If a frame does not contain the server's port (direct
-    /// routing, tunnels), the server is `expected`, if that is possible.
+    /// The server (`addr:port`) to which a frame was sent, and the name of the reply to the client;
+    /// `None` if no such frame was sent. If the frame does not contain the server's port (direct
+    /// routing, tunnels), returns `expected` if its address is the one in the frame.
     pub(super) fn whither(
         &self,
         sent: &[Emitted],
@@ -98,7 +98,7 @@ fn capacity(steps: &[Value]) -> usize {
 struct Replay<'a> {
     bed: Bed,
     known: Known,
-    /// The service of schema A, which has only one.
+    /// The only service of a `schedulers` case; `None` in a `persistence` case.
     service: Option<ServiceKey>,
     proto: Option<&'a str>,
     unrecorded: HashSet<&'a str>,
@@ -108,12 +108,12 @@ struct Replay<'a> {
     sums: bool,
     /// Whether servers have thresholds.
     limited: bool,
-    /// Whether connections of removed servers end at the next tick (`expire_nodest_conn`), which
-    /// the recorded listing may precede.
+    /// Whether connections of removed servers end at the next tick of the kernel
+    /// (`expire_nodest_conn`). A recorded listing may still contain them, so they are not compared.
     nodest: bool,
 }
 
-/// Replays a case with one service (schema A) or several (schema B).
+/// Replays a case with one service (`schedulers`) or several (`persistence`).
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let steps = case.list("steps")?;
     let mut bed = Bed::new(capacity(steps), log)?;
@@ -122,7 +122,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let proto = case.maybe_text("proto");
     let mut service = None;
     if let Some(id) = case.get("service") {
-        // Schema A: scheduler, flags and servers are the case's own.
+        // The scheduler, the flags and the servers are fields of the case, not of its service.
         let mut whole = case.clone();
         let fields = whole.as_object_mut().context("the case is not an object")?;
         for (key, value) in id.as_object().into_iter().flatten() {

@@ -1,5 +1,5 @@
-//! Connection synchronisation (schema I): messages of a master, and the state of a backup after
-//! them.
+//! Replays cases of connection synchronisation (the kind `sync`): compares the messages of a
+//! master, and the connections of a backup after it has received messages.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn master(value: &Value) -> anyhow::Result<Master> {
 pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
     let mut bed = Bed::new(4096, log)?;
     bed.set_up(case)?;
-    let settings = backup(case.get("backup").context("no backup")?)?;
+    let settings = backup(case.get("backup").context("the case has no `backup`")?)?;
     bed.change().0.start_backup(settings)?;
     for service in case.items("services") {
         bed.add_service(service, None)?;
@@ -72,7 +72,7 @@ pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
 
 /// Passes frames to a director with a master, and compares the datagrams that it sends.
 pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
-    let config = case.get("config").context("no config")?;
+    let config = case.get("config").context("the case has no `config`")?;
     let mut bed = Bed::new(8192, log)?;
     bed.set_up(config)?;
     for daemon in config.items("daemons") {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::conformance::case::{Json, sysctl_text};
 
-/// A link of the test bed: its name, and the director's link-layer address there.
+/// The links of the test bed: each with its name, and the director's link-layer address on it.
 const LINKS: [(&str, &str); 2] = [("cl", "02:00:00:00:00:c1"), ("sv", "02:00:00:00:00:51")];
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CHECKSUM: u8 = 1;
@@ -244,7 +244,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Changes the server of the only service according to a step.
+    /// Adds, edits or deletes a server of the case's only service, as `step` demands.
     pub(super) fn change(&self, config: &Value, step: &Value) -> anyhow::Result<()> {
         let service = &config.items("services")[0];
         let known = service
@@ -275,8 +275,8 @@ impl Kernel {
         self.drain()
     }
 
-    /// Takes the sent packets, without neighbour solicitations, multicast listener reports and
-    /// broadcasts.
+    /// Reads the frames that the kernel has sent on both links. Returns them without neighbour
+    /// solicitations, multicast listener reports and broadcasts.
     pub(super) fn drain(&self) -> anyhow::Result<Vec<Emitted>> {
         let mut emitted = Vec::new();
         for (tap, (device, _)) in self.taps.iter().zip(LINKS) {
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn ipvsadm_lines_are_quoted() {
+    fn services_and_servers_become_ipvsadm_lines() {
         let service = json!({"proto": "udp", "addr": "10.0.9.1", "port": 53, "scheduler": "rr", "flags": ["ops"]});
         assert_eq!(
             service_line(&service).unwrap(),

@@ -50,7 +50,7 @@ pub struct DifferentialOptions {
     /// Write cases, recordings, and the reasons why cases were not recorded to this directory
     #[arg(long, value_name = "DIRECTORY")]
     keep: Option<PathBuf>,
-    /// Number of differences that are shown of packets, and of commands
+    /// Maximum number of differences that are shown for packets, for FTP, and for commands
     #[arg(long, value_name = "N", default_value_t = 20)]
     show: usize,
 }
@@ -64,9 +64,9 @@ pub struct RecordOptions {
 
 /// Number of cases for each start of the kernel.
 const CHUNK: usize = 64;
-/// Prefixes of output lines about cases that are not recorded: varying results, and known
-/// deviations.
+/// Prefix of the output line about a case whose results vary, and which is not recorded.
 const UNSTABLE: &str = "unstable ";
+/// Prefix of the output line about a case that shows a known deviation, and is not recorded.
 const DEVIATION: &str = "deviation ";
 
 /// Runs `lvs-testbed record`: prints the recording.
@@ -182,7 +182,7 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
             println!("{mismatch}");
         }
         println!(
-            "{kind}: {} cases agree with the kernel, {} do not; {} vary, {} differ by design",
+            "{kind}: {} cases agree with the kernel, {} do not; not recorded: {} with varying results, {} that differ by design",
             report.passed(),
             report.failed(),
             skipped.unstable,

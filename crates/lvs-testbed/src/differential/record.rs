@@ -80,9 +80,9 @@ fn is_directors(addr: IpAddr) -> bool {
     }
 }
 
-/// The fields of `frame` that may vary; the flag is true if a field always varies. `identification`
-/// is the IP identification of the received packet: if the frame has another one, the kernel chose
-/// it.
+/// The fields of `frame` that may vary between two recordings. The flag is true if the field is
+/// masked even if it is equal in both. `identification` is the IP identification of the received
+/// packet. If that of the frame is another one, the kernel has chosen it.
 fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Field, bool)> {
     let ip = frame.get(IP..).unwrap_or_default();
     let mut fields = Vec::new();
@@ -144,7 +144,8 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
     fields
 }
 
-/// The fields that differ between two recordings of a frame; `None` if other bytes also differ.
+/// The fields to mask in a recorded frame: those that differ between its two recordings, and those
+/// that [`fields`] always masks. `None` if other bytes also differ.
 fn mask(
     one: &[u8],
     other: &[u8],
@@ -206,13 +207,13 @@ fn without_echoed_options(frame: Vec<u8>) -> Option<Vec<u8>> {
 
 /// Records a packet case twice, to find the fields that vary.
 pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
-    let tunnels = tunnel_ports(case.get("config").context("no config")?);
+    let tunnels = tunnel_ports(case.get("config").context("the case has no `config`")?);
     let (one, other) = (run(case)?, run(case)?);
     let mut recorded = case.clone();
     let steps = recorded
         .get_mut("steps")
         .and_then(Value::as_array_mut)
-        .context("no steps")?;
+        .context("the case has no `steps`")?;
     for (number, ((step, one), other)) in steps.iter_mut().zip(one.out).zip(other.out).enumerate() {
         if step.get("frame").is_none() {
             continue;
@@ -223,7 +224,7 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
         let identification = four.then(|| be16(packet, ipv4::field::ID));
         let at = |what: &str| format!("step {number}: {what}");
         if one.len() != other.len() {
-            return Ok(Recorded::Unstable(at("how many frames leave")));
+            return Ok(Recorded::Unstable(at("the number of sent frames")));
         }
         if one.is_empty() && super::packets::ftp::opens_control(step) {
             return Ok(Recorded::Deviation(at("a control connection used again")));

@@ -17,8 +17,8 @@ use crate::transcripts::etc;
 /// Seconds between two commands of a recording.
 const PACE: f64 = 0.02;
 
-/// The replaced `/etc`, which is restored when this is dropped. The directory with its files must
-/// be removed later.
+/// A replaced `/etc`. Dropping this value restores the original one. The directory with the
+/// replacing files must be removed after that.
 struct Replaced;
 
 impl Drop for Replaced {

@@ -99,8 +99,8 @@ fn operation(entropy: &mut Entropy<'_>) -> Op {
     }
 }
 
-/// Parses and applies messages of a peer. For any content, each connection must belong to exactly
-/// one of the two directors, and digests must contain no removed connections.
+/// Parses messages of a peer, and applies them twice. For any content, each connection must be
+/// either owned or borrowed, and the digests of both kinds must contain no removed connections.
 pub fn peer_decode(bytes: &[u8]) {
     const PEER: usize = 7;
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
@@ -170,8 +170,8 @@ pub fn peer_decode(bytes: &[u8]) {
     );
 }
 
-/// Decodes digests of a peer's services. Encoding must return the same bytes, and a comparison with
-/// themselves must find no difference.
+/// Decodes digests of a peer's services. Encoding them must return the same bytes, and comparing
+/// them with themselves must find no difference.
 fn peer_services(bytes: &[u8]) {
     // Keys with a valid kind and protocol, and zeros in unused bytes.
     let mut sent = bytes.to_vec();

@@ -75,7 +75,8 @@ struct Record {
     overloaded: bool,
     available: bool,
     nat: bool,
-    /// For a removed server: the time since which its record has no references.
+    /// `Some` if the server is removed. The inner value is the second since which the record has no
+    /// references; `None` while it has references.
     trashed: Option<Option<u64>>,
     gone: bool,
 }
@@ -607,7 +608,7 @@ impl Pair {
                     Verdict::Reply(_) => Err("reply"),
                 };
                 assert_eq!(got, expected);
-                // An ended connection stays until the host may have answered.
+                // The director removes a connection that has ended only at its next advance.
                 self.director.advance(now);
             }
             Op::FromServer(s, c, flags) => {

@@ -33,12 +33,12 @@ static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLoc
         max_connections: 64,
         ..lvs_core::Options::default()
     });
-    let dataplane = dataplane.expect("one without a network");
+    let dataplane = dataplane.expect("a dataplane without a network starts");
     let serving = dataplane.serve(&Address::Abstract(name.into()));
     (dataplane, serving.expect("the name is not in use"), address)
 });
 
-/// From this first byte on, the input is a file to convert.
+/// If the first byte of the input is this or above, the rest is a file to convert.
 const CONVERSION: u8 = 250;
 
 /// Passes the bytes to the parser that the first byte selects: `ipvsadm-save` rules, mark rules, a

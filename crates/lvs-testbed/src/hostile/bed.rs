@@ -60,7 +60,7 @@ pub struct Summary {
     pub tunnelled: u64,
     /// Maximum number of simultaneous connections.
     pub connections: usize,
-    /// Maximum size of waiting fragments in bytes.
+    /// Maximum memory of fragments that waited for reassembly, in bytes.
     pub fragments: usize,
     /// Maximum number of frames that waited for a neighbour at the same time.
     pub waiting: usize,
@@ -550,7 +550,7 @@ impl Bed {
                 return vec![sent];
             }
         }
-        // An earlier frame may have reduced its free space.
+        // An earlier frame may have reduced the free space of the buffer.
         if self.slot.tailroom() + self.slot.len() < lvs_packet::frame::MAX_FRAME {
             self.slot = Frame::new();
         }
@@ -628,7 +628,7 @@ impl Bed {
         assert_eq!(
             emitted,
             sent.len() as u64,
-            "another number of frames was sent than was reported"
+            "the counter of sent frames differs from the number of sent frames"
         );
         self.output.recycle();
         if let Some(last) = sent.last() {
@@ -690,23 +690,33 @@ impl Bed {
             }
             let ip = frame.bytes();
             let Some(parts) = oracle::parts(ip) else {
-                return Err(format!("a bad IP header was sent: {}", hex(ip)));
+                return Err(format!("a wrong IP header was sent: {}", hex(ip)));
             };
             if parts.len != ip.len() {
-                return Err(format!("{} bytes leave as {}", ip.len(), parts.len));
+                return Err(format!(
+                    "a packet of {} bytes was sent with the length field {}",
+                    ip.len(),
+                    parts.len
+                ));
             }
             if let Some(info) = self.net.port(port)
                 && frame.offload.segments.is_none()
                 && ip.len() > info.mtu as usize
             {
-                return Err(format!("{} bytes leave, MTU {}", ip.len(), info.mtu));
+                return Err(format!(
+                    "a packet of {} bytes was sent on a link with MTU {}",
+                    ip.len(),
+                    info.mtu
+                ));
             }
             if let Some(info) = self.net.port(port)
                 && !info.offload
                 && (frame.offload.segments.is_some() || frame.offload.checksum.is_some())
                 && port != HOST
             {
-                return Err("an unfinished frame for a port that needs finished ones".into());
+                return Err(
+                    "a frame with an offload request was sent to a port without offloads".into(),
+                );
             }
             if came.is_tiny(ip) {
                 continue;
@@ -787,7 +797,7 @@ impl Bed {
             }
             _ => None,
         };
-        inner.ok_or_else(|| format!("another tunnel: {}", hex(ip)))
+        inner.ok_or_else(|| format!("not a packet of the scene's tunnel: {}", hex(ip)))
     }
 }
 

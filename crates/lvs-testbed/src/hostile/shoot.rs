@@ -44,12 +44,12 @@ pub struct ShootOptions {
     pub frames: usize,
 }
 
-/// Sends the frames as fast as the interface accepts them, and prints the number of accepted
-/// frames.
+/// Sends the frames in batches with short pauses, and prints the number of frames that the
+/// interface has accepted.
 ///
 /// # Errors
 ///
-/// If the interface does not exist, or without the right to open a packet socket.
+/// If the interface does not exist, or the process may not open a packet socket.
 pub fn shoot(options: &ShootOptions) -> Result<()> {
     let method = Method::named("nat4").context("the list of methods lacks NAT")?;
     let mut scene = Scene::new(method);
@@ -95,7 +95,8 @@ fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame
     Some(frame)
 }
 
-/// Sends frames with their offload metadata, and returns the number of accepted frames.
+/// Sends frames with their offload metadata, and returns the number of frames that the interface
+/// has accepted.
 fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let index =
         lvs_sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;
@@ -103,7 +104,7 @@ fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let refused: usize = frames
         .chunks_mut(BATCH)
         .map(|batch| {
-            // At a lower rate, the receiver loses no frames.
+            // Without the pause, the receiver would lose frames.
             std::thread::sleep(std::time::Duration::from_micros(200));
             socket.send(batch)
         })

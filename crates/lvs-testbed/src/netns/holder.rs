@@ -1,5 +1,5 @@
-//! The processes that keep namespaces open. A mark in their environment lets a later run end those
-//! of a killed run.
+//! The processes that keep namespaces open. A mark in their environment lets a later run kill the
+//! processes that a killed run has left.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -99,7 +99,7 @@ fn start_time(pid: u32) -> Option<String> {
     after.split_ascii_whitespace().nth(19).map(str::to_owned)
 }
 
-/// Whether the mark's process belonged to this pid namespace and has exited.
+/// Whether the process that `mark` identifies belonged to this pid namespace and has exited.
 fn is_dead(mark: &str) -> bool {
     let mut parts = mark.split('-');
     let (Some(namespace), Some(pid), Some(start)) = (
@@ -113,12 +113,12 @@ fn is_dead(mark: &str) -> bool {
         && start_time(pid).as_deref() != Some(start)
 }
 
-/// Removes the files of a run that was killed together with its janitor.
+/// Kills the processes and removes the files of runs that were killed together with their janitor.
 pub(super) fn sweep_leftovers() {
     let own_network = fs::read_link("/proc/self/ns/net").ok();
     let mut networks = Vec::new();
-    // The files stay open until the processes are killed, because the kernel may reuse the inode
-    // number of a removed namespace.
+    // The namespace files stay open until the processes are killed, because the kernel may reuse
+    // the inode number of a removed namespace.
     let mut open = Vec::new();
     for pid in processes() {
         let Ok(network_file) = File::open(format!("/proc/{pid}/ns/net")) else {

@@ -109,8 +109,8 @@ pub struct Testbed {
     base: Option<Child>,
     switch: Option<Host>,
     holders: Vec<Child>,
-    /// Network namespaces of the hosts, open until the janitor has opened them. A host may exit
-    /// earlier.
+    /// Network namespaces of the hosts. They stay open until the testbed is dropped, even if a host
+    /// exits earlier.
     namespaces: Vec<File>,
     janitor: Child,
     janitor_pipe: Option<ChildStdin>,
@@ -382,8 +382,8 @@ impl Testbed {
             .with_context(|| format!("{mac} is not in {learned}"))
     }
 
-    /// Removes the carrier of `device` on `host`, whose MAC address is `mac`, and restores it when
-    /// the host has detected the loss.
+    /// Removes the carrier of `device` on `host`, and restores it when the host has detected the
+    /// loss. `mac` is the MAC address of `device`.
     ///
     /// # Errors
     ///

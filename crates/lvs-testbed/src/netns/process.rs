@@ -67,7 +67,7 @@ impl Proc {
             .with_context(|| format!("{}: cannot send {text:?}", self.name))
     }
 
-    /// Waits until the program exits.
+    /// Closes the program's standard input, and waits until the program exits.
     ///
     /// # Errors
     ///

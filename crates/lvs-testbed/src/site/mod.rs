@@ -57,7 +57,7 @@ impl Forward {
         }
     }
 
-    /// Returns the value of `forward` in lvsd's file.
+    /// Returns the value of `forward` in lvsd's configuration file.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -436,7 +436,7 @@ impl Site {
         self.lvsadm("-L -n").map(drop)
     }
 
-    /// Stops a running dataplane in order, so that the next one takes over no state.
+    /// Stops a running dataplane with SIGTERM, so that the next dataplane takes over no state.
     fn stop_dataplane(&mut self) -> Result<()> {
         if let Some(mut dataplane) = self.dataplane.take()
             && dataplane.is_running()

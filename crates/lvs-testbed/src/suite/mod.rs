@@ -34,6 +34,7 @@ pub(crate) const LOGS: &str = "LVS_TEST_LOGS";
 
 /// Exit status of a test that the host does not permit.
 const NOT_RUN: i32 = 77;
+/// [`NOT_RUN`] as text.
 const NOT_RUN_TEXT: &str = "77";
 
 /// Beginning of the reason of a test that neither `make test` nor `make test-all` runs.
@@ -57,15 +58,16 @@ const COMPUTING: [&str; 8] = [
     "model",
 ];
 
-/// Computing modules that load BPF programs all the time, for which every start of a dataplane
-/// waits. They start after the waiting tests.
+/// Computing modules that load BPF programs all the time. Meanwhile, every start of a dataplane
+/// takes longer, so these modules start after the waiting tests.
 const LOADING: [&str; 2] = ["conformance", "fast_path_twins"];
 
 /// Modules whose tests wait for almost a minute. They start before the other waiting tests, so that
 /// the run does not end with one of them.
 const LONG_WAITS: [&str; 5] = ["unanswered", "peers", "fast_path", "killed", "cluster"];
 
-/// Modules of other tests that try more cases of their properties in `make test-rest`.
+/// Modules of property tests outside of the end-to-end tests, which try more cases in
+/// `make test-rest`.
 const PROPERTIES: [&str; 4] = ["misuse", "passing", "pipeline_ipv6", "pipeline_table"];
 
 /// Number of cases of each property in `make test-rest`; `make test` uses proptest's default of

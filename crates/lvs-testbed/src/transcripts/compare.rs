@@ -16,7 +16,7 @@ pub(super) struct Ran {
 pub(super) const CONNECTIONS: &str = "IPVS connection entries\n";
 
 /// Whether `ran` equals the recording. `took` is the maximum duration of the recorded command in
-/// seconds; remaining times may differ by it.
+/// seconds; the remaining times in a listing may differ by `took`.
 pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {
     if step.exit < 0 {
         // The recorded program crashed; here, refusing the line is correct.

@@ -1,4 +1,5 @@
-//! Replaces files in `/etc` that define names by those of the recording host.
+//! Replaces the files in `/etc` that define names of hosts and services by those of the recording
+//! host.
 
 use std::fs;
 use std::path::Path;

@@ -197,7 +197,7 @@ pub fn transcripts(
     Ok(sum)
 }
 
-/// The process that plays a session. It is killed when this is dropped.
+/// The process that plays a session. Dropping the value kills the process.
 struct Player(Child);
 
 impl Drop for Player {
@@ -238,8 +238,8 @@ fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport
     serde_json::from_str(&text).context("cannot read the player's report")
 }
 
-/// Maps users of the process's new user namespace: as root all users, otherwise only the present
-/// one, as root.
+/// Maps the users of the new user namespace of process `pid`: all users if the caller is root,
+/// otherwise only the caller's user, who is root in the namespace.
 fn map_users(pid: u32) -> anyhow::Result<()> {
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
     let (users, groups) = if uid.is_root() {

@@ -95,7 +95,7 @@ fn learnt(site: &Site, places: &[Place<'_>], what: &str) -> Result<()> {
             .director
             .sh(&format!("cat /sys/class/net/{device}/address"))?;
         wait_until(
-            &format!("{address} to be announced after: {what}"),
+            &format!("the dataplane to announce {address} after {what}"),
             PATIENCE,
             || place.known().is_ok_and(|known| known.contains(mac.trim())),
         )

@@ -128,8 +128,8 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     Ok(())
 }
 
-/// `node_exporter` under `lvs-run` has the same values as lvsd, `promtool` reports no errors, and a
-/// Prometheus scrapes; counters of traffic continue after a restart of lvsd.
+/// `node_exporter` under `lvs-run` has the same values as lvsd, `promtool` reports no errors, and
+/// Prometheus can scrape lvsd. Counters of traffic continue after a restart of lvsd.
 #[test]
 #[ignore = "needs Prometheus and its node exporter"]
 fn metrics_are_read_by_third_party_programs() -> Result<()> {
@@ -196,7 +196,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     ensure!(read("sys/net/ipv4/vs/sync_threshold")? == "3\t50\n");
     site.lvsadm("sysctl drop_entry=1")?;
     wait_until(
-        "the file to contain drop_entry = 1",
+        "/proc/sys/net/ipv4/vs/drop_entry to contain 1",
         Duration::from_secs(10),
         || read("sys/net/ipv4/vs/drop_entry").is_ok_and(|text| text == "1\n"),
     )?;
@@ -247,7 +247,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     })
     .with_context(|| format!("{seen:#?}\n{}", exporter.log()))?;
 
-    // A Prometheus scrapes lvsd successfully.
+    // Prometheus scrapes lvsd successfully.
     let config = dir.join("prometheus.yml");
     fs::write(
         &config,
@@ -280,7 +280,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     };
     let connections = "lvs_service_connections_total{service=\"web\"}";
     wait_until(
-        "Prometheus to have scraped it",
+        "Prometheus to have scraped lvsd",
         Duration::from_secs(30),
         || {
             ask("up{job=\"lvsd\"}").is_ok_and(|up| up > 0.5)
@@ -296,7 +296,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     let text = get(&site, 9100, "metrics")?;
     ensure!(
         text.contains("\nnode_ipvs_connections_total 60\n"),
-        "node_exporter needs no lvsd: {text}"
+        "node_exporter does not report 60 connections without lvsd: {text}"
     );
     load(&site, 30)?;
     let mut lvsd = start(&site)?;
@@ -527,7 +527,7 @@ fn dashboard_shows_state_and_makes_changes_in_browser() -> Result<()> {
         "the hostile name was executed or is an element: {harmless}"
     );
 
-    // Without the token, no request can change anything.
+    // Without the token, the page shows no buttons for changes.
     let services = "details[data-name=web]";
     browser.click(&format!("{services} summary"))?;
     browser.wait_for(services, "Scheduler rr", long)?;

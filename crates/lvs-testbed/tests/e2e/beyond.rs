@@ -48,7 +48,7 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
             let expected = [["rs1"; 5], ["rs2"; 5]].concat();
             ensure!(
                 names == expected,
-                "the names of the neighbours are wrong: {forward:?} {topology:?}, {}: {names:?}",
+                "not both servers answered 5 requests each: {forward:?} {topology:?}, from {}: {names:?}",
                 server.name()
             );
         }
@@ -104,7 +104,8 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
             let load = site.load_of(40);
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
             common::upload(&site)?;
-            // Packets that pass the kernel's FORWARD hook are counted as replies; so must these be.
+            // The kernel counts packets that pass its FORWARD hook as replies. The dataplane must
+            // count these packets as replies, too.
             common::wait_for_counters(&site, "answers to be counted", |rows| {
                 Ok(rows[0].number(2)? > 100)
             })?;
@@ -208,7 +209,8 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             "curl's status for a refused connection: {refused}"
         );
 
-        // A file without rules removes the rules of lvsd, and keeps those of the operator.
+        // After a reload of a file without mark rules, lvsd removes its own mark rules, and keeps
+        // those of the operator.
         site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
         std::fs::write(&file, [service("80"), real(&[0])].concat())?;
         daemon.signal(Signal::SIGHUP)?;
@@ -227,7 +229,7 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
 /// lvsd sets the local addresses from its file when it starts the dataplane, and others after a
 /// reload.
 #[test]
-fn full_nat_is_configured_from_a_file() -> Result<()> {
+fn full_nat_local_addresses_follow_configuration_file() -> Result<()> {
     let site = Site::new(SiteOptions::with_servers(
         "fullnat-file",
         Forward::FullNat,
@@ -260,8 +262,10 @@ fn full_nat_is_configured_from_a_file() -> Result<()> {
             site.client
                 .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))
         };
-        soon(local, || seen().is_ok_and(|seen| seen.trim() == local))
-            .with_context(|| daemon.log())?;
+        soon(&format!("the servers to see {local} as the client"), || {
+            seen().is_ok_and(|seen| seen.trim() == local)
+        })
+        .with_context(|| daemon.log())?;
         let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
     }

@@ -20,11 +20,19 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Waits until `lvsadm doctor` reports a finding with `words`, or none if `present` is false.
+/// Waits until `lvsadm doctor` reports a finding with `words`; if `present` is false, until it
+/// reports none.
 fn wait_for_finding(site: &Site, words: &str, present: bool) -> Result<()> {
     let found = || findings(site).unwrap_or_default();
     wait_until(
-        &format!("doctor to report {words:?}: {present}"),
+        &format!(
+            "doctor to report {} {words:?}",
+            if present {
+                "a finding with"
+            } else {
+                "no finding with"
+            }
+        ),
         PATIENCE,
         || findings(site).is_ok_and(|found| found.contains(words) == present),
     )
@@ -37,7 +45,7 @@ fn findings(site: &Site) -> Result<String> {
         .sh(&format!("{program} --json doctor || true"))
 }
 
-/// Adds the director's interface to the servers' network.
+/// Creates the director's interface `eth1` again, in the servers' network.
 fn bring_back_arm(site: &Site) -> Result<()> {
     site.testbed.plug("back", &site.director, "eth1")?;
     site.director
@@ -54,7 +62,7 @@ fn clients_are_served(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
+fn dataplane_uses_missing_interface_when_created() -> Result<()> {
     let mut site = site("bootif")?;
     site.director.sh("ip link delete eth1")?;
     site.start_dataplane(&[])?;
@@ -74,7 +82,7 @@ fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
 }
 
 #[test]
-fn dataplane_missing_xdp_interface_is_used_when_created() -> Result<()> {
+fn dataplane_attaches_xdp_when_missing_interface_is_created() -> Result<()> {
     if !super::fast_path::is_permitted()? {
         return Ok(());
     }
@@ -99,7 +107,7 @@ fn dataplane_missing_xdp_interface_is_used_when_created() -> Result<()> {
 }
 
 #[test]
-fn dataplane_tun_backend_missing_interface_is_used_when_created() -> Result<()> {
+fn tun_backend_uses_missing_interface_when_created() -> Result<()> {
     let mut site = site("boottun")?;
     site.director
         .sh("echo 1 > /proc/sys/net/ipv4/ip_forward; ip link delete eth1")?;
@@ -112,7 +120,7 @@ fn dataplane_tun_backend_missing_interface_is_used_when_created() -> Result<()> 
 }
 
 #[test]
-fn dataplane_missing_listen_address_is_used_when_added() -> Result<()> {
+fn dataplane_listens_at_missing_address_when_added() -> Result<()> {
     let mut site = site("bootlisten")?;
     let key = site.testbed.dir().join("key");
     fs::write(&key, "0123456789abcdef0123456789abcdef\n")?;
@@ -148,7 +156,7 @@ fn dataplane_missing_listen_address_is_used_when_added() -> Result<()> {
 /// `lvsd` starts the dataplane with the configured interfaces, and starts the synchronisation
 /// daemon when its interface is created.
 #[test]
-fn lvsd_missing_interfaces_are_used_when_created() -> Result<()> {
+fn lvsd_uses_missing_interfaces_when_created() -> Result<()> {
     let site = site("bootlvsd")?;
     site.director.sh("ip link delete eth1")?;
     let path = site.testbed.dir().join("lvsd.toml");
@@ -246,7 +254,7 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
         ensure!(!status.success(), "the second dataplane started: {output}");
         ensure!(
             output.contains(&format!("pid {}", before.pid())),
-            "the running dataplane is not named: {output}"
+            "the output does not contain the pid of the running dataplane: {output}"
         );
         before.signal(Signal::SIGKILL)?;
         let program = programs::find("lvs-dataplane")?;

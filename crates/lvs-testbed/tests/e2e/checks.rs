@@ -266,7 +266,7 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
     Ok(())
 }
 
-/// Without `ca` a server is up with any certificate.
+/// If an `https` check has no `ca`, a server is up with any certificate.
 #[test]
 fn https_without_ca_accepts_every_certificate() -> Result<()> {
     let mut options = SiteOptions::with_servers("certs", Forward::Nat, 1);
@@ -380,8 +380,7 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     }
     let text = match forward {
         Forward::Nat => text,
-        // lvsd cannot move a service to another port. Therefore each direction is checked with its
-        // own service.
+        // Only NAT can translate ports. With the other methods, one service at port 80 is checked.
         _ => {
             let (own, clients) = text
                 .split_once("[[service]]\nname = \"clients\"")
@@ -453,19 +452,19 @@ fn through_another_router(site: &Site, lvsd: &Proc) -> Result<()> {
 }
 
 #[test]
-fn through_vip_checks_follow_nat_servers() -> Result<()> {
+fn through_vip_check_detects_nat_server_that_clients_cannot_use() -> Result<()> {
     on_a_clients_way(Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn through_vip_checks_follow_direct_routing_servers() -> Result<()> {
+fn through_vip_check_detects_direct_routing_server_that_clients_cannot_use() -> Result<()> {
     on_a_clients_way(Forward::Dr)
 }
 
 #[test]
 #[ignore = "long"]
-fn through_vip_checks_follow_tunnel_servers() -> Result<()> {
+fn through_vip_check_detects_tunnel_server_that_clients_cannot_use() -> Result<()> {
     on_a_clients_way(Forward::Tun)
 }
 

@@ -152,7 +152,8 @@ impl Checked {
             let (kind, family) = name.split_at(name.len() - 1);
             if are(kind, family) { state } else { "up" }
         };
-        wait_until(state, Duration::from_secs(40), || {
+        let what = format!("the selected servers to be {state}, and all others to be up");
+        wait_until(&what, Duration::from_secs(40), || {
             let now = self.states();
             !now.is_empty() && now.iter().all(|(name, is, _)| is == wanted(name))
         })
@@ -236,7 +237,8 @@ fn check_that_cannot_run_is_shown_until_it_can() -> Result<()> {
          icmp type echo-request drop; icmpv6 type echo-request drop; }; }'",
     )?;
     for name in kinds {
-        wait_until(name, Duration::from_secs(40), || {
+        let what = format!("lvsd to report that {name} is not checked");
+        wait_until(&what, Duration::from_secs(40), || {
             shown(name) && metric(name).as_deref() == Some("1")
         })
         .with_context(|| format!("{:?}", checked.ask("status")))?;
@@ -251,7 +253,8 @@ fn check_that_cannot_run_is_shown_until_it_can() -> Result<()> {
     checked.wait("up", |_, _| true)?;
     checked.site.director.sh("nft delete table inet f")?;
     for name in kinds {
-        wait_until(name, Duration::from_secs(40), || {
+        let what = format!("lvsd to report that {name} is checked again");
+        wait_until(&what, Duration::from_secs(40), || {
             !shown(name) && metric(name).as_deref() == Some("0")
         })
         .with_context(|| format!("{:?}", checked.ask("status")))?;
@@ -284,7 +287,8 @@ fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
         _servers: Vec::new(),
     };
     let wait = |checked: &Checked, word: &str| {
-        wait_until(word, Duration::from_secs(40), || {
+        let what = format!("the server to be down because of {word:?}");
+        wait_until(&what, Duration::from_secs(40), || {
             let states = checked.states();
             states
                 .first()

@@ -113,8 +113,8 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     })
 }
 
-/// Filters that run after the dataplane has received its copy of a packet, and filters that process
-/// packets of the dataplane.
+/// doctor reports filters that run after the dataplane has received its copy of a packet, and
+/// filters that drop packets of the dataplane.
 #[test]
 fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;
@@ -239,7 +239,7 @@ fn doctor_reports_foreign_owner_of_vip() -> Result<()> {
     let _ = site.add_service(80, "rr");
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);
-    soon(&expected, || {
+    soon(&format!("doctor to report: {expected}"), || {
         fix(&site, &expected).is_ok_and(|fix| fix.contains("arp_ignore=1"))
     })
 }

@@ -38,7 +38,7 @@ fn lvsadm_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String> 
 
 fn refused_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String> {
     match lvsadm_by(site, launcher, arguments) {
-        Ok(output) => anyhow::bail!("{launcher:?} {arguments}: done: {output}"),
+        Ok(output) => anyhow::bail!("lvsadm {arguments} was not refused by {launcher:?}: {output}"),
         Err(error) => Ok(format!("{error:#}")),
     }
 }
@@ -183,7 +183,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
         )?;
         soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
         requests(&site, 20)?;
-        // The second dataplane's error message names the first one.
+        // The error message of a second lvsd names the first one.
         let mut second = site.director.spawn(
             programs::find("lvsd")?,
             &["--config", &config.display().to_string()],
@@ -284,8 +284,9 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     soon("the third dataplane to end", is_gone).with_context(|| lvsd.log())
 }
 
-/// An unprivileged client that sends requests that are expensive to parse, and repeatedly requests
-/// the longest listing.
+/// A client of the control socket. Its third argument selects its behaviour: `parse` sends requests
+/// that are expensive to parse, `list` repeatedly requests the longest listing, `idle` holds a
+/// connection.
 const HOSTILE: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $seconds, $what) = @ARGV;
@@ -329,7 +330,7 @@ fn hostile_users(site: &Site, socket: &str, seconds: &str) -> Result<Vec<Proc>> 
     Ok(users)
 }
 
-/// Resident memory of a process, in MiB.
+/// Peak of the resident memory of a process, in MiB.
 fn resident(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -374,7 +375,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     let steady = site.client.steady_load(&load)?;
     // The clients of both kinds have received answers before memory is measured.
     for kind in 0..2 {
-        soon("an answer to a hostile user", || {
+        soon("a hostile user of each kind to have an answer", || {
             let mut alike = users.iter().skip(kind).step_by(3);
             alike.any(|user| user.log().contains("answered"))
         })?;

@@ -129,7 +129,8 @@ fn put(site: &Site, n: usize, key: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes the file of the director `name`, for an etcd cluster of this many members.
+/// Writes lvsd's configuration file for the director `name`, with an etcd cluster of `members`
+/// members.
 fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) -> Result<()> {
     let all = (0..members).map(|n| format!("\"http://{}:2379\"", site.real_address(n)));
     let all = all.collect::<Vec<_>>().join(", ");
@@ -182,7 +183,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     put(&site, 1, "/lvs/services/web", &service(&site, ""))?;
     file(&site, "d1", 3, INTERFACES, "")?;
     let mut lvsd = start(&site, &site.director, "d1")?;
-    wait_status(&site, "etcd to be known", |status| {
+    wait_status(&site, "lvsd status to show one key of etcd", |status| {
         status.contains("etcd /lvs/: 1 key, revision")
     })?;
     let mut registered = vec![register(&site, 0)?, register(&site, 1)?];
@@ -214,7 +215,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     })
     .with_context(|| plan().unwrap_or_default())?;
     let checked = || ask(&site, &site.director, "d1", "check").unwrap_or_default();
-    wait_until("the file to be checked with etcd", PATIENCE, || {
+    wait_until("lvsd check to use the servers in etcd", PATIENCE, || {
         checked().contains("1 service with 3 servers")
     })
     .with_context(checked)?;
@@ -234,7 +235,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     // Only the invalid key is ignored, and its service stays unchanged.
     for garbage in ["garbage", "[[service]]\naddress = \"nonsense\"\n"] {
         put(&site, 1, "/lvs/services/web", garbage)?;
-        wait_status(&site, "the report of the invalid value", |status| {
+        wait_status(&site, "lvsd status to report the invalid value", |status| {
             status.contains("left out: etcd key /lvs/services/web")
                 && status.contains("its previous state stays")
         })?;
@@ -262,7 +263,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     for member in &mut members {
         member.kill();
     }
-    wait_status(&site, "the report of the loss", |status| {
+    wait_status(&site, "lvsd status to report the loss of etcd", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
     // A restarted daemon uses the same servers.
@@ -296,7 +297,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     // Only the manually registered server is left; when its lease also expires, the pool keeps it.
     wait_usable(&site, &[2], &lvsd)?;
     ctl(&site, 1, &format!("lease revoke {lease}"))?;
-    wait_status(&site, "the report of the empty pool", |status| {
+    wait_status(&site, "lvsd status to report the empty pool", |status| {
         status.contains("/lvs/servers/web/: it is empty")
     })?;
     wait_usable(&site, &[2], &lvsd)?;
@@ -357,10 +358,14 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
             "{lost}: {kept} files of sources are kept instead of 1"
         );
         lvsd = start(&site, &site.director, "d1")?;
-        wait_status(&site, "what stays", |status| {
-            status.contains("NOT KNOWN YET; 1 service of the dataplane unchanged")
-                && status.contains("DOES NOT ANSWER")
-        })
+        wait_status(
+            &site,
+            "lvsd status to report the unchanged service",
+            |status| {
+                status.contains("NOT KNOWN YET; 1 service of the dataplane unchanged")
+                    && status.contains("DOES NOT ANSWER")
+            },
+        )
         .with_context(|| lvsd.log())?;
         // lvsd compares the dataplane again within this time.
         std::thread::sleep(Duration::from_secs(5));
@@ -394,7 +399,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
     }
     // lvsd uses the member as soon as it answers.
     let _member = self::member(&site, 0, 1, &[])?;
-    wait_status(&site, "etcd to be known", |status| {
+    wait_status(&site, "lvsd status to show two keys of etcd", |status| {
         status.contains("etcd /lvs/: 2 keys, revision")
             && status.contains("2 services with 2 servers; this one")
             && !status.contains("unchanged")
@@ -496,9 +501,11 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
     let shown = format!("cert = \"{dir}/client.pem\"\nkey = \"{dir}/client.key\"");
     file("ca", &shown, "wrong")?;
     let lvsd = start(&site, &site.director, "d1")?;
-    wait_status(&site, "a wrong password", |status| {
-        status.contains("NOT KNOWN YET") && status.contains("invalid user ID or password")
-    })
+    wait_status(
+        &site,
+        "lvsd status to report the wrong password",
+        |status| status.contains("NOT KNOWN YET") && status.contains("invalid user ID or password"),
+    )
     .with_context(|| lvsd.log())?;
     for (ca, client, password, words) in [
         ("other", shown.as_str(), "password", "TLS"),
@@ -536,7 +543,7 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
     let text = fs::read_to_string(path(&site, "d1.toml"))?;
     fs::write(path(&site, "d1.toml"), text.replace("\"3s\"", "\"4s\""))?;
     ask(&site, &site.director, "d1", "reload")?;
-    wait_status(&site, "the director", |status| {
+    wait_status(&site, "lvsd status to list the director d1", |status| {
         status.contains("director d1: revision")
     })?;
     let server = format!("{{\"address\":\"{}\"}}", site.real_address(2));
@@ -569,7 +576,7 @@ fn directors_list_each_other_and_check_servers_independently() -> Result<()> {
     let other = &site.servers[3];
     let mut second = start(&site, other, "d2")?;
     wait_usable(&site, &[1, 2], &lvsd)?;
-    wait_status(&site, "both directors", |status| {
+    wait_status(&site, "lvsd status to list both directors", |status| {
         status.contains("director d2: revision")
             && status.contains("2 servers; this one")
             && !status.contains("HAS OTHER SERVICES")
@@ -661,19 +668,23 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
     fs::remove_dir_all(site.testbed.dir().join("e0"))?;
     let _second = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
-    wait_status(&site, "disbelief", |status| {
-        status.contains("is another cluster than before")
-    })?;
+    wait_status(
+        &site,
+        "lvsd status to report another etcd cluster",
+        |status| status.contains("is another cluster than before"),
+    )?;
     wait_usable(&site, &[1], &lvsd)?;
     put(&site, 0, "/lvs/services/web", &web)?;
     put(&site, 0, "/lvs/servers/web/1", &server)?;
-    wait_status(&site, "belief", |status| {
-        !status.contains("is another cluster than before")
-    })?;
+    wait_status(
+        &site,
+        "lvsd status to accept the new etcd cluster",
+        |status| !status.contains("is another cluster than before"),
+    )?;
     wait_usable(&site, &[1], &lvsd)
 }
 
-/// The watch receives no more events, although all other requests succeed.
+/// The watch of lvsd receives no more events from etcd, although all other requests succeed.
 #[test]
 #[ignore = "needs etcd"]
 fn stuck_watch_is_replaced() -> Result<()> {
@@ -780,7 +791,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     site.director.sh(
         "nft 'add table inet cut; add chain inet cut out { type filter hook output priority 0; }; add rule inet cut out tcp dport 2379 drop'",
     )?;
-    wait_status(&site, "the report of the loss", |status| {
+    wait_status(&site, "lvsd status to report the loss of etcd", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
     // The number of keys is unchanged, so that lvsd cannot detect the difference by counting.

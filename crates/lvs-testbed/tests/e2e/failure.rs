@@ -113,13 +113,13 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     director.sh("ip link set eth1 down")?;
     std::thread::sleep(Duration::from_millis(300));
     director.sh("ip link set eth1 up")?;
-    come_back("down and up")?;
+    come_back("the interface was set down and up")?;
 
     director.sh(&format!("ip link set eth1 netns {}", client.pid()))?;
     std::thread::sleep(Duration::from_millis(300));
     client.sh(&format!("ip link set eth1 netns {}", director.pid()))?;
     director.sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")?;
-    come_back("the interface to be removed and added again")?;
+    come_back("the interface was removed and added again")?;
     ensure!(site.dataplane.as_mut().is_some_and(Proc::is_running));
     Ok(())
 }

@@ -185,16 +185,15 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
         }
         Ok(sum[0] >= requests && sum[1] >= replies)
     };
-    common::wait_for_counters(&site, "the servers' counters", counters_are_equal).with_context(
-        || {
-            let servers = site.servers.iter().map(|server| counted(server).ok());
-            format!("{:?} were seen", servers.collect::<Vec<_>>())
-        },
-    )
+    let what = "the listing to have the servers' counters";
+    common::wait_for_counters(&site, what, counters_are_equal).with_context(|| {
+        let servers = site.servers.iter().map(|server| counted(server).ok());
+        format!("the servers counted {:?}", servers.collect::<Vec<_>>())
+    })
 }
 
-/// Waits until `count` stops growing, and returns its later values. A packet may be in flight when
-/// the kernel fast path stops forwarding.
+/// Waits until the number that `count` selects from [`shares`] stops growing, and returns the
+/// shares. A packet may be in flight when the kernel fast path stops forwarding.
 fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64, u64)> {
     let mut before = (0, 0);
     soon("the kernel fast path to forward no packets", || {
@@ -205,7 +204,7 @@ fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64,
     Ok(before)
 }
 
-/// Starts a download through a service on the kernel fast path.
+/// Starts a download, and waits until the kernel fast path forwards its packets.
 fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;
@@ -394,8 +393,8 @@ fn capture_contains_offloaded_packets() -> Result<()> {
     let _download = download_in_the_kernel(&site)?;
     let file = site.testbed.dir().join("capture.pcapng");
     site.lvsadm(&format!("capture tcp port 80 -c 300 -w {}", file.display()))?;
-    // The download has this many bytes within a moment. If the kernel forwarded the connection, the
-    // dataplane would capture almost none of them.
+    // The download needs only a moment for 100,000 bytes. If the kernel fast path forwarded the
+    // connection, the dataplane would capture almost none of them.
     ensure!(
         std::fs::metadata(&file)?.len() > 100_000,
         "the capture has at most 100,000 bytes"
@@ -427,11 +426,11 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
         second = sources.into_iter().find(|source| *source != first);
         second.is_some()
     })?;
-    let second = second.context("no line was found")?;
+    let second = second.context("the second connection is not listed")?;
     let explained = |source: &str, text: &str| {
         let question = format!("explain tcp {source} {}", site.service(80));
-        let subject = format!("explain {source}: {text}");
-        soon(&subject, || {
+        let what = format!("explain of {source} to print: in kernel: {text}");
+        soon(&what, || {
             let output = site.lvsadm(&question);
             output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
         })
@@ -463,10 +462,10 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let known = connections(&listed)?;
     let question = format!("explain tcp {} {}", known[0].source, site.service(80));
     // The output shows a change after the connection's next packet.
-    let output = |what: &str| {
-        soon(what, || {
+    let output = |text: &str| {
+        soon(&format!("explain to print: in kernel: {text}"), || {
             let output = site.lvsadm(&question);
-            output.is_ok_and(|output| output.contains(&format!("in kernel   {what}\n")))
+            output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
         })
     };
     output("yes")?;
@@ -743,7 +742,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
 }
 
 #[test]
-fn successor_starts_daemons_when_interface_is_created() -> Result<()> {
+fn successor_starts_sync_daemon_when_interface_is_created() -> Result<()> {
     let mut site = site("ink-daemon", Forward::Nat, 1)?;
     let director = site.director.clone();
     let make = "ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up";

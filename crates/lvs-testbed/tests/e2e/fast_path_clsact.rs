@@ -7,9 +7,9 @@ use nix::sys::signal::Signal;
 use super::common;
 use super::fast_path::{require_permission, shares};
 
-/// Parts of the output of [`shown`] if the dataplane created the clsact qdisc, and if another
-/// program created it.
+/// Part of the output of [`shown`] if the dataplane created the clsact qdisc.
 const OWN: &str = "lvs_ingress+clsact";
+/// Part of the output of [`shown`] if another program created the clsact qdisc.
 const SHARED: &str = "lvs_ingress direct-action";
 
 fn site(label: &str, servers: usize) -> Result<Site> {
@@ -158,7 +158,7 @@ fn earlier_filter_of_another_program_is_reported() -> Result<()> {
         "tc filter add {other} direct-action bytecode '1,6 0 0 0'"
     ))?;
     let answer = || doctor().is_ok_and(|text| text.contains("is not the first"));
-    soon("doctor to report the removed filter", answer)?;
+    soon("doctor to report that lvs_ingress is not the first", answer)?;
     running.goes_on()?;
     let before = shares(&site)?;
     site.director.sh(&format!("tc filter del {other}"))?;
@@ -230,7 +230,7 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(
                 answer.starts_with("found no state"),
-                "does not begin with `found no state`: {answer}"
+                "the output of --cleanup does not begin with `found no state`: {answer}"
             );
             let left = shown(&site.director, "eth0")?;
             ensure!(

@@ -8,9 +8,9 @@ use lvs_sys::testing::not_run;
 use lvs_testbed::hostile::{Forwarded, Method, twins};
 use lvs_testbed::suite::size;
 
-/// Number of frames for each of the ten combinations of method and family, in `make test` and in
-/// `make test-rest`.
+/// Number of frames for each of the ten combinations of method and family, in `make test`.
 const QUICK_FRAMES: u64 = 15_000;
+/// Number of frames for each of these combinations, in `make test-rest`.
 const FULL_FRAMES: u64 = 150_000;
 
 /// Reports a test as not run because BPF is not permitted. For root of the initial user namespace,

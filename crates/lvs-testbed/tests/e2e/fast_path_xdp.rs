@@ -1,5 +1,5 @@
-//! The kernel fast path with XDP at veth interfaces. Their peers complete partial checksums unless
-//! a test disables that.
+//! The kernel fast path with XDP at veth interfaces. The other ends of the veth pairs complete
+//! partial checksums unless a test disables that.
 
 use crate::common;
 
@@ -140,8 +140,8 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// The tc program forwards packets that can leave only with a socket buffer; XDP forwards packets
-/// again as soon as possible.
+/// While the other end of the outgoing veth pair does not accept frames of XDP, the tc program
+/// forwards the packets. As soon as it accepts them, XDP forwards the packets again.
 #[test]
 #[ignore = "long"]
 fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
@@ -335,7 +335,8 @@ fn impossible_xdp_options_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// The dataplane tries again each second to use an interface whose XDP program is refused.
+/// The dataplane tries each second to use an interface whose XDP program is refused. The attempts do
+/// not change its nf_tables rules.
 #[test]
 fn refused_xdp_program_changes_no_rules() -> Result<()> {
     let mut site = site("xdp-late", Forward::Nat)?;

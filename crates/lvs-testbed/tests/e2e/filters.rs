@@ -29,8 +29,8 @@ fn send(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     site.client.run("bash", &["-c", &script]).map(drop)
 }
 
-/// Waits until the host's UDP stack receives a datagram of `bytes` bytes. Fragments may arrive
-/// before the dataplane has all the state that it needs.
+/// Sends datagrams of `bytes` bytes until the host's UDP stack receives one. The first ones may
+/// arrive before the dataplane has all the state that it needs.
 fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let before = seen(&site.director)?;
     let came = || seen(&site.director).is_ok_and(|now| now > before);
@@ -40,8 +40,8 @@ fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     })
 }
 
-/// Checks that a rule of the host drops a datagram of `bytes` bytes: the rule counts it, and the
-/// host's UDP stack does not receive it.
+/// Sends datagrams of `bytes` bytes until a rule of the host counts one. Checks that the host's UDP
+/// stack has received none.
 fn is_dropped(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let dropped = || -> Result<u64> {
         let rules = site.director.sh("nft list table inet fw")?;
@@ -230,7 +230,7 @@ fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
         "the packet was reinjected"
     );
     ensure!(site.testbed.port_of(sender)? == there);
-    soon("the dataplane to notice", noticed).with_context(|| dataplane.log())?;
+    soon("the dataplane to log the detached program", noticed).with_context(|| dataplane.log())?;
     comes(&site, vip, 3000).context("the packet does not arrive through lvs-host0")?;
     // The host receives the packet through lvs-host0.
     firewall(&site, "iifname lvs-host0 counter drop")?;
@@ -293,7 +293,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
     };
     let listed = || site.lvsadm("filter list");
     let before = listed()?;
-    // Replace the set by another one, and restore it.
+    // The filters are replaced by another one, and then restored.
     restore("all allow 10.0.0.0/8\n")?;
     ensure!(
         listed()?.lines().count() == 2,
@@ -476,7 +476,7 @@ fn serves(site: &Site, what: &str) -> Result<()> {
     })
 }
 
-/// The table in docs/security.md: the filters of the host that match the traffic of services.
+/// Checks the table in docs/security.md: which filters of the host match the traffic of services.
 #[test]
 fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     let site = site("table")?;
@@ -485,7 +485,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     let client = common::client_address(&site)?;
     let director = |script: &str| site.director.sh(script);
 
-    // nftables at the other hooks of the stack, and connection tracking, have no effect.
+    // nftables at the hooks of the host's network stack, and connection tracking, have no effect.
     for hook in ["prerouting", "input", "forward", "output", "postrouting"] {
         director(&format!(
             "nft 'add table inet whole; flush table inet whole; \
@@ -547,7 +547,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
             "packets bypass the egress filter of {device}"
         );
         director("nft delete table netdev late")?;
-        serves(&site, "the egress again")?;
+        serves(&site, "without the egress filter")?;
     }
     // tc filters that drop all IPv4 packets have the same effects as nftables `netdev`.
     let tc = |side: &str| {
@@ -571,7 +571,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
             );
         } else {
             ensure!(!served(&site)?, "packets bypass the tc filter at egress");
-            soon(side, reached)?;
+            soon("the host to answer the client's ping", reached)?;
         }
         director(&format!("tc qdisc del dev {device} clsact")).map(drop)
     };

@@ -32,8 +32,8 @@ impl Ftp {
         Self::output(options, dataplane, |_| None)
     }
 
-    /// Starts a site and its FTP servers, which announce the address that `address` returns instead
-    /// of their own.
+    /// Starts a site and its FTP servers. For passive data connections, the servers announce the
+    /// address that `address` returns, or their own if it returns none.
     fn output(
         options: SiteOptions,
         dataplane: &[&str],
@@ -339,7 +339,7 @@ fn ftp_nat_with_helper_transfers_files() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn ftp_nat_with_dataplane_vip_without_offloads_transfers_files() -> Result<()> {
+fn ftp_nat_transfers_files_with_vip_of_dataplane_and_links_without_offloads() -> Result<()> {
     let mut options = options("ftp-own", Forward::Nat);
     options.vip = Vip::Dataplane;
     options.offloads = false;

@@ -96,7 +96,7 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     load.requests = 40;
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
-    // The dataplane answers for the address like a host.
+    // The dataplane answers echo requests to its local address.
     site.servers[0].sh("ping -c 1 -w 60 192.0.2.50")?;
 
     // Connections keep their local address, even if it is removed from the pool.
@@ -185,7 +185,7 @@ fn full_nat_translates_icmp_errors() -> Result<()> {
     )?;
     forty(&site)?;
     common::upload(&site)?;
-    // UDP to an unused port: the client receives the error as from the VIP.
+    // UDP to an unused port: the client receives the ICMP error with the VIP as its source.
     site.add_service_weighted("-u", 9, "rr", &[1])?;
     let printed = site.client.sh(&format!(
         "perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); connect(S, sockaddr_in(9, inet_aton(\"{}\"))); \

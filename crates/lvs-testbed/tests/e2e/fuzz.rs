@@ -7,8 +7,9 @@ use lvs_testbed::fuzz::{TARGETS, Target};
 use lvs_testbed::hostile::Entropy;
 use lvs_testbed::suite::size;
 
-/// Number of inputs for each target, in `make test` and in `make test-all`.
+/// Number of inputs for each target, in `make test`.
 const QUICK_INPUTS: u64 = 400;
+/// Number of inputs for each target, in `make test-rest`.
 const FULL_INPUTS: u64 = 4000;
 
 fn target(name: &str) -> Target {

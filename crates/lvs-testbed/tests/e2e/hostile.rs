@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use lvs_testbed::hostile::{Method, Summary, storm};
 use lvs_testbed::suite::size;
 
-/// Number of frames for each method, in `make test` and in `make test-all`.
+/// Number of frames for each method, in `make test`.
 const QUICK_FRAMES: u64 = 40_000;
+/// Number of frames for each method, in `make test-rest`.
 const FULL_FRAMES: u64 = 1_000_000;
 
 /// Maximum resident memory of all simultaneous tests of this file in bytes.
@@ -29,7 +30,7 @@ fn weather(seed: u64, names: &[&str]) {
         } = &summary;
         println!("{name}: {counters:?}, {:?}", summary.drops());
         println!(
-            "{name}: {right} of {came_right} right ones left, {trains} trains, {tunnelled} in tunnels"
+            "{name}: correct checksums: {came_right} received, {right} sent; {trains} fragmented datagrams, {tunnelled} packets in tunnels"
         );
         println!(
             "{name}: at most {} connections, {} frames waiting, {} bytes of fragments",

@@ -55,8 +55,8 @@ fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) ->
     Ok(taken.parse()?)
 }
 
-/// Adds services of every kind that the frames are for; the service of TCP port 80 has real
-/// servers.
+/// Adds a service with all servers for each protocol and port of the frames. Only TCP port 80 has
+/// programs that listen on the servers.
 fn services(site: &Site) -> Result<()> {
     site.add_service(80, "rr")?;
     for (flag, port, rest) in [

@@ -149,7 +149,7 @@ fn ipv4_requests_are_served_through_ipv6_tunnels() -> Result<()> {
 }
 
 #[test]
-fn address_of_dataplane_answers_like_a_host() -> Result<()> {
+fn dataplane_answers_for_its_vip_like_a_host() -> Result<()> {
     let site = site("v6-own", Forward::Nat, Vip::Dataplane)?;
     add(&site, virt6(&site), true, "-m")?;
     let vip = site.vip6.to_string();

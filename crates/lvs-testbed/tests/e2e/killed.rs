@@ -69,8 +69,8 @@ enum End<'a> {
     Replaced(&'a str),
 }
 
-/// Runs this number of simultaneous downloads, none of which may fail. Returns the longest pause,
-/// without the pause that the server causes.
+/// Runs `number` simultaneous downloads, none of which may fail. Returns the longest pause, without
+/// the pause that the server causes.
 fn downloads(
     label: &str,
     (forward, by): (Forward, By),
@@ -269,7 +269,8 @@ fn downloads_survive_killed_dataplane_with_changed_tables() -> Result<()> {
     report.all_ok(number)
 }
 
-/// Checks the life of the state keeper, also with a dataplane whose table has another size.
+/// The state keeper survives killed dataplanes, also if the next one has a table of another size. It
+/// exits after `--cleanup` and after an orderly stop.
 #[test]
 fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;

@@ -167,8 +167,8 @@ impl Bed {
         )
     }
 
-    /// Starts the API server, with the accounts of an administrator, and of the directors by
-    /// `token`.
+    /// Starts the API server with an account of an administrator, and with one of the directors,
+    /// who authenticate with `token`.
     fn start_api_server(&mut self, token: &str) -> Result<()> {
         let program = std::env::var("LVS_KUBE_APISERVER")
             .context("LVS_KUBE_APISERVER names no API server: make test-kubernetes")?;
@@ -544,7 +544,7 @@ impl Bed {
         all
     }
 
-    /// Revokes all rights but these.
+    /// Revokes all rights of directors except `rights`.
     fn permit_only(&self, rights: &[&(&str, Right)]) -> Result<()> {
         for path in RULES {
             let of_role = rights.iter().filter(|(role, _)| *role == path);
@@ -585,8 +585,8 @@ impl Bed {
         answer.is_ok_and(|answer| answer["status"]["allowed"] == true)
     }
 
-    /// Checks that directors use exactly the rights of `rbac.yaml`. The API server refuses all
-    /// requests for a moment after its start.
+    /// Checks that the requests of directors in the audit log need exactly the rights of
+    /// `rbac.yaml`.
     fn rights_are_those_that_are_used(&self) -> Result<()> {
         let mut used = BTreeSet::new();
         let log = fs::read_to_string(self.path("audit.log"))?;
@@ -733,8 +733,8 @@ impl Bed {
         })
     }
 
-    /// Runs `change` while clients make requests, none of which may fail. Returns the servers that
-    /// answered.
+    /// Runs `act` while clients make requests to the service `web`, none of which may fail. Returns
+    /// the number of answers of each server.
     fn under_load(
         &mut self,
         what: &str,
@@ -743,7 +743,7 @@ impl Bed {
         self.under_load_of(self.site.service(80), what, act)
     }
 
-    /// [`under_load`](Self::under_load) with requests to `address`.
+    /// [`under_load`](Self::under_load) with requests to `target`.
     fn under_load_of(
         &mut self,
         target: SocketAddr,
@@ -904,7 +904,7 @@ fn pods(endpoints: &[Endpoint]) -> Servers {
 /// Size of a download in bytes.
 const DOWNLOAD: u64 = 32 << 20;
 
-/// Slow downloads, until the test lets them finish. The client compares all bytes.
+/// Downloads that are slow until the test lets them finish. The client compares all bytes.
 struct Downloads {
     clients: Proc,
     hurry: String,
@@ -1021,8 +1021,8 @@ fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<
     each_right_is_needed(&bed)
 }
 
-/// Starts the director without each of its rights in turn. Each time, the API server refuses a
-/// request.
+/// Starts a director without one of its rights, for each right in turn. Each time, the API server
+/// refuses a request.
 fn each_right_is_needed(bed: &Bed) -> Result<()> {
     let rights = bed.permitted();
     for taken in &rights {
@@ -1099,7 +1099,7 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     )?;
     bed.under_load("wrong annotation", |bed| {
         bed.annotate("web", "lvsd/chek", &"x".into())?;
-        bed.wait("an Event about the annotation", |bed| {
+        bed.wait("an Event to report the annotation", |bed| {
             bed.output("web", "lvsd/chek is unknown")
         })?;
         bed.wait("both directors to refuse the Service", |bed| {
@@ -1251,8 +1251,8 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
 
 /// The API server discards the history of changes that a director has missed. Returns the pods.
 ///
-/// The step is repeated if the director's connection was reset: it then lists all objects and does
-/// not need the history.
+/// The step is repeated if the director's connection was reset: the director then lists all objects,
+/// and does not need the history.
 fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
     const ROUNDS: usize = 10;
     let refused = |bed: &Bed| {
@@ -1401,7 +1401,7 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
     )?;
     let back = json!({ "spec": { "type": "LoadBalancer", "loadBalancerClass": "lvsd" } });
     bed.merge(&web, &back)?;
-    bed.wait("an Event about the exhausted pool", |bed| {
+    bed.wait("an Event to report the exhausted pool", |bed| {
         bed.output("web", "has a free IPv4 address")
     })?;
     bed.ask("DELETE", &format!("{SERVICES}/mail"), "", None)?;

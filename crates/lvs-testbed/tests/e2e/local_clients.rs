@@ -59,7 +59,7 @@ fn is_refused(site: &Site, at: SocketAddr) -> Result<bool> {
 /// Waits until the server with this name answers a request of the director to port 80 of the VIP.
 fn is_answered_by(site: &Site, name: &str) -> Result<()> {
     let mut answer = String::new();
-    soon(&format!("an answer of {name}"), || {
+    soon(&format!("{name} to answer"), || {
         answer = get(site, site.service(80), "id").unwrap_or_else(|error| format!("{error:#}"));
         answer == name
     })
@@ -143,7 +143,7 @@ fn local_client_reaches_tcp_service_on_host_address() -> Result<()> {
             Ok(row.number(0)? == 42 && row.number(1)? > 200 && row.number(2)? > 200)
         })?;
     }
-    // Clients elsewhere are served as before.
+    // Clients on other hosts are served as before.
     let report = common::ok(site.client.load(&common::mixed_load(&site))?, 40)?;
     common::spread(&report, &[20, 20])?;
     site.dataplane = None;
@@ -421,7 +421,7 @@ fn local_client_reaches_local_server() -> Result<()> {
             .with_context(|| format!("{vip:?} {server} {flag}"))?;
         ensure!(
             report.servers.get("director") == Some(&20),
-            "the server on the director did not answer 20 requests: {server} {flag}: {:?}",
+            "the server on the director did not answer exactly 20 requests: {server} {flag}: {:?}",
             report.servers
         );
         // Without the service, the client reaches the server as before.
@@ -599,7 +599,7 @@ fn port_of_refused_local_client_can_be_used_again() -> Result<()> {
         }
     }
     ensure!(hidden_clients(&site)? > 0);
-    soon("refused clients to be forgotten", || {
+    soon("the dataplane to hide no replies from the host", || {
         hidden_clients(&site).is_ok_and(|count| count == 0)
     })?;
     let _servers = [

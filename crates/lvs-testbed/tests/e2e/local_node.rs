@@ -31,9 +31,11 @@ fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<(
 /// Waits until a policy rule with these words exists, or, if `present` is false, until none exists.
 fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
     let rules = || site.director.sh("ip rule; ip -6 rule");
-    soon(&format!("a policy rule with {words:?}: {present}"), || {
-        rules().is_ok_and(|rules| rules.contains(words) == present)
-    })
+    let wanted = if present { "a" } else { "no" };
+    soon(
+        &format!("{wanted} policy rule to contain {words:?}"),
+        || rules().is_ok_and(|rules| rules.contains(words) == present),
+    )
     .with_context(|| format!("{:?}", rules()))
 }
 
@@ -124,8 +126,7 @@ fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     Ok(())
 }
 
-/// No local address is needed for the director's own clients, because the source host does not
-/// change.
+/// One of the two full NAT servers is a web server on the director.
 #[test]
 fn full_nat_server_on_director_serves_clients() -> Result<()> {
     let site = common::site(SiteOptions::with_servers(

@@ -382,8 +382,8 @@ fn reload_that_replaces_the_only_server_loses_no_request() -> Result<()> {
     Ok(())
 }
 
-/// The standard error of all three programs is a full pipe, first with a reader that does not read,
-/// then without a reader. 500 downloads run meanwhile.
+/// The standard error of lvsd, its dataplane and `lvsadm` is first `/dev/full`, then a full pipe
+/// that no process reads, then a pipe without a reader. 500 downloads run meanwhile.
 #[test]
 #[ignore = "long"]
 fn unread_output_does_not_block_lvsd() -> Result<()> {
@@ -466,7 +466,7 @@ fn lvsd(site: &Site, words: &str) -> Result<String> {
     ))
 }
 
-/// `lvsd stop --all` removes the files whether lvsd runs or not.
+/// `lvsd stop --all` removes the files of its network namespace, whether lvsd runs or not.
 #[test]
 fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     let site = site("sweep")?;
@@ -500,10 +500,10 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     Ok(())
 }
 
-/// Until the typo is corrected, every program reports its position and fix; the services are
-/// unchanged.
+/// Until a typo in the configuration file is corrected, every program reports the position of the
+/// typo and the fix. The services are unchanged.
 #[test]
-fn typo_in_file_is_reported_until_corrected() -> Result<()> {
+fn typo_in_configuration_file_is_reported_until_corrected() -> Result<()> {
     let site = site("typo")?;
     let path = configure(&site, 2)?;
     let mut daemon = start(&site, &[])?;
@@ -607,7 +607,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
         let output = output();
         parts.iter().all(|part| output.contains(part))
     };
-    soon("the status to contain the missing interface", is_shown).with_context(output)?;
+    soon("lvsd status to show the drain", is_shown).with_context(output)?;
 
     let text = fs::read_to_string(&path)?;
     fs::write(&path, format!("{text}weight = 2\n"))?;
@@ -751,7 +751,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     quorum(&site)?;
     for event in ["quorum_lost", "sorry_on", "server_down", "quorum_gained"] {
         let word = format!("\"event\":\"{event}\"");
-        soon(event, || {
+        soon(&format!("the notify script to receive {event}"), || {
             fs::read_to_string(&output).is_ok_and(|events| events.contains(&word))
         })?;
     }

@@ -92,13 +92,13 @@ fn direct_routing_downloads_survive_loss_of_etcd() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD, FRR and ExaBGP"]
-fn other_routing_daemons_follow_announcements() -> Result<()> {
+fn frr_and_exabgp_follow_announcements() -> Result<()> {
     nothing_breaks(Scenario::Daemons, Forward::Dr)
 }
 
 #[test]
 #[ignore = "needs BIRD, FRR and ExaBGP"]
-fn routing_daemons_follow_announcements_of_tun_backend() -> Result<()> {
+fn frr_and_exabgp_follow_announcements_of_tun_backend() -> Result<()> {
     nothing_breaks(Scenario::Routed, Forward::Tun)
 }
 
@@ -140,7 +140,11 @@ fn has_route(site: &Site, words: &str) -> bool {
 }
 
 fn routed(site: &Site, words: &str) -> Result<()> {
-    ensure!(has_route(site, words), "no {words}: {}", routes(site)?);
+    ensure!(
+        has_route(site, words),
+        "the route is not announced: {words}: {}",
+        routes(site)?
+    );
     Ok(())
 }
 
@@ -185,7 +189,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     announce(&site, &both("announced"), 600)?;
     routed(&site, "203.0.113.10 proto 77")?;
     routed(&site, "fd00:203::10 proto 77")?;
-    // No interface has the address, but the dataplane answers for it, even echo requests.
+    // No interface has the VIP, but the dataplane answers for it, even echo requests.
     let load = site.load();
     let load = lvs_testbed::LoadOptions {
         requests: 20,

@@ -91,7 +91,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     site.add_service(443, "rr")?;
     let vip = site.vip;
     let client = common::client_address(&site)?;
-    // The host's counter of SYNs to closed ports shows packets that reach the host.
+    // The host's counter of datagrams to closed UDP ports shows packets that reach the host.
     let reaches_the_host = || {
         let before = site.director.counter("Udp", "NoPorts")?;
         let send = format!("bash -c 'echo x > /dev/udp/{vip}/9999'; sleep 0.2");

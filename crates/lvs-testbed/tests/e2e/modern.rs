@@ -137,7 +137,8 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
     !client.is_running() && client.log().contains("reset by peer")
 }
 
-/// Removes one of two servers from the file while connections of all kinds to both are open.
+/// Removes one of two servers from the configuration file while connections of all kinds to both
+/// servers are open.
 fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("down", forward, 2))?;
     site.serve("large", 16 << 20)?;

@@ -204,7 +204,7 @@ fn changed_route_to_clients_is_used() -> Result<()> {
         .context("the download failed after the route was missing for a while")
 }
 
-/// Packet sockets cannot use a route through a device without link-layer addresses. The finding
+/// Packet sockets cannot use a route through a device without link-layer addresses. `lvsadm doctor`
 /// names the device and a fix.
 #[test]
 fn route_without_link_layer_is_reported() -> Result<()> {
@@ -229,7 +229,8 @@ fn route_without_link_layer_is_reported() -> Result<()> {
         })
         .with_context(explained)?;
         let url = format!("http://{}/id", site.vip);
-        wait_until(reason, PATIENCE, || {
+        let what = format!("the counter {reason} to increase");
+        wait_until(&what, PATIENCE, || {
             let _ = site.client.run("curl", &["-sS", "-m", "1", &url]);
             counted(&site, reason).is_ok_and(|count| count > 0)
         })?;
@@ -282,8 +283,8 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
             .finish()
             .with_context(|| format!("the server has arp_notify = {notify}"))?;
     }
-    // In the second case the server is silent: it has a static entry for its gateway.
-    new_connections(&site, "both new addresses to be used")?;
+    new_connections(&site, "both changes of the address")?;
+    // A third change: with a static entry for its gateway, the server sends no ARP packets.
     let gateway = site.director.sh("cat /sys/class/net/eth1/address")?;
     server.sh(&format!(
         "ip link set eth0 address 02:00:00:00:77:03\nip neigh replace 10.0.0.1 lladdr {} dev eth0 nud permanent",
@@ -348,7 +349,8 @@ fn gateway_address_is_resolved_before_the_first_packet() -> Result<()> {
             let output = site.director.run("ip", &["neigh", "show", gateway]);
             output.is_ok_and(|output| output.contains("lladdr"))
         };
-        wait_until(gateway, PATIENCE, known)?;
+        let what = format!("the link-layer address of {gateway} to be known");
+        wait_until(&what, PATIENCE, known)?;
     }
     Ok(())
 }
@@ -365,14 +367,15 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     let server = SocketAddr::from((site.real_address6(0), 80));
     site.lvsadm(&format!("-A -t {virt}"))?;
     site.lvsadm(&format!("-a -t {virt} -r {server} -m"))?;
-    // The space excludes ff00:100, a group of the client's address.
+    // The space at the end excludes ff02::1:ff00:100, the group of the client's address.
     let group = "ff02::1:ff00:10 ";
     wait_until("the switch to have learned the group", PATIENCE, || {
         site.testbed
             .groups()
             .is_ok_and(|groups| groups.contains(group))
     })?;
-    // Only listeners of the group receive solicitations, including those that the client sends.
+    // The switch sends neighbour solicitations, also those of the client, only to listeners of the
+    // group.
     let mut load = LoadOptions::new(virt);
     load.requests = 20;
     site.client.load(&load)?.all_ok(20)?;
@@ -391,7 +394,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     .with_context(|| site.dataplane.as_ref().map(Proc::log).unwrap_or_default())
 }
 
-/// A site with one trunk: clients in VLAN 100, servers in VLAN 200, and a host in neither.
+/// A site with one trunk: a client in VLAN 100, servers in VLAN 200, and a director in both.
 struct TrunkSite {
     processes: Vec<Proc>,
     director: Host,
@@ -513,7 +516,7 @@ impl TrunkSite {
 
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
-fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
+fn packets_between_vlans_of_a_trunk_are_forwarded() -> Result<()> {
     for mtu in [1500, 9000] {
         let mut site = trunk("vlan", mtu)?;
         site.start_dataplane(&[])?;
@@ -524,7 +527,8 @@ fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
             .run("curl", &["-sS", "-f", "-m", "5", "http://10.0.0.11/id"])?;
         ensure!(printed == "rs1\n", "not `rs1`: {printed}");
 
-        // A third VLAN and the untagged network have the same addresses, but no hosts.
+        // The client moves to the untagged network, and then to VLAN 300. The dataplane does not
+        // answer there.
         site.client
             .sh("ip addr flush dev eth0.100; ip addr add 192.0.2.100/24 dev eth0")?;
         let own = programs::own()?;
@@ -540,7 +544,7 @@ fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
 /// BPF programs forward packets from one VLAN to another.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
-fn services_on_vlans_of_a_trunk_are_forwarded_by_the_kernel() -> Result<()> {
+fn packets_between_vlans_of_a_trunk_are_forwarded_by_kernel_fast_path() -> Result<()> {
     if Mode::detect()? == Mode::Rootless {
         ensure!(
             !is_root_of_all(),
@@ -579,7 +583,7 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
         let output = format!("{program} --json doctor || true");
         site.director.sh(&output)
     };
-    wait_until("the first route to be used", PATIENCE, || {
+    wait_until("a request to be answered", PATIENCE, || {
         served().unwrap_or(false)
     })?;
     ensure!(

@@ -137,7 +137,8 @@ fn explain_agrees_with_later_decision() -> Result<()> {
         "no `none: no service for` in {reported}"
     );
 
-    // A rule marks the packet, and the service of that mark receives it. Its scheduler has a table.
+    // A rule sets mark 7 on the packet, and the service of mark 7 receives it. The scheduler of this
+    // service has a table.
     let vip = site.vip;
     let to = format!("--destination {vip} --protocol tcp --ports 8000-8010");
     site.lvsadm("-A -f 7 -s sh")?;
@@ -172,7 +173,7 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     );
     ensure!(
         site.lvsadm("mark list")? == before,
-        "the question changed the counters of the mark rules"
+        "`lvsadm explain` changed the counters of the mark rules"
     );
     Ok(())
 }
@@ -282,7 +283,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
             && all
                 .iter()
                 .all(|reason| reported(reason, "help") && reported(reason, "fix")),
-        "reasons lack a meaning or a fix: {drops}"
+        "a drop reason lacks its help text or its fix: {drops}"
     );
     let value = site.lvsadm("sysctl net.ipv4.vs.conn_reuse_mode=0 conn_reuse_mode")?;
     ensure!(
@@ -294,7 +295,10 @@ fn doctor_and_drops_report_faults() -> Result<()> {
 
 /// Waits until a screen shows `what`.
 fn shows(screen: &Proc, what: &str) -> Result<()> {
-    soon(what, || screen.log().contains(what)).with_context(|| format!("{:?}", screen.log()))
+    soon(&format!("the screen to show {what:?}"), || {
+        screen.log().contains(what)
+    })
+    .with_context(|| format!("{:?}", screen.log()))
 }
 
 #[test]

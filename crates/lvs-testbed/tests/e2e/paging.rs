@@ -1,5 +1,5 @@
 //! Faults that page an operator. Until a fault is repaired, `lvsd status` names the faulty host or
-//! service with a code, and no other. Load, reloads and restarts name no host.
+//! service with a code, and no other. During load, reloads and restarts, it names no host.
 //!
 //! Other files also test such faults: `checks.rs` (a server with another gateway, or without the
 //! VIP), `unanswered.rs` (the same faults, which no check detects), `checks_errors.rs` (the
@@ -38,7 +38,7 @@ struct Director {
     lvsd: Proc,
 }
 
-/// A service of the file: name, port, check, and numbers of its servers.
+/// A service in lvsd's configuration file: name, port, check, and numbers of its servers.
 type Service<'a> = (&'a str, u16, &'a str, &'a [usize]);
 
 impl Director {
@@ -51,7 +51,8 @@ impl Director {
             Topology::TwoArm => "[\"eth0\", \"eth1\"]",
             Topology::OneArm | Topology::Routed => "\"eth0\"",
         };
-        // A hung dataplane is late in the status for 15 s, before lvsd replaces it.
+        // With this `hang_limit`, the status shows a hung dataplane for 15 s before lvsd replaces
+        // it.
         let mut text = format!(
             "[dataplane]\ninterface = {interfaces}\nwhen_full = \"evict\"\nhang_limit = \"20s\"\n"
         );
@@ -100,7 +101,8 @@ impl Director {
         let began = Instant::now();
         let named = || named(&self.status());
         // The status shows a suspicion for a minute after its cause ends.
-        wait_until(what, Duration::from_secs(90), || named() == faults).with_context(|| {
+        let wanted = format!("lvsd status to name exactly the faults of: {what}");
+        wait_until(&wanted, Duration::from_secs(90), || named() == faults).with_context(|| {
             let status = self.status();
             format!("{faults:?}\n{:?}\n{status:#}", named())
         })?;

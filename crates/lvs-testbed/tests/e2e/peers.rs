@@ -258,7 +258,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
     let printed = site.client.run("bash", &["-c", script])?;
     ensure!(printed.trim() == "0", "not `0`: {printed}");
-    wait("the invalid frame to be counted", || {
+    wait("the refused address to be counted", || {
         number(&site, &second, "refused_address") == 1
     })?;
     // A program at the peer's address sends garbage, and then nothing.
@@ -267,7 +267,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         "exec 3<>/dev/tcp/192.0.2.2/8848 && head -c 5000 /dev/urandom >&3; cat <&3 | wc -c";
     let before = number(&site, &second, "refused_key");
     first.run("bash", &["-c", garbage])?;
-    wait("the invalid frame to be counted", || {
+    wait("the wrong key to be counted", || {
         number(&site, &second, "refused_key") > before
     })?;
     let silent = "for i in 1 2 3 4 5 6; do exec {fd}<>/dev/tcp/192.0.2.2/8848; done; sleep 600";
@@ -323,8 +323,8 @@ fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
     .with_context(|| dataplane.log())
 }
 
-/// The file gets `[sync.peers]` while the dataplane runs, which takes effect only after a restart
-/// of the dataplane.
+/// An operator adds `[sync.peers]` to lvsd's configuration file while the dataplane runs. The peers
+/// take effect only after a restart of the dataplane.
 #[test]
 fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
     let mut options = SiteOptions::new("peerlack", Forward::Nat);
@@ -350,7 +350,7 @@ fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
     let lvsd = programs::find("lvsd")?.display().to_string();
     let ask = |words: &str| site.director.sh(&format!("{lvsd} --config {file} {words}"));
     let is_written = |value: &str| {
-        wait(&format!("{value} in the track file"), || {
+        wait(&format!("the track file to contain `{value}`"), || {
             std::fs::read_to_string(&track).is_ok_and(|text| text.trim() == value)
         })
         .with_context(|| ask("maintenance status").unwrap_or_default())
@@ -425,7 +425,8 @@ fn invalid_peer_options_are_reported() -> Result<()> {
     Ok(())
 }
 
-/// Result of comparing the director's table with its peer's: `alike`, `differ` or `alarm`.
+/// Result of comparing the services and servers of a director with those of its peer: `alike`,
+/// `differ` or `alarm`; empty if `lvsadm sync` shows none.
 fn tables(site: &Site, director: &Host) -> String {
     let state = state(site, director).ok();
     let word = state.and_then(|state| state["tables"][0]["state"].as_str().map(str::to_owned));
@@ -680,7 +681,7 @@ fn seen(host: &Host, counter: &str) -> Result<u64> {
 /// A router with ECMP by ports sends fragments and ICMP errors, which it cannot hash by ports, to
 /// another director than the rest of the connection.
 #[test]
-fn fragments_and_icmp_errors_reach_connection_of_another_director() -> Result<()> {
+fn fragments_and_icmp_errors_at_another_director_reach_their_server() -> Result<()> {
     let mut options = SiteOptions::new("elsewhere", Forward::Dr);
     options.standby = true;
     options.vip = Vip::Routed;

@@ -46,7 +46,7 @@ fn shell_blocks(page: &str) -> impl Iterator<Item = &str> {
     blocks.filter_map(|block| Some(block.split_once('\n')?.1.split_once("\n```")?.0))
 }
 
-/// Whether a line of the block ends with `&`, also before a comment.
+/// Whether a line of the block starts `lvs-dataplane` in the background (`&`).
 fn starts_dataplane(block: &str) -> bool {
     block.lines().any(|line| {
         let command = line.split('#').next().unwrap_or_default().trim_end();
@@ -110,7 +110,10 @@ fn quick_start_block_pasted_at_once_configures_starting_dataplane() -> Result<()
             blocks += 1;
         }
     }
-    ensure!(blocks >= 8, "{blocks} code blocks were found");
+    ensure!(
+        blocks >= 8,
+        "only {blocks} code blocks start a dataplane: expected at least 8"
+    );
     Ok(())
 }
 
@@ -145,7 +148,10 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
         }
         blocks += 1;
     }
-    ensure!(blocks == 5, "{blocks} code blocks were found");
+    ensure!(
+        blocks == 5,
+        "{blocks} code blocks of the quick start name a host: expected 5"
+    );
     let lvsd = programs::find("lvsd")?;
     let beside = lvsd
         .parent()

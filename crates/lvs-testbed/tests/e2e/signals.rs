@@ -86,8 +86,8 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
     Ok(())
 }
 
-/// A terminal that closes sends SIGHUP to its foreground, and its shell to the jobs in the
-/// background.
+/// When a terminal closes, the kernel sends SIGHUP to the shell, and the shell to its background
+/// jobs.
 #[test]
 fn dataplane_survives_closed_terminal() -> Result<()> {
     let site = site("sigterminal")?;
@@ -127,7 +127,7 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     answer.map(drop)
 }
 
-/// The signals arrive while lvsd reads its file, which is a pipe that is still open.
+/// The signals arrive while lvsd reads its configuration file: a pipe that the test keeps open.
 #[test]
 fn sighup_during_start_of_lvsd_causes_reload() -> Result<()> {
     let site = site("siglvsd")?;

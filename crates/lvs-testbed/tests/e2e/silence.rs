@@ -31,7 +31,7 @@ fn suspended_dataplane_is_reported_and_continues_when_resumed() -> Result<()> {
     let reason = format!("does not answer (pid {})", dataplane.pid());
     ensure!(
         own.contains(&reason) && own.contains("kill -CONT") && own.lines().count() == 2,
-        "the message is not two lines with the reason and the fix: {own}"
+        "the message is not one line with the reason and the fix: {own}"
     );
     ensure!(
         own.ends_with("status 2\n"),

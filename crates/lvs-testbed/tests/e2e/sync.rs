@@ -34,7 +34,7 @@ fn copy_services(site: &Site) -> Result<()> {
     run_with_input(site.standby()?.command(program).arg("-R"), &rules).map(drop)
 }
 
-/// Number of connections that `lvsadm -L -c -n` lists, without templates.
+/// Number of connections in the state ESTABLISHED that `lvsadm -L -c -n` lists.
 fn established(site: &Site, director: &Host) -> Result<usize> {
     let listing = site.lvsadm_on(director, "-L -c -n")?;
     Ok(listing.matches(" ESTABLISHED ").count())
@@ -440,9 +440,10 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
         let count = || reason(&site, &site.director, name);
         let before = count()?;
         let counted = || count().is_ok_and(|now| now > before);
-        wait_until(name, PATIENCE, || {
+        let what = format!("the counter {name} to increase");
+        wait_until(&what, PATIENCE, || {
             messages += 1;
-            send(&site, &bytes).is_ok() && wait_until(name, common::IN_TIME, counted).is_ok()
+            send(&site, &bytes).is_ok() && wait_until(&what, common::IN_TIME, counted).is_ok()
         })?;
     }
     // A lost message is sent again; each message that arrives is counted once.
@@ -524,11 +525,12 @@ fn sync_messages_of_local_users_are_ignored() -> Result<()> {
     let sent_until_counted = |host: &Host, name: &str| -> Result<u64> {
         let sent = Cell::new(0);
         let counted = || reason(&site, director, name).is_ok_and(|count| count > 0);
-        wait_until(name, PATIENCE, || {
+        let what = format!("the counter {name} to increase");
+        wait_until(&what, PATIENCE, || {
             sent.set(sent.get() + 1);
             let message = "printf hello > /dev/udp/224.0.0.81/8848";
             host.run("bash", &["-c", message]).is_ok()
-                && wait_until(name, 2 * common::IN_TIME, counted).is_ok()
+                && wait_until(&what, 2 * common::IN_TIME, counted).is_ok()
         })?;
         Ok(sent.get())
     };

@@ -137,7 +137,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
 }
 
 #[test]
-fn vip_of_real_server_answers_no_arp() -> Result<()> {
+fn real_server_does_not_answer_arp_for_vip() -> Result<()> {
     for (forward, vip) in [(Forward::Dr, Vip::Dataplane), (Forward::Dr, Vip::Host)] {
         let mut options = SiteOptions::with_servers("arp", forward, 2);
         options.vip = vip;
@@ -202,7 +202,7 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
     }
     ensure!(
         !fs::exists("/run/netns/lvs-gone-one")?,
-        "the name still exists"
+        "/run/netns/lvs-gone-one still exists"
     );
     Ok(())
 }

@@ -13,10 +13,11 @@ use serde_json::Value;
 
 use super::{common, fast_path, killed};
 
-/// Number of simultaneous downloads of a row; then their rate in bytes a second, and their duration
-/// in seconds.
+/// Number of simultaneous downloads of a row.
 const DOWNLOADS: u64 = 20;
+/// Rate of a download in bytes a second.
 const RATE: u64 = 60_000;
+/// Duration of a download in seconds.
 const SECONDS: u64 = 20;
 
 const KEY: &str = "0123456789abcdef0123456789abcdef";
@@ -216,7 +217,7 @@ impl Director {
         };
         let before = pid()?;
         kill(Pid::from_raw(before), Signal::SIGKILL)?;
-        soon("another dataplane with both servers", || {
+        soon("another dataplane to have both servers", || {
             pid().is_ok_and(|now| now != before) && common::usable(&self.site).len() == 2
         })
         .with_context(|| self.lvsd.log())
@@ -240,7 +241,7 @@ impl Director {
         };
         common::wait_for_counters(
             &self.site,
-            "the counters of the servers",
+            "the counters to equal those of the servers' hosts",
             counters_are_equal,
         )
         .with_context(|| {

@@ -139,7 +139,7 @@ fn tun_backend_serves_routed_address() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
     ensure!(
         !steered(&site)?.contains("proxy"),
-        "the rules contain the proxy, although its option was not given"
+        "the host has a proxy neighbour, although the VIP is in no network"
     );
     Ok(())
 }
@@ -280,10 +280,11 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     };
     start(&mut site)?;
     let is_steered = |site: &Site, how: &str, right: &dyn Fn(&str) -> bool| {
-        soon(how, || steered(site).is_ok_and(|now| right(&now)))
+        let what = format!("the rules, routes and proxy neighbours to contain {how}");
+        soon(&what, || steered(site).is_ok_and(|now| right(&now)))
             .with_context(|| format!("{:?}", steered(site)))
     };
-    let is_not = |site: &Site| is_steered(site, "nothing steered", &str::is_empty);
+    let is_not = |site: &Site| is_steered(site, "nothing of the dataplane", &str::is_empty);
     is_not(&site)?;
     site.add_service(80, "rr")?;
     site.lvsadm(&format!("-A -t [{}]:80 -s rr", site.vip6))?;
@@ -299,12 +300,12 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     let server = SocketAddr::from((site.real_address(0), 80));
     site.lvsadm(&format!("-d -t {} -r {server}", site.service(80)))?;
     site.lvsadm(&format!("-D -t [{}]:80", site.vip6))?;
-    is_steered(&site, "an address less", &|fewer| {
+    is_steered(&site, "no removed VIP", &|fewer| {
         !fewer.contains("fd00:192::10")
     })?;
     site.lvsadm("-C")?;
     // The replies of removed servers are translated until their connections end.
-    is_steered(&site, "no address", &|none| !none.contains("proxy"))?;
+    is_steered(&site, "no proxy neighbour", &|none| !none.contains("proxy"))?;
 
     // A killed dataplane leaves rules without routes; the next dataplane removes them, and works.
     site.add_service(80, "rr")?;
@@ -433,8 +434,8 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
         requests: 1,
         ..site.load()
     };
-    // If the server refuses the connection before the client waits for it, the error is not
-    // available.
+    // If the host refuses the connection before the client waits for the result, the client cannot
+    // read the error.
     soon("a request to fail with the reason", || {
         let report = site.director.load(&own);
         report.is_ok_and(|report| {
@@ -505,10 +506,13 @@ fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
         .dataplane
         .as_ref()
         .context("no dataplane was started")?;
-    soon("the log to contain the message", || {
-        let log = dataplane.log();
-        log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
-    })?;
+    soon(
+        "the log to report that packet sockets are not permitted",
+        || {
+            let log = dataplane.log();
+            log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
+        },
+    )?;
     site.add_service(80, "rr")?;
     let load = site.load_of(10);
     common::ok(site.client.load(&load)?, 10)?;
@@ -564,8 +568,8 @@ fn tun_backend_reports_since_when_an_interface_is_down() -> Result<()> {
     Ok(())
 }
 
-/// `lvsd` refuses a file that the backend does not support. It starts the dataplane, which owns the
-/// VIP, and checks the servers directly.
+/// `lvsd` refuses a configuration file with a method that the backend does not support. With a valid
+/// file, it starts the dataplane, which owns the VIP, and checks the servers directly.
 #[test]
 fn tun_backend_under_lvsd_serves_clients() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Dataplane)?;

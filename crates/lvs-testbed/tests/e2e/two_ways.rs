@@ -5,8 +5,9 @@
 use lvs_testbed::hostile::{Method, two_ways};
 use lvs_testbed::suite::size;
 
-/// Number of frames for each method, in `make test` and in `make test-all`.
+/// Number of frames for each method, in `make test`.
 const QUICK_FRAMES: u64 = 15_000;
+/// Number of frames for each method, in `make test-rest`.
 const FULL_FRAMES: u64 = 1_000_000;
 
 fn same(names: &[&str], seed: u64) {

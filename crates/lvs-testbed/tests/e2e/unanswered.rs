@@ -9,7 +9,8 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs, soon, wait_until};
 use serde_json::Value;
 
-/// A client that sends a request every 200 ms. Each may repeat its SYN twice.
+/// A client that sends a request every 200 ms. The time limit of a request permits two repeated
+/// SYNs.
 const CLIENT: &str = "while :; do curl -s -m 5 -o /dev/null http://VIP/id & sleep 0.2; done";
 
 fn doctor(site: &Site) -> Result<String> {

@@ -64,7 +64,7 @@ fn shared(site: &Site, least: u64) -> Result<()> {
     );
     ensure!(
         sum(&workers, "busy") == 0,
-        "packets found a worker busy: {workers:?}"
+        "frames were dropped because the queue of their worker was full: {workers:?}"
     );
     Ok(())
 }

@@ -47,7 +47,7 @@ pub(super) struct Caller {
 impl Caller {
     /// Returns the thread with its present capabilities; `None` if `/proc` does not show it.
     /// `last`, the previous caller, is reused if it is this thread. The result is valid only if the
-    /// call is still valid afterwards.
+    /// thread still waits for its call afterwards.
     pub(super) fn of(thread: u32, last: Option<Self>) -> Option<Self> {
         if let Some(last) = last.filter(|last| last.thread == thread)
             && let Some((user, has_net_admin)) = rights(&last.directory, thread)
@@ -354,6 +354,7 @@ impl Buffers {
     /// Maximum length of received datagrams. Those of the netlink family have at most some
     /// kilobytes.
     const LENGTH_MAX: usize = 1 << 20;
+    /// Maximum length of received control messages.
     const CONTROL_MAX: usize = 4096;
 
     pub(super) fn of(call: &Call, memory: Memory) -> Option<Self> {

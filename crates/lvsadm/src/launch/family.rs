@@ -68,7 +68,7 @@ pub(super) trait Dataplane {
     fn table_size(&mut self) -> Result<u32, Errno>;
 }
 
-/// Whether `message` is for this family, or asks the controller about it.
+/// Whether `message` is for this family, or asks the controller about this family.
 pub(super) fn is_ours(message: &Message<'_>) -> bool {
     if message.kind != CONTROLLER {
         return message.kind == FAMILY;
@@ -399,8 +399,8 @@ pub(super) fn service_of(protocol: u16, address: SocketAddr) -> Option<ServiceId
     }
 }
 
-/// Reads the settings of a service. `now`: keeps its flags outside of the program's mask, and its
-/// settings that the kernel's IPVS does not have.
+/// Reads the settings of a service. `now` contains its present settings: the flags outside of the
+/// program's mask, and the settings that the kernel's IPVS does not have, are kept.
 fn service_config(
     of: Attributes<'_>,
     family: Family,

@@ -59,7 +59,9 @@ const LINKS_MAX: usize = 4096;
 
 /// Inode number of the first file. Smaller numbers belong to directories.
 const FIRST_FILE: u64 = 16;
+/// Inode number of the first sysctl.
 const FIRST_SYSCTL: u64 = 64;
+/// Inode number of the first link to a file that does not belong to IPVS.
 const FIRST_LINK: u64 = 4096;
 
 const DIRECTORY_MODE: u32 = 0o040_555;

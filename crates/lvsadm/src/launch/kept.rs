@@ -41,8 +41,9 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Records a change. Returns `false` at the maximum of changes: the recorded changes are then
-    /// discarded, and nothing is recorded until the program deletes all services.
+    /// Records a change. Returns `false` if there are now too many changes: the recorded changes
+    /// are then discarded, and further changes are ignored (`true` is returned) until the program
+    /// deletes all services.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();

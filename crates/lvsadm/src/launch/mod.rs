@@ -73,7 +73,9 @@ const VERSION: &str = concat!("lvs-run ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Exit status if `lvs-run` itself has failed.
 const FAILED: u8 = 125;
+/// Exit status if the command exists, but cannot be executed.
 const NOT_EXECUTABLE: u8 = 126;
+/// Exit status if the command does not exist.
 const NOT_FOUND: u8 = 127;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -126,8 +128,8 @@ impl Invocation {
     }
 }
 
-/// Runs `lvs-run` with these arguments. Returns, with the exit status, only if the command is not
-/// executed.
+/// Runs `lvs-run` with these arguments. Does not return if the command is executed; otherwise
+/// returns the exit status.
 pub fn main(words: impl IntoIterator<Item = OsString>) -> u8 {
     let invocation = match Invocation::parse(words) {
         Ok(invocation) => invocation,
@@ -296,7 +298,8 @@ fn hand_over(
 /// Message from the supervisor when it is ready; any other message is an error.
 const READY: &str = "ready";
 
-/// The supervisor reads these bytes from the program's memory, to check whether it may.
+/// The supervisor reads these bytes from the program's memory, to check whether it may read that
+/// memory.
 static PROBE: [u8; 8] = *b"lvs-run\0";
 
 /// The supervisor: receives the seccomp listener, and answers the reported system calls until the
@@ -414,8 +417,8 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     Ok(Some((Listener::from(fd), files, peer.pid)))
 }
 
-/// Writes an error to the system log. It is lost without a system log, because standard error
-/// belongs to the program.
+/// Writes an error to the system log. Without a system log, the error is lost, because standard
+/// error belongs to the program.
 fn log(text: &str) {
     /// Priority of the lines: facility `daemon`, severity `err`.
     const PRIORITY: u8 = 3 << 3 | 3;

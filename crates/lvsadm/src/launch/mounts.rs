@@ -28,8 +28,8 @@ pub(super) struct Mounts {
     proc: OwnedFd,
 }
 
-/// Moves this process into a new mount namespace. The second value is the supervisor's descriptor
-/// of the FUSE file system.
+/// Moves this process into a new mount namespace. Returns the mounts for the program, and the
+/// supervisor's descriptor of the FUSE file system.
 ///
 /// # Errors
 ///

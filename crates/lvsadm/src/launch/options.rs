@@ -139,7 +139,8 @@ pub(super) const fn keeps_length(option: u32) -> bool {
     matches!(option, GET_SERVICES | GET_SERVERS)
 }
 
-/// Answers a `getsockopt`; `request` has [`request_length`] bytes, and the program's buffer `room`.
+/// Answers a `getsockopt`. `request` has [`request_length`] bytes, and the program's buffer has
+/// `room` bytes.
 pub(super) fn get(
     option: u32,
     request: &[u8],

@@ -52,7 +52,8 @@ pub(super) struct Space {
     pub(super) used: Mutex<Instant>,
 }
 
-/// The connection to the dataplane, the lock, and the last listing.
+/// The connection to the dataplane, the lock that prevents lvsd from starting, and the last
+/// listing.
 #[derive(Debug, Default)]
 struct Link {
     client: Option<Client>,
@@ -140,8 +141,8 @@ impl Space {
         })
     }
 
-    /// Returns the connection to the dataplane for a thread. Other threads wait until it is
-    /// dropped.
+    /// Returns the connection to the dataplane for a thread. Other threads wait until the
+    /// connection is dropped.
     pub(super) fn dataplane(&self, thread: u32) -> Connection<'_> {
         Connection {
             address: &self.address,
@@ -202,7 +203,8 @@ impl Space {
         port_of(&self.sender, || Some(std::process::id()))
     }
 
-    /// Sends as many of the `datagrams` to `port` as its socket accepts. Returns the others.
+    /// Sends as many of the `datagrams` to the socket with the netlink port `port` as it accepts.
+    /// Returns the others; `None` if none is left, or the socket is closed.
     pub(super) fn send(
         self: &Arc<Self>,
         port: u32,

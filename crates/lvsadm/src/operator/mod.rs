@@ -225,8 +225,8 @@ pub(crate) fn change(
     Ok(warn(run, &done)?)
 }
 
-/// Returns the service with this name in the running lvsd's file, as [`service_words`] writes it;
-/// the word itself if there is none.
+/// Returns the service with this name in the configuration of the running lvsd, as
+/// [`service_words`] writes it; the word itself if no service has this name.
 fn by_name<'a>(run: &Invocation<'_>, word: &'a str) -> Result<Cow<'a, str>, Trouble> {
     // An address without a port is a service with all ports.
     if word.contains(':') || word.parse::<std::net::IpAddr>().is_ok() {

@@ -189,7 +189,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         flags: flags! {
             "--connections" "N": "connections at a time; 0: no limit";
             "--rate" "N": "new connections per second, also the burst; 0: no limit";
-            "--source-rate" "N": "the same for one source; 0: no limit";
+            "--source-rate" "N": "new connections per second from one source, also the burst; 0: no limit";
             "--source-bits-v4" "N": "prefix length of a source in IPv4 (default: 32)";
             "--source-bits-v6" "N": "prefix length of a source in IPv6 (default: 64)";
             "--off": "also remove the limits that are not given";
@@ -206,7 +206,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             "--allow" "LIST": "prefixes, separated by commas";
             "--deny" "LIST": "prefixes, separated by commas";
             "--allow-file" "FILE": "prefixes, separated by whitespace or line breaks; # begins a comment";
-            "--deny-file" "FILE": "the same for denied prefixes";
+            "--deny-file" "FILE": "prefixes, separated by whitespace or line breaks; # begins a comment";
         },
         examples: &["add all --deny 198.51.100.0/24"],
         run: filter::run,

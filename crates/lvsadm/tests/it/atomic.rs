@@ -1,4 +1,4 @@
-//! `lvsadm -R --atomic`, with a dataplane that consists only of the core's control half.
+//! `lvsadm -R --atomic`, with a dataplane that has no packet path.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use lvs_core::{Control, Instant, Options};
 use lvs_process::server::{Handle, Handler, Permissions, Server, Sink};
 use serde_json::Value;
 
-/// The control half, and the calls that it has received.
+/// A [`Control`] without a packet path, and the calls that it has received.
 struct Half {
     control: Mutex<Control>,
     calls: Mutex<Vec<Call>>,

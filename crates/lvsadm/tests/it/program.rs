@@ -263,7 +263,7 @@ fn refusals_of_dataplane_are_printed_unchanged() {
         (out.as_str(), err.as_str(), code),
         ("", "this dataplane only lists connections\n", Some(255))
     );
-    // As ipvsadm, it prints nothing about timeouts.
+    // Under the name ipvsadm, lvsadm prints nothing about timeouts.
     let (_, err, code) = run(program("ipvsadm", &at).args(["-L", "--timeout"]));
     assert_eq!((err.as_str(), code), ("", Some(1)));
 }

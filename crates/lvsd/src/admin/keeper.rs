@@ -1,5 +1,5 @@
-//! Stores overrides on disk in a separate thread, because a busy disk may take seconds and the
-//! daemon's loop must not wait.
+//! Stores overrides on disk in a separate thread, because a busy disk may take seconds and the main
+//! loop of lvsd must not wait.
 //!
 //! One write runs at a time. Changes in the meantime are stored by one further write with the
 //! latest state, so that an older state never replaces a newer one.
@@ -18,7 +18,6 @@ use crate::replace::replace_for_good;
 /// Maximum number of renamed copies of damaged files.
 const ASIDE_MAX: u32 = 100;
 
-/// Function that writes the overrides to their file.
 type Write = dyn Fn(&Path, &[StoredOverride]) -> io::Result<()> + Send + Sync;
 
 /// Writes the overrides to their file.
@@ -52,7 +51,7 @@ impl fmt::Debug for Keeper {
 pub struct Kept(Option<oneshot::Receiver<Result<(), String>>>);
 
 impl Kept {
-    /// A write without a file, which is complete.
+    /// A completed write, for overrides that are not stored on disk.
     pub(super) const fn nowhere() -> Self {
         Self(None)
     }
@@ -218,7 +217,8 @@ mod tests {
         StoredOverride::new(spec, Now::at(1))
     }
 
-    /// Only clients that wait for the result wait for the slow first write.
+    /// The first write is slow: one further write stores all overrides that are set in the
+    /// meantime.
     #[tokio::test]
     async fn override_during_write_is_written_after_it() {
         let (begun, begins) = mpsc::channel();
@@ -231,7 +231,7 @@ mod tests {
         assert!(!keeper.is_writing());
         let first = keeper.keep(vec![stored(1)]);
         assert_eq!(begins.recv().unwrap(), [stored(1)]);
-        // Closed connections use no memory.
+        // Clients that have disconnected use no memory.
         for _ in 0..1000 {
             drop(keeper.keep(vec![stored(2)]));
         }

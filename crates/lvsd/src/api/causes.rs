@@ -1,4 +1,5 @@
-//! Groups the faults of servers: a failed host with hundreds of services is one line.
+//! Groups servers with the same fault: a failed host with servers of hundreds of services is one
+//! line of the overview.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -33,17 +34,18 @@ pub struct Cause {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub host: Option<IpAddr>,
-    /// The number of servers.
+    /// The number of servers with this fault.
     pub servers: usize,
-    /// The number of services.
+    /// The number of services with this fault.
     pub services: usize,
-    /// The first services of a host, or the first servers of a service.
+    /// If `host` is set, the names of the first services with the fault; otherwise the addresses of
+    /// the first servers.
     pub named: Vec<String>,
     /// The name of the service; `None` if the fault affects a host.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub service: Option<String>,
-    /// Seconds since the first of the servers had the fault.
+    /// Seconds since the first of the servers had the fault; `None` for flapping and slow servers.
     pub since: Option<u64>,
 }
 
@@ -58,7 +60,7 @@ struct Fault<'a> {
     since: Option<u64>,
 }
 
-/// The causes that concern most servers, and the total number of causes.
+/// The first causes in the order of [`order`], and the total number of causes.
 pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
     let faults: Vec<Fault<'_>> = services
         .iter()
@@ -120,7 +122,8 @@ fn host_key<'a>(fault: &'a Fault<'_>) -> (&'static str, &'a str, IpAddr) {
     (fault.health, &fault.reason, fault.server.ip())
 }
 
-/// The order of causes: by the worst health, then by the number of servers; names make it stable.
+/// The order of causes: servers that are down come first, then suspicious, flapping and slow ones.
+/// Among causes of the same health, the cause with most servers comes first.
 fn order(cause: &Cause) -> (u8, usize, Option<IpAddr>, Option<&str>, &str) {
     let health = match cause.health.as_str() {
         "down" => 0,
@@ -179,8 +182,8 @@ mod tests {
     use super::*;
     use crate::api::overview::tests::snapshot;
 
-    /// A service with a server on each host; each server is down for this reason, or up if the
-    /// reason is empty.
+    /// A service. `servers`: the last byte of each server's address, and the reason why this server
+    /// is down; a server with an empty reason is up.
     fn service(name: &str, servers: &[(u8, &str)]) -> ServiceStatus {
         let mut service = snapshot(name).status.services[0].clone();
         let one = service.servers[0].clone();

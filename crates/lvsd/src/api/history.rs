@@ -1,4 +1,4 @@
-//! An hour of health and traffic, in memory.
+//! Records health and traffic of the last hour in memory.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -9,15 +9,15 @@ use serde::Serialize;
 use crate::channels::Snapshot;
 use crate::clock::Now;
 
-/// Interval between two points.
+/// Interval between two points of the history.
 pub const STEP: Duration = Duration::from_secs(15);
 /// Maximum number of stored points: the points of one hour.
 const POINTS_MAX: usize = 240;
-/// Maximum number of services with a history: the first services of the file. Each point of a
-/// service needs 24 bytes.
+/// Maximum number of services with a history: the first services of the configuration file. Each
+/// point of a service needs 24 bytes.
 const SERVICES_MAX: usize = 4096;
 
-/// The recorded history.
+/// Health and traffic of the last hour, for each service and for all services together.
 #[derive(Debug, Default)]
 pub struct History {
     /// Times of the samples, in seconds since boot.
@@ -55,7 +55,7 @@ pub struct Curves {
     pub time: Vec<u64>,
     /// Numbers of servers that received new connections.
     pub usable: Vec<u32>,
-    /// Numbers of servers in the file.
+    /// Numbers of servers in the configuration.
     pub servers: Vec<u32>,
     /// New connections per second.
     pub connections: Vec<f32>,
@@ -113,7 +113,8 @@ impl Series {
 }
 
 impl History {
-    /// Records a sample, unless the dataplane has not reported yet. `now`: seconds since boot.
+    /// Records a point of every service; returns `false`, without a change, if neither the
+    /// dataplane nor the proxy has reported yet. `now`: seconds since boot.
     pub fn take(&mut self, snapshot: &Snapshot, now: u64) -> bool {
         if snapshot.dataplane().is_none() && snapshot.services().next().is_none() {
             return false;
@@ -178,7 +179,7 @@ mod tests {
     const NOW: Now = Now::at(20_000);
 
     #[test]
-    fn clock_step_shifts_the_history_and_keeps_its_order() {
+    fn history_times_follow_a_changed_wall_clock() {
         let mut history = History::default();
         for n in 0..3 {
             assert!(history.take(&snapshot("web"), 1000 + n * 15));

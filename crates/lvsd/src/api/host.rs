@@ -1,4 +1,4 @@
-//! The `Host` of a request over TCP.
+//! Checks the `Host` header of requests over TCP.
 //!
 //! An attacker can make the name of a web page resolve to an address of this network ("DNS
 //! rebinding"). The browser of an operator then sends requests with that name to this director, and

@@ -27,7 +27,8 @@ use crate::channels::Snapshot;
 use crate::clock::unix_time;
 use crate::counters::{self, BOUNDS, Times};
 
-/// Writes metrics: for each its kind, its name, its value or samples, and its description.
+/// Writes metrics. Each line contains the kind, the name, the value or the samples, and the
+/// description of one metric.
 macro_rules! metrics {
     ($out:expr; $($kind:ident $name:literal $value:expr, $help:literal;)+) => {
         $($out.$kind($name, $help, $value)?;)+
@@ -36,19 +37,19 @@ macro_rules! metrics {
 
 mod directors;
 
-/// The names of the two processes, as values of a label.
+/// The names of the two processes, as values of the label `process`.
 const LVSD: &str = "lvsd";
 const DATAPLANE: &str = "lvs-dataplane";
 
 /// Maximum number of servers with separate metrics.
 const SERVERS_MAX: usize = 5000;
-/// Maximum number of services that have a series for each reason to refuse a connection, also for
-/// those that have not occurred.
+/// Maximum number of services up to which each service has a series for every reason to refuse a
+/// connection. With more services, a series begins with the first packet refused for its reason.
 const ZEROS_MAX: usize = 500;
 
 /// The names and values of a metric's labels.
 type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
-/// The labels of a service, and a reason.
+/// The labels of a service, and the label `reason`.
 type ReasonLabels<'a> = (Labels<'a, 3>, Labels<'a, 1>);
 
 /// All metrics in the text format of OpenMetrics 1.0.0.
@@ -108,14 +109,14 @@ impl<'a> Service<'a> {
         ]
     }
 
-    /// The dataplane's counters. `None` until the dataplane has reported: readers of counters would
-    /// interpret a 0 as a reset.
+    /// The dataplane's counters. `None` until the dataplane has reported: Prometheus would
+    /// interpret a 0 as a reset of the counter.
     fn live(&self) -> Option<Counts> {
         self.dataplane.map(|info| info.stats.live)
     }
 
     /// The packets of the service's counter `of`, by reason, and 0 for the reasons of `zeros` that
-    /// have not occurred; none until the dataplane has reported.
+    /// have not occurred. No items until the dataplane has reported.
     fn packets(
         &self,
         of: Losses,
@@ -228,7 +229,7 @@ impl Out<'_> {
     }
 }
 
-/// The sum of the times in seconds, their number, and the histogram's classes.
+/// The sum of the times in seconds, the number of times, and the buckets of the histogram.
 fn classes(times: &Times) -> (f64, u64, Vec<(f64, u64)>) {
     let bounds = BOUNDS.iter().copied().chain([f64::INFINITY]);
     let classes = bounds.zip(times.classes.iter().copied()).collect();
@@ -296,14 +297,14 @@ impl View {
             gauge "lvs_start_time_seconds" unix_time().saturating_sub(status.uptime),
                 "When lvsd was started, in seconds since 1970";
             gauge "lvs_config_last_reload_successful" u32::from(loaded.ok),
-                "Whether the file was loaded when it was last read";
+                "Whether the last read of the configuration file has succeeded";
             gauge "lvs_config_last_reload_timestamp_seconds" loaded.time,
-                "When the file was last read, in seconds since 1970";
+                "When the configuration file was last read, in seconds since 1970";
             counters "lvs_config_reloads" [
                     ([("result", "taken")], counts.reloads),
                     ([("result", "refused")], counts.reloads_refused),
                 ],
-                "Times that lvsd has read the file since its start";
+                "Times that lvsd has read the configuration file since the start of lvsd";
             gauge "lvs_drift" status.drift.len(),
                 "Manual changes that lvsd does not revert";
             counter "lvs_drift_changes" counts.drift,
@@ -318,11 +319,11 @@ impl View {
                 gauge "lvs_proxy_connections_max" proxy.most,
                     "Maximum number of simultaneously relayed connections and clients";
                 counter "lvs_proxy_full" proxy.full,
-                    "Connections and clients that were refused because the maximum was reached";
+                    "Connections and datagrams that were refused because the maximum was reached";
                 counter "lvs_proxy_evicted" proxy.evicted,
                     "Datagram clients that were evicted for other clients";
                 counter "lvs_proxy_refused" proxy.refused,
-                    "Connections and clients for which no server was available";
+                    "Connections and datagrams that were refused: no server available, a limit, or a filter";
             }
         }
         let overrides = [AdminState::Drain, AdminState::Maintenance].map(|state| {
@@ -393,7 +394,7 @@ impl View {
             gauge "lvs_dataplane_seen_age_seconds" age,
                 "Seconds since the last answer of the dataplane";
         }
-        // The state of the remaining values is unknown.
+        // The other values are unknown while the dataplane does not answer.
         if !dataplane.connected {
             return Ok(());
         }
@@ -532,7 +533,7 @@ impl View {
         let directions = |counts: [u64; 2]| DIRECTIONS.into_iter().zip(counts);
         metrics! { out;
             counter "lvs_connections" total.conns,
-                "Connections of all services, including removed ones";
+                "Connections of all services, including removed services";
             counters "lvs_packets" directions([total.in_packets, total.out_packets]),
                 "Packets of all services";
             counters "lvs_bytes" directions([total.in_bytes, total.out_bytes]),
@@ -789,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn service_without_counters_starts_at_zero() {
+    fn service_unknown_to_dataplane_has_no_counters() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         Arc::make_mut(&mut found.seen).services.clear();

@@ -51,7 +51,7 @@ pub(crate) use peer::{FULL, Peer};
 use places::ConnectionLimits;
 pub(crate) use places::{ConnectionSlot, Holder};
 
-/// Time for which a snapshot is fresh.
+/// Maximum age of a snapshot that is sent to further clients.
 const FRESH: Duration = Duration::from_millis(500);
 /// Longest time that the daemon's main loop may take to return its status.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -105,7 +105,7 @@ impl Api {
         }
     }
 
-    /// The channel on which the daemon publishes the settings of its file.
+    /// The channel on which the daemon publishes `[api]` of its configuration.
     pub fn settings(&self) -> watch::Sender<config::Api> {
         self.settings.clone()
     }
@@ -119,8 +119,8 @@ impl Api {
         self.count_full(self.places.take(holder))
     }
 
-    /// Reserves a slot for a connection over the Unix socket; `reader` is the user of a client that
-    /// may only read.
+    /// Reserves a slot for a connection over the Unix socket; `reader` is the user ID of a client
+    /// that may only read, and `None` for a client that may make changes.
     pub(crate) fn local_place(&self, reader: Option<u32>) -> Option<Place> {
         self.count_full(self.local_places.take(reader))
     }
@@ -209,7 +209,7 @@ impl Api {
         lock(&self.history)
     }
 
-    /// Reads all tokens again.
+    /// Reads all tokens from their files again.
     fn read_tokens(&self) {
         let before = self.tokens().clone();
         let (tokens, errors) = token::read_all(self.config().tokens, &before);
@@ -220,7 +220,8 @@ impl Api {
     }
 }
 
-/// Applies the settings on a separate thread until lvsd exits: listens, records the history.
+/// Starts a thread that serves HTTP over TCP, and that records events and the history, until lvsd
+/// exits.
 pub fn start(api: &Arc<Api>, events: &Events) {
     let events = events.listen();
     let work = {
@@ -307,7 +308,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
     }
 }
 
-/// Records the last events.
+/// Stores the last [`EVENTS_MAX`] events.
 async fn remember(api: Arc<Api>, mut events: broadcast::Receiver<Arc<Event>>) {
     loop {
         match events.recv().await {
@@ -324,7 +325,7 @@ async fn remember(api: Arc<Api>, mut events: broadcast::Receiver<Arc<Event>>) {
     }
 }
 
-/// Records an hour of health and traffic.
+/// Records a point of the history every 15 seconds while lvsd listens on TCP.
 async fn sample(api: Arc<Api>) {
     let mut next = Instant::now();
     loop {

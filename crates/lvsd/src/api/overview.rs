@@ -1,4 +1,4 @@
-//! The overview on the dashboard: faults, and the state in brief.
+//! The overview on the dashboard: faults, and a summary of the state.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::clock::unix_time;
 use crate::config::label;
 use crate::verdict::{self, ServiceState};
 
-/// Maximum number of servers in the list of broken ones.
+/// Maximum number of servers in [`Overview::broken`].
 const BROKEN_MAX: usize = 200;
 /// Maximum number of listed manual changes, of refused changes, and of overrides.
 const LINES_MAX: usize = 100;
@@ -38,7 +38,7 @@ pub struct Overview {
     pub config: String,
     /// Time since the start of lvsd, in seconds.
     pub uptime: u64,
-    /// The result of the last read of the file.
+    /// The result of the last read of the configuration file.
     pub loaded: LoadStatus,
     /// The state of the dataplane.
     pub dataplane: DataplaneStatus,
@@ -52,7 +52,7 @@ pub struct Overview {
     pub conflicts: Vec<Conflict>,
     /// This director in its cluster.
     pub director: DirectorStatus,
-    /// The sources of servers and services besides the file.
+    /// DNS names, etcd and Kubernetes as sources of servers and services.
     pub sources: Vec<SourceStatus>,
     /// Rates per second, summed over all services.
     pub rates: Counts,
@@ -66,7 +66,7 @@ pub struct Overview {
     pub admin: Vec<AdminEntry>,
     /// Number of manual changes, refused changes and overrides that are not listed.
     pub left_out: usize,
-    /// Number of servers in the file.
+    /// Number of servers, without those that only the dataplane has.
     pub servers: usize,
     /// Number of servers that receive new connections.
     pub usable: usize,
@@ -77,7 +77,8 @@ pub struct Overview {
     /// Broken servers: first those that are down, then suspicious ones. The length of the list is
     /// limited.
     pub broken: Vec<Broken>,
-    /// The faults of all servers, grouped by cause; the causes with most servers come first.
+    /// The faults of all servers, grouped by cause. Servers that are down come first, then
+    /// suspicious, flapping and slow ones; in each group, the cause with most servers comes first.
     pub causes: Vec<Cause>,
     /// The number of all causes, including those that are not listed.
     pub causes_in_all: usize,
@@ -101,11 +102,11 @@ pub struct Broken {
     pub server: SocketAddr,
     /// `down` or `suspicious`.
     pub health: String,
-    /// The kind of the fault, for programs.
+    /// Stable code of the fault, for programs.
     pub code: String,
     /// The reason.
     pub reason: String,
-    /// The fix, while the server is down or suspicious; absent if none is known.
+    /// The fix; absent if none is known.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
@@ -122,7 +123,7 @@ pub struct Broken {
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
 pub struct Summary {
-    /// The service's name in the file.
+    /// The service's name in the configuration.
     pub name: String,
     /// The service.
     pub service: ServiceId,
@@ -135,7 +136,7 @@ pub struct Summary {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub trouble: String,
-    /// Number of servers in the file.
+    /// Number of servers, without those that only the dataplane has.
     pub servers: usize,
     /// Number of servers that receive new connections.
     pub usable: usize,

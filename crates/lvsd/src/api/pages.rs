@@ -9,8 +9,8 @@ use tokio::sync::Mutex;
 
 use crate::channels::Snapshot;
 
-/// Maximum number of old versions of one page that are stored for slow clients; a further client
-/// receives the last version.
+/// Maximum number of old versions of one page that are stored because slow clients still receive
+/// them. At this number, no new version is written, and clients receive the last one.
 const HELD_MAX: usize = 3;
 
 /// Maximum, in bytes, of all answers for single clients that wait to be sent.

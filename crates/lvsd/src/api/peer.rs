@@ -9,8 +9,8 @@ use tokio::time::Instant;
 /// The refusal for a client beyond the limit of connections.
 pub(crate) const FULL: &str =
     "lvsd already serves its maximum number of connections: close some of them, or try again later";
-/// The longest time of a request, until the client has read the last byte of the answer; also the
-/// longest time for which the client of a stream may read nothing.
+/// Time limit of a request over TCP, until the client has read the last byte of the answer. Also
+/// the time after which the client of an event stream is disconnected if it reads nothing.
 const LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of a request over the Unix socket. Clients have a shorter limit, and report the
 /// reason.

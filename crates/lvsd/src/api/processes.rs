@@ -4,7 +4,7 @@ use std::fs;
 
 use lvs_api::life::name_and_fields;
 
-/// Clock ticks of /proc in a second: `USER_HZ`, which is 100 on all architectures of the programs.
+/// Clock ticks of /proc in a second: `USER_HZ`, which is 100 on all supported architectures.
 const TICKS: f64 = 100.0;
 /// Maximum number of threads whose times are read.
 const THREADS_MAX: usize = 1024;
@@ -20,8 +20,8 @@ pub(super) struct Usage {
     pub(super) resident_bytes: u64,
 }
 
-/// The usage of the process with this id, if its name is `name`; `None` for another process, for
-/// instance of another PID namespace.
+/// The usage of the process `pid`; `None` if the process does not exist or has another name than
+/// `name`. In another PID namespace, the id may belong to another process.
 pub(super) fn usage(pid: u32, name: &str) -> Option<Usage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (comm, cpu_seconds) = of_stat(&stat)?;

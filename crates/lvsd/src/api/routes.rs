@@ -107,7 +107,7 @@ struct Actor {
     by_token: bool,
 }
 
-/// The rights of a client.
+/// The rights of a client, as the path `/v1/whoami` returns them.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
@@ -350,7 +350,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
     })
 }
 
-/// Whether the client accepts this type.
+/// Whether the client accepts an answer of the media type `kind`.
 fn accepts(head: &Parts, kind: &str) -> bool {
     let accept = head.headers.get(header::ACCEPT);
     let accept = accept.and_then(|value| value.to_str().ok());
@@ -415,7 +415,8 @@ impl Actor {
     }
 }
 
-/// Returns a client that has a token, or that the Unix socket permits to make changes.
+/// Returns the name and the role of a client. Over TCP, the token of the client decides; over the
+/// Unix socket, a client with write access has the role `admin`. All other clients are refused.
 async fn identify(api: &Api, head: &Parts, peer: &Peer) -> Result<Actor, Refusal> {
     let address = match peer {
         Peer::Local { denied: None, who } => {
@@ -555,7 +556,7 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], actor: Actor) -> Result
     }
 }
 
-/// The value of a parameter.
+/// The decoded value of a parameter in the query of the URL; `None` if the parameter is missing.
 fn parameter(head: &Parts, name: &str) -> Result<Option<String>, Refusal> {
     let query = head.uri.query().unwrap_or_default();
     let mut all = query.split('&').filter_map(|pair| pair.split_once('='));

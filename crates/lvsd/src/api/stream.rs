@@ -34,7 +34,8 @@ impl Body for Stream {
     }
 }
 
-/// Sends `events` as long as the client reads. Then it releases `place`.
+/// Returns a stream that sends `events` as long as the client reads. The end of the stream releases
+/// the slot `place`.
 pub(super) fn stream_events(
     events: broadcast::Receiver<Arc<Event>>,
     deadline: Deadline,

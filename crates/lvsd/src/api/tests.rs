@@ -516,7 +516,7 @@ async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
         "stays valid",
         "token `c`: cannot read",
         "token `d`: it is also the token of `a`",
-        "nobody can use it",
+        "no client can use it",
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }
@@ -625,7 +625,7 @@ async fn dashboard_page_has_security_headers() {
 
 /// Clients cannot keep the main loop busy over TCP or over the local socket.
 #[tokio::test(start_paused = true)]
-async fn status_queries_reach_the_loop_twice_a_second_at_most() {
+async fn status_queries_reach_the_main_loop_at_most_twice_a_second() {
     let (sender, mut requests) = channel();
     let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
     let asked = tokio::spawn(async move {
@@ -673,7 +673,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 
-/// Requests the metrics, in the format that a scraper requests.
+/// Requests the metrics in the format that Prometheus requests.
 async fn metrics(api: &Arc<Api>) -> String {
     let (code, text) = get(api, "/metrics").await;
     assert_eq!(code, 200);
@@ -854,8 +854,8 @@ async fn connections_above_the_limit_are_refused_and_counted() {
     accepting.abort();
 }
 
-/// The log stores the last thousand events of all kinds; a reader that is more than 4,096 events
-/// late misses events.
+/// lvsd stores the last 1,000 events of all kinds. A reader that is more than 4,096 events late
+/// misses events.
 #[tokio::test]
 async fn event_log_keeps_a_bounded_number_of_last_events() {
     let (api, _deeds) = api("web");

@@ -118,7 +118,8 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
     }
 }
 
-/// Renews the lease at an etcd member until that fails; returns the reason.
+/// Registers the server at an etcd member, and renews the lease `held`. Returns the error of the
+/// first request that fails.
 async fn stay(
     client: &mut Client,
     held: &mut Option<i64>,

@@ -199,7 +199,8 @@ fn wrapped(text: &str, width: usize) -> String {
     out
 }
 
-/// Position of the last space in the first `room` columns; `None` if the line is not longer.
+/// The byte at which to break a line: at the last space in the first `room` columns, or without a
+/// space after these columns. `None` if the line has at most `room` columns.
 fn line_end(line: &str, room: usize) -> Option<usize> {
     let begin = line.len() - line.trim_start().len();
     let (mut columns, mut escape, mut space) = (0, false, None);
@@ -257,7 +258,8 @@ fn one_line(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Starts or ends maintenance if `on` is set, and prints the maintenance and VRRP state.
+/// Prints the maintenance and VRRP state. Before, `Some(true)` in `on` starts maintenance, and
+/// `Some(false)` ends it.
 pub(super) fn maintenance(
     dataplane: &Address,
     on: Option<bool>,
@@ -415,7 +417,7 @@ fn of_director(status: &Status, now: u64) -> String {
             sync.sent, sync.received, sync.taken
         );
     }
-    // The dataplane's last report is out of date if it is disconnected.
+    // While the dataplane is disconnected, its last report is out of date.
     if status.dataplane.connected {
         for DownInterface { interface, since } in &status.dataplane.down {
             let seen = since.map(|since| format!("for {}", lasted(since)));
@@ -509,8 +511,8 @@ fn packets_text(reason: &str, packets: &RecentCount) -> String {
     format!("{} {reason}{}", packets.recent, in_brackets(&seen))
 }
 
-/// Appends lines about packets of a service that opened no connection, and about dropped packets of
-/// its connections.
+/// Appends lines about the packets of a service from which no connection was opened, and about the
+/// dropped packets of its connections.
 fn losses_lines(text: &mut String, service: &ServiceStatus) {
     for (fate, reasons) in [("refused", &service.refusals), ("dropped", &service.drops)] {
         let recent = reasons.iter().filter(|one| one.packets.recent > 0);
@@ -524,7 +526,7 @@ fn losses_lines(text: &mut String, service: &ServiceStatus) {
 }
 
 /// Appends the services: first broken ones, then degraded and suspicious ones, then those with slow
-/// or flapping servers.
+/// or flapping servers, then all others.
 fn of_services(text: &mut String, status: &Status, look: Look) {
     let mut services: Vec<&ServiceStatus> = status.services.iter().collect();
     services.sort_by_key(|service| (ServiceState::of(service), verdict::is_well(service)));
@@ -715,8 +717,8 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
     }
 }
 
-/// Appends the columns of a server and its notes. With a maximum width, each note is a separate
-/// line.
+/// Appends the columns of a server and its notes. With a maximum width, the notes begin on a
+/// separate line.
 fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, look: Look) {
     let since = server.since.map(|since| format!(" {}", lasted(since)));
     let state = format!("{}{}", server.health, since.unwrap_or_default());
@@ -1247,7 +1249,7 @@ mod tests {
     }
 
     #[test]
-    fn watched_status_fits_the_window() {
+    fn watched_status_fits_the_terminal() {
         let text = "a\nb\nc\nd\n";
         assert_eq!(first_lines(text, 5), text);
         assert_eq!(first_lines(text, 4), "a\nb\n... and 2 lines below");

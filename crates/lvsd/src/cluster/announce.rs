@@ -22,7 +22,7 @@ use crate::watchdog::{Pulse, TURN_LIMIT};
 
 /// Interval between two readiness queries.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Interval at which an unchanged announcement is repeated.
+/// Interval at which an unchanged announcement is sent to the dataplane again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Whether a service can serve at its address.
@@ -34,12 +34,14 @@ pub(crate) enum Ability {
     Quorum,
     /// The service lacks its quorum, and the sorry server serves.
     Sorry,
-    /// The service lacks its quorum.
+    /// The service lacks its quorum, and no sorry server serves.
     None,
 }
 
-/// The announcement of an address with services in these states; `None` leaves it unchanged. If one
-/// of several services has too few servers, the address stays announced for the others.
+/// The announcement of an address from the states of its services; `None` leaves the announcement
+/// unchanged, because a state is unknown. The address is announced if all services have their
+/// quorum, and withdrawn if none can serve. Otherwise it stays announced, and routers prefer other
+/// directors.
 pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     let all = |ability| services.iter().all(|one| *one == ability);
     if services.contains(&Ability::Unknown) {
@@ -68,7 +70,7 @@ pub(super) struct WantedAnnouncements {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
     /// The start of the maintenance; `None` if the director is not in maintenance.
     pub(super) maintenance: Option<Began>,
-    /// Whether the running dataplane lacks peers that the file contains.
+    /// Whether the running dataplane lacks configured peers.
     pub(super) lacks_peers: bool,
     pub(super) settings: Announce,
 }
@@ -187,7 +189,7 @@ impl Announcer {
         let its_door = door.clone();
         if let Err(error) = thread.spawn(move || run(&address, &turns, &its_door, &sender)) {
             let trouble = format!(
-                "cannot start a thread: {error}; no address is announced until lvsd is restarted"
+                "cannot start the thread lvsd-announce: {error}; no address is announced until lvsd is restarted"
             );
             tracing::error!("{trouble}");
             failed.send_modify(|announced| announced.trouble = Some(trouble));
@@ -203,7 +205,8 @@ impl Announcer {
         }
     }
 
-    /// The latest announcements, for which a client can wait.
+    /// Returns a handle with which a client waits until the dataplane has applied the latest
+    /// announcements.
     pub(super) fn unapplied(&self) -> Unapplied {
         let (sender, confirmed) = oneshot::channel();
         self.door.wish().confirm.push(sender);

@@ -1,7 +1,7 @@
 //! Reads the messages of keepalived from its `vrrp_notify_fifo`: lines like `INSTANCE "lvs" MASTER
 //! 200`.
 //!
-//! Without lvsd, messages remain in the FIFO while keepalived has it open.
+//! While lvsd does not run, messages remain in the FIFO as long as keepalived has it open.
 
 use std::fs::File;
 use std::io;
@@ -142,7 +142,7 @@ pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Messages>, JoinHandle<()
 
 async fn read_messages(path: PathBuf, sender: watch::Sender<Messages>) {
     let mut named: Option<Fifo> = None;
-    // The previous FIFO, whose name was replaced while a writer had it open.
+    // The previous FIFO, if its path was removed or replaced. keepalived may still write to it.
     let mut lost: Option<Source> = None;
     loop {
         let gone = lost.is_some().then(|| {
@@ -191,15 +191,15 @@ fn set_trouble(sender: &watch::Sender<Messages>, trouble: Option<String>) {
     });
 }
 
-/// The open FIFO, with an incomplete line.
+/// An open FIFO, and the beginning of a line whose end has not arrived yet.
 #[derive(Debug)]
 struct Source {
     receiver: Receiver,
     lines: Lines,
 }
 
-/// Reads the next messages. Returns whether the FIFO has reached its end. Pends forever without a
-/// FIFO.
+/// Reads the next messages. Returns whether the FIFO has reached its end or cannot be read. Pends
+/// forever without a FIFO.
 async fn next(source: Option<&mut Source>, sender: &watch::Sender<Messages>) -> bool {
     let Some(source) = source else {
         return std::future::pending().await;

@@ -1,4 +1,4 @@
-//! `lvsd keepalived-config`: generates keepalived's configuration from the file.
+//! `lvsd keepalived-config`: generates keepalived's configuration from that of lvsd.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;

@@ -14,7 +14,7 @@ use crate::replace::replace_for_good;
 pub(super) struct Kept {
     #[serde(flatten)]
     pub(super) wish: Maintenance,
-    /// Start on the boot-time clock, which steps of the wall clock do not move.
+    /// Start on the boot-time clock. Changes of the wall clock do not affect it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) began: Option<Moment>,
 }
@@ -49,8 +49,9 @@ pub fn path(admin: &Path) -> PathBuf {
     PathBuf::from(format!("{name}.maintenance.json"))
 }
 
-/// Reads the stored maintenance. If the file is unreadable, the director counts as in maintenance,
-/// because a broken file must not end maintenance.
+/// Reads the stored maintenance; `None` if the file does not exist, because the director is not in
+/// maintenance. If the file is unreadable, the director counts as in maintenance, because a broken
+/// file must not end maintenance.
 pub(super) fn recall(path: &Path) -> Option<Kept> {
     let text = match std::fs::read(path) {
         Ok(text) => text,

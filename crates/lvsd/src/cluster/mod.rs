@@ -76,7 +76,7 @@ pub(crate) struct Cluster {
     places: Option<ClusterPaths>,
     maintenance: Option<maintenance::Kept>,
     quorum: bool,
-    /// Peers of the file that the running dataplane lacks; `None` until it has answered.
+    /// Configured peers that the running dataplane lacks; `None` until the dataplane has answered.
     lacks: Option<Vec<SocketAddr>>,
     running: Option<Running>,
     /// Addresses that are announced by routes.
@@ -105,7 +105,7 @@ struct Running {
     trouble: Option<String>,
     /// When to check the track file.
     checks: Interval,
-    /// Whether the last check of the track file found the change of another process.
+    /// Whether the last check of the track file found that another process had changed the file.
     meddled: bool,
 }
 
@@ -291,7 +291,7 @@ impl Cluster {
         self.follow();
     }
 
-    /// Sets the peers of the file that the running dataplane lacks.
+    /// Sets the configured peers that the running dataplane lacks.
     pub(crate) fn take_lacking(&mut self, peers: Vec<SocketAddr>) {
         if self.lacks.as_ref() != Some(&peers) {
             self.lacks = Some(peers);
@@ -300,7 +300,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the dataplane has all peers of the file.
+    /// Whether the dataplane has all configured peers.
     pub(crate) fn has_peers(&self) -> bool {
         self.missing_peers().is_empty()
     }
@@ -309,7 +309,7 @@ impl Cluster {
         self.lacks.as_deref().unwrap_or_default()
     }
 
-    /// Text about the necessary restart if the dataplane lacks peers of the file.
+    /// If the dataplane lacks configured peers, a text that requests a restart of the dataplane.
     fn lacking(&self) -> Option<String> {
         let peers: Vec<String> = self
             .missing_peers()
@@ -326,7 +326,8 @@ impl Cluster {
     }
 
     /// Starts or ends maintenance, and stores it. A repeated start keeps the start time and, if it
-    /// has no reason, the previous operator and reason.
+    /// has no reason, the previous operator and reason. Returns whether the director has entered or
+    /// left maintenance.
     ///
     /// keepalived and the dataplane are informed first, because a busy disk may take seconds.
     ///
@@ -364,7 +365,8 @@ impl Cluster {
         self.follow_announces();
     }
 
-    /// Marks this director as unfit, because the dataplane will exit with the daemon.
+    /// Marks this director as unfit in the track file, because the dataplane will exit with the
+    /// daemon.
     pub(crate) fn leave(&self) {
         if let Some(running) = &self.running {
             running.put(track::UNFIT);
@@ -409,8 +411,8 @@ impl Cluster {
         }
     }
 
-    /// The latest announcements, for which a client can wait; `None` without announced addresses.
-    /// Also writes the track file.
+    /// Returns a handle with which a client waits until the dataplane has applied the latest
+    /// announcements; `None` without announced addresses.
     pub(crate) fn unapplied(&self) -> Option<Unapplied> {
         self.announcer.as_ref().map(Announcer::unapplied)
     }
@@ -508,9 +510,9 @@ impl Running {
         }
     }
 
-    /// Checks whether the track file contains the written number. If the file is missing at its
-    /// start, keepalived creates it with a number that prevents it from becoming active
-    /// (`init_file`).
+    /// Checks whether the track file still contains the number that lvsd has written; if not, lvsd
+    /// writes it again. If keepalived starts without the file, it creates one with a number that
+    /// prevents this director from becoming active (`init_file`).
     fn look(&mut self) {
         let Some(value) = self.written else { return };
         let path = &self.settings.track_file;

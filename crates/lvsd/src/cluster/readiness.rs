@@ -37,7 +37,9 @@ pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
         }
     });
     if let Err(error) = started {
-        tracing::error!("cannot start a thread: {error}; this director will not be active");
+        tracing::error!(
+            "cannot start the thread lvsd-ready: {error}; this director will not be active until lvsd is restarted"
+        );
         let waits_for = format!("a thread of lvsd ({error})");
         failed.send_replace(Some(Readiness {
             ready: false,

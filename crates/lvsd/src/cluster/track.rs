@@ -22,13 +22,14 @@ pub(super) struct Fitness {
     pub(super) quorum: bool,
     /// Whether this director is in maintenance.
     pub(super) maintenance: bool,
-    /// Whether the dataplane lacks peers of the file.
+    /// Whether the dataplane lacks configured peers.
     pub(super) lacks_peers: bool,
 }
 
 impl Fitness {
-    /// The number for the track file. Only a director that would break connections is unfit. In
-    /// maintenance, or with missing servers or peers, it is active if no better director exists.
+    /// The number for the track file. A director that would break connections gets a number that
+    /// excludes it. A director in maintenance, or with missing servers or peers, is active only if
+    /// no better director exists.
     pub(super) fn value(self) -> i16 {
         match (
             self.ready,
@@ -44,7 +45,7 @@ impl Fitness {
     }
 }
 
-/// Whether a file contains this number.
+/// Whether the file at `path` contains the number `value`.
 pub(super) fn says(path: &Path, value: i16) -> bool {
     let mut text = String::new();
     let read = open_without_waiting(path).and_then(|file| file.take(16).read_to_string(&mut text));
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn director_with_more_usable_services_has_higher_weight() {
+    fn fitter_director_has_higher_track_number() {
         let standing = |ready, quorum, maintenance| {
             Fitness {
                 ready,

@@ -11,7 +11,8 @@ use lvs_core::{Family, Forwarding, Protocol};
 use super::ports::ManyPorts;
 use super::{Service, VipMode};
 
-/// The services so far, with their positions `P` in the text, to find conflicts with further ones.
+/// The services that were checked so far, with their positions `P` in the text. Further services
+/// are compared with them.
 #[derive(Debug)]
 pub(crate) struct Taken<P> {
     ids: HashMap<ServiceId, P>,
@@ -77,7 +78,8 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// Finds a service with several ports that would match the same packets.
+    /// Finds a service with several ports that would match the same packets, or for which lvsd
+    /// generates the same mark.
     fn overlap(&self, service: &Service) -> Option<Clash<P>> {
         let many = service.ports.as_ref()?;
         let beside = self.many.get(&(many.protocol, many.ip));

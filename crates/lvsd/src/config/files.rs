@@ -142,7 +142,7 @@ mod tests {
         "[[service]]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1\"\n";
 
     #[test]
-    fn joined_files_keep_their_positions() {
+    fn service_in_joined_file_keeps_its_file_and_line() {
         let second = PART.replace("192.0.2.1", "192.0.2.2");
         let config = load(
             MAIN,
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn error_in_included_file_is_shown_there() {
+    fn error_in_file_of_conf_d_is_shown_in_that_file() {
         for (part, words) in [
             ("[[service]]\nadress = 1\n", "b.toml:2:1"),
             ("[[service]\n", "not valid TOML"),

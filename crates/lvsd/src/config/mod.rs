@@ -188,7 +188,7 @@ pub struct Vrrp {
     pub interface: String,
     /// Virtual router ID, equal on all directors of a cluster.
     pub router_id: u8,
-    /// Priority, to which the numbers for this director's state are added.
+    /// Priority of this director. keepalived adds the number in the track file to it.
     pub priority: u8,
     /// Interval of advertisements.
     pub advert: Duration,
@@ -215,7 +215,8 @@ impl Vrrp {
     pub const MAINTENANCE: i16 = -100;
     /// Added to the priority below a quorum, so that a director with all of its quorums takes over.
     pub const BELOW_QUORUM: i16 = -50;
-    /// Lowest priority that stays at keepalived's minimum of 1 after both are added.
+    /// Lowest priority that is at least 1, keepalived's minimum, after [`Self::MAINTENANCE`] and
+    /// [`Self::BELOW_QUORUM`] are added.
     pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (Self::MAINTENANCE + Self::BELOW_QUORUM) as i64;
 }
 
@@ -357,8 +358,9 @@ pub struct Service {
     pub sorry: Option<Server>,
     /// Source of further servers.
     pub discovery: Option<Discovery>,
-    /// Whether the dataplane may have further servers of the service, because a source has not
-    /// answered. Always false for the file alone.
+    /// Whether the dataplane may have further servers of the service, because DNS, etcd or
+    /// Kubernetes has not answered. `false` until [`expand`](crate::expand) has added these
+    /// servers.
     pub incomplete: bool,
     /// Whether all servers of the service come from a source that has not answered yet.
     pub unheard: bool,

@@ -84,7 +84,7 @@ impl ManyPorts {
         self.ports.is_empty() || ranges.any(|range| (range.0..=range.1).contains(&port))
     }
 
-    /// Whether both services match some packet.
+    /// Whether a packet exists that belongs to both services.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let all = [PortRange(0, u16::MAX)];
         let ports = |many: &Self| {
@@ -152,7 +152,7 @@ pub(crate) fn is_generated(rule: &str) -> bool {
     generated_mark(rule).is_some()
 }
 
-/// The mark of a rule that lvsd has generated.
+/// The mark of a rule that lvsd has generated; `None` for any other rule.
 pub(crate) fn generated_mark(rule: &str) -> Option<u32> {
     let words: Vec<&str> = rule.split_whitespace().collect();
     match MarkRule::parse(&words).ok()?.action {

@@ -160,8 +160,8 @@ pub(super) struct RawDataplane {
     pub(super) icmp_limit: Option<Spanned<Whole>>,
     /// Maximum number of connections in the connection table. Default: the dataplane's.
     pub(super) max_connections: Option<Spanned<Whole>>,
-    /// Maximum number of IPv6 connections among them, with the kernel fast path. Default: the
-    /// dataplane's.
+    /// Maximum number of IPv6 connections among those of `max_connections`, with the kernel fast
+    /// path. Default: the dataplane's.
     pub(super) max_ipv6: Option<Spanned<Whole>>,
     /// The action of a full table on a new connection: `drop` or `evict`. Default: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
@@ -214,7 +214,8 @@ pub(super) struct RawSyncPeers {
     pub(super) listen: Option<Spanned<String>>,
     /// Time that a starting dataplane waits for peers that it cannot reach. Default: 10s.
     pub(super) connect_timeout: Option<Spanned<RawDuration>>,
-    /// Time that services of a peer may differ before that is an alarm. Default: 30s.
+    /// Time for which the services of a peer may differ from those of this director without an
+    /// alarm. Default: 30s.
     pub(super) mismatch_alarm_after: Option<Spanned<RawDuration>>,
 }
 
@@ -272,7 +273,7 @@ pub(super) struct RawCluster {
     pub(super) ca: Option<Spanned<String>>,
     /// File with the certificate that lvsd presents. Default: none.
     pub(super) cert: Option<Spanned<String>>,
-    /// File with the private key of that certificate. Required with `cert`.
+    /// File with the private key of the certificate `cert`. Required with `cert`.
     pub(super) key: Option<Spanned<String>>,
     /// User name for etcd. Default: none.
     pub(super) user: Option<Spanned<String>>,
@@ -304,7 +305,7 @@ pub(super) struct RawKubernetes {
     pub(super) token_file: Option<Spanned<String>>,
     /// File with the certificate that lvsd presents. Default: none.
     pub(super) cert: Option<Spanned<String>>,
-    /// File with the private key of that certificate. Required with `cert`.
+    /// File with the private key of the certificate `cert`. Required with `cert`.
     pub(super) key: Option<Spanned<String>>,
     /// Namespace of the Services. Default: all namespaces.
     pub(super) namespace: Option<Spanned<String>>,
@@ -540,9 +541,9 @@ pub(super) enum RawQuorum {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawQuorumTable {
-    /// Servers from which on the service has its quorum. Required.
+    /// Number of usable servers at which the service gains its quorum. Required.
     pub(super) up: Option<Spanned<Whole>>,
-    /// Number of servers below which the service loses its quorum. Default: `up`.
+    /// Number of usable servers below which the service loses its quorum. Default: `up`.
     pub(super) down: Option<Spanned<Whole>>,
 }
 
@@ -587,8 +588,8 @@ pub(super) struct RawPersistence {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawServer {
-    /// Address and port; without a port, the service's. With many ports, the destination port of
-    /// the client. Required.
+    /// Address and port. Default of the port: the port of the service; with several ports, the
+    /// destination port of the client's packet. The address is required.
     pub(super) address: Option<Spanned<String>>,
     /// Weight, 0 to 2147483647; a server with weight 0 gets no new connections. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,

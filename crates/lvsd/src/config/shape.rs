@@ -40,7 +40,7 @@ pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings)
     (raw, reader.findings)
 }
 
-/// Checks a main file with a `conf.d`.
+/// Returns the syntax errors of a main file that has a directory `conf.d` next to it.
 pub(super) fn main_file(text: &str) -> Findings {
     match syntax::parse(text) {
         Ok(_) => Findings::default(),
@@ -258,7 +258,7 @@ impl<'a> Reader<'a> {
         all
     }
 
-    /// Repeats a service with several addresses for each of them.
+    /// Adds a service for each address of `service` to `all`.
     fn each_address(
         &mut self,
         mut service: Spanned<RawService>,

@@ -44,7 +44,7 @@ fn explain(errors: &[Error], text: &str, read: usize) -> Findings {
     let mut last = None;
     for error in errors.iter().take(KEPT_MAX) {
         let span = error.span().unwrap_or(0..0);
-        // The text has further errors behind this part.
+        // The end of this part may be the only cause of an error at its end.
         if read < end && span.end >= read {
             break;
         }

@@ -28,7 +28,7 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Returns keepalived's output about a file.
+/// Runs keepalived on a file, and returns the dump of its configuration.
 ///
 /// # Errors
 /// keepalived could not be run; the text is the reason.
@@ -87,7 +87,7 @@ pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String
 }
 
 /// Limits this thread and its child processes: they can execute only these programs, and write only
-/// to this directory. keepalived thus runs no script and opens no FIFO of the file.
+/// to this directory. keepalived thus runs no script and opens no FIFO that its file names.
 fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     let writes = AccessFs::from_write(ABI::V1);
     // Programs need the loader as well.

@@ -124,7 +124,8 @@ pub(super) fn refused(check: &Check) -> Option<String> {
     super::refused(&text)
 }
 
-/// Removes keys that lvsd refuses from a check, and returns them with the reasons.
+/// Removes those keys of `optional` that lvsd refuses from a check, and returns them with the
+/// reasons. `Err` is the error that remains if the check is not valid without these keys.
 pub(super) fn repaired(
     check: &mut Check,
     optional: &[&'static str],
@@ -280,7 +281,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
     }
 }
 
-/// Replaces a check that lvsd refuses by a TCP check.
+/// Replaces a check that lvsd refuses by a TCP check, or by no check if that is not possible.
 fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<String>) -> Check {
     let (name, at) = (item.name(), item.at());
     let stream = matches!(kind, "http" | "https" | "smtp" | "tcp");
@@ -304,7 +305,7 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
     none()
 }
 
-/// Converts interval and timeout.
+/// Converts the interval, the timeout and the retries.
 fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     // The last valid number in the innermost block that has one.
     let last = |block: &Item, name: &str, of_check: bool| {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::keepalived::{following, range};
 
-/// Maximum number of addresses in all ranges.
+/// Maximum number of addresses of a range; a longer range is ignored.
 const ROOM: usize = super::ADDRESSES_MAX;
 
 /// Services by name: `192.0.2.1:80 tcp` or `mark 7 ipv4`.
@@ -253,7 +253,7 @@ fn service(line: &str, one: &mut Virtual) {
     } else if let Some(mark) = value(line, "VS FWMARK") {
         one.target = Target::Mark(number(mark));
     } else if let Some(group) = value(line, "VS GROUP") {
-        // `[NAME]:0`.
+        // The value is `[NAME]:0`.
         one.target = Target::Group(group.to_owned());
     } else if let Some(family) = value(line, "Address family") {
         family.clone_into(&mut one.family);

@@ -24,7 +24,7 @@ impl Directive {
     }
 }
 
-/// Settings of the file, or of a service.
+/// Settings of ldirectord's file: the global ones, or those of one service.
 #[derive(Clone, Debug, Default)]
 struct Settings {
     interval: Option<f64>,
@@ -43,7 +43,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Reads a line; returns false if its key is not such a setting.
+    /// Reads a line; returns `false` if its key is not one of these settings.
     fn take(
         &mut self,
         key: &str,
@@ -180,7 +180,7 @@ fn no(value: &str) -> bool {
     value.eq_ignore_ascii_case("no") || value.eq_ignore_ascii_case("off")
 }
 
-/// The digits at the start of a value.
+/// The first sequence of digits in a value.
 fn digits(value: &str) -> &str {
     first(value, |c| c.is_ascii_digit())
 }
@@ -210,7 +210,7 @@ fn global(
         "autoreload" => "the file is read again with `lvsd reload`",
         "readdquiescent" => "lvsd restores servers that another program removed",
         "maintenancedir" => {
-            "lvsd ignores the files of that directory, and uses their servers: use `lvsadm maintenance`"
+            "lvsd ignores the files of that directory, and uses the servers that they disable: use `lvsadm maintenance`"
         }
         "callback" | "execute" => "see `notify` in [lvsd]",
         "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
@@ -244,7 +244,8 @@ struct Building {
     check_port: Option<u16>,
     protocol: Option<String>,
     negotiation: Negotiation,
-    /// Request and expected response of each server that has its own, in the order of servers.
+    /// Request and expected response of each server, in the order of servers; `None` for a server
+    /// that uses those of the service.
     of_servers: Vec<Option<(String, String)>>,
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,

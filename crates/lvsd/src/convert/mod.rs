@@ -81,7 +81,7 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
 
 /// Maximum size of a file in bytes.
 pub const LENGTH_MAX: u64 = 16 << 20;
-/// Maximum number of included files, and their maximum depth.
+/// Maximum number of included files.
 const INCLUDES_MAX: usize = 256;
 /// Maximum number of addresses in all ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;
@@ -330,8 +330,9 @@ fn without_loops(services: &mut [Service]) {
     }
 }
 
-/// Maximum number of services that are removed one by one. Each attempt checks the whole file
-/// again.
+/// Maximum number of services for which each service is checked together with all services before
+/// it. More services are checked one at a time, so that the time stays proportional to their
+/// number.
 const TRIED_MAX: usize = 256;
 
 /// Removes services that lvsd still refuses.

@@ -54,7 +54,8 @@ pub(super) struct Server {
     pub(super) keys: Keys,
     /// Check of the server; empty for the service's check.
     pub(super) check: Keys,
-    /// Position of the setting `inhibit_on_failure`, if set.
+    /// Position of the server's own `inhibit_on_failure`; empty if the virtual server contains it,
+    /// and `None` if it is off.
     pub(super) inhibit: Option<String>,
     pub(super) lost: Vec<String>,
 }
@@ -97,8 +98,8 @@ impl Service {
         })
     }
 
-    /// Removes the ports of servers without NAT: other methods do not translate ports, and all
-    /// three programs then use the service's port.
+    /// Removes the ports of servers without NAT: other methods do not translate ports, and
+    /// keepalived, ldirectord and the configure script then use the service's port.
     pub(super) fn keep_ports(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         for server in &mut self.servers {
@@ -351,7 +352,7 @@ impl Server {
 pub(super) struct Needed {
     pub(super) up: usize,
     pub(super) down: usize,
-    /// Whether they are exact for every set of usable servers.
+    /// Whether `up` and `down` are exact for every set of usable servers.
     pub(super) exact: bool,
     /// Whether the total weight reaches the quorum.
     pub(super) within: bool,

@@ -1009,7 +1009,7 @@ fn outer_block_replaces_tunnel_that_keepalived_refuses() {
 
 /// The expected address families are those of keepalived 2.2.7.
 #[test]
-fn mark_has_the_address_family_of_its_granularity() {
+fn mark_service_has_the_family_of_its_persistence_granularity() {
     for (settings, six) in [
         ("persistence_granularity 64", true),
         ("persistence_granularity 24", true),

@@ -8,7 +8,7 @@ pub(super) const BANG: char = '\u{F8F1}';
 pub(super) struct Word {
     /// Text without quotes.
     pub(super) text: String,
-    /// Text as in the file.
+    /// Text as in keepalived's file.
     pub(super) raw: String,
     pub(super) quoted: bool,
 }

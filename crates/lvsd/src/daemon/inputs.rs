@@ -95,9 +95,9 @@ impl Suspicion {
 /// The last observed state of the dataplane.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
-    /// The result of the last comparison.
+    /// The result of the last comparison of the dataplane with the desired state.
     pub(super) found: Arc<Found>,
-    /// Whether there has been a comparison.
+    /// Whether the dataplane has been compared with the desired state yet.
     pub(super) compared: bool,
     /// The time of the dataplane's last answer.
     pub(super) last_answer: LastAnswer,
@@ -107,7 +107,8 @@ pub(super) struct Observed {
     pub(super) proxy: Option<proxy::Counts>,
 }
 
-/// The reason why the dataplane does not forward checks, whatever their server.
+/// The reason why the dataplane can forward no check to any server; `None` if it can forward
+/// checks.
 fn obstacle(info: &Info) -> Option<String> {
     let mut interfaces = info.interfaces.iter();
     let waits = |waiting: &&Waiting| waiting.code.starts_with("interface_");
@@ -123,8 +124,8 @@ fn obstacle(info: &Info) -> Option<String> {
 }
 
 impl<P: Prober> Inputs<P> {
-    /// Stores the result of a comparison with the dataplane. True if it may change the desired
-    /// state.
+    /// Stores the result of a comparison with the dataplane. Returns whether the result may change
+    /// the desired state.
     pub(super) fn observe(&mut self, found: &Arc<Found>) -> bool {
         if !Arc::ptr_eq(&self.dataplane.found, found) || !self.dataplane.compared {
             self.inform_checks(found);
@@ -232,8 +233,8 @@ impl<P: Prober> Inputs<P> {
             .collect()
     }
 
-    /// Whether unknown servers of a service count as down: `start_down`, at the first
-    /// configuration.
+    /// Whether servers of unknown health count as down: the service has `start_down`, and the
+    /// configuration is the first one since lvsd was started.
     pub(super) fn begins_down(&self, service: &Service) -> bool {
         service.alpha && self.generation == 1
     }

@@ -78,7 +78,7 @@ pub struct Options {
     pub path: PathBuf,
     /// Wait for a running dataplane instead of starting one.
     pub attach: bool,
-    /// The result of reading the file at start.
+    /// The result of reading the configuration file at start.
     pub loaded: LoadStatus,
     /// The path of the last good configuration.
     pub last_good: Option<PathBuf>,
@@ -258,8 +258,8 @@ async fn next_input(
     }
 }
 
-/// Stops the dataplane if no daemon runs. A dataplane that lvsd has started stops. A dataplane of
-/// another owner loses lvsd's services and VIPs.
+/// Stops the dataplane while no daemon runs. If another program has started the dataplane, only the
+/// services and VIPs of lvsd are removed from it.
 ///
 /// # Errors
 /// The dataplane does not exit; the text is the reason.
@@ -401,8 +401,8 @@ impl<P: Prober> Daemon<P> {
             tokio::select! {
                 biased;
                 done = &mut work => break done?,
-                // The thread that waits for the dataplane cannot be interrupted. The next start of
-                // the daemon starts a new attempt.
+                // The thread that waits for the dataplane cannot be interrupted. The next daemon
+                // repeats its changes.
                 hang = &mut hurries => return hang.map(|()| None),
                 input = next_input(cluster, reports, &mut self.requests) => {
                     self.take(input);
@@ -528,7 +528,8 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// Removes the services that are configured with `remove_on_exit`, and reports the removal.
-    /// With `all`, the dataplane exits, too, so that all services end.
+    /// With `all`, the dataplane exits, too, so that all services end. Returns `None` if the
+    /// dataplane has not removed the services in time, or is hung.
     ///
     /// # Errors
     /// As [`step`](Self::step).

@@ -45,7 +45,8 @@ impl Policy {
     }
 
     /// Determines which VIPs may be announced, because the states of their services are known.
-    /// Returns whether the result differs. `changed`: inputs have changed since the last call.
+    /// Returns whether the VIPs differ, or the first checks of further services have ended.
+    /// `changed`: inputs have changed since the last call.
     pub(super) fn settle<P: Prober>(&mut self, inputs: &Inputs<P>, changed: bool) -> bool {
         if self.settled && self.unknown == 0 && !changed {
             return false;

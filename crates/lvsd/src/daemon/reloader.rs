@@ -26,7 +26,8 @@ use crate::last_good;
 use crate::reconcile::Health;
 use crate::sources::{Gathered, Wanted};
 
-/// The part of the configuration that is read again: the file, the sources, or both.
+/// The part of the configuration that is read again: only the answers of DNS, etcd and Kubernetes,
+/// or also the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reading {
     /// The answers of the sources, with the file in force.
@@ -60,7 +61,7 @@ struct Standing {
 pub(super) struct Reloader {
     /// The path of the configuration.
     pub(super) path: PathBuf,
-    /// The copy of the last good configuration.
+    /// The path of the copy of the last good configuration.
     pub(super) last_good: Option<PathBuf>,
     /// The read that is in progress.
     reading: Option<Reading>,
@@ -80,7 +81,7 @@ pub(super) struct Reloader {
     pub(super) held_back: Option<String>,
     /// The result of the last read of the file.
     status: LoadStatus,
-    /// The time of that read, in seconds since boot.
+    /// The time of the last read of the file, in seconds since boot.
     read: u64,
     /// The warnings about the file in use.
     warnings: Vec<String>,
@@ -124,7 +125,7 @@ impl Reloader {
         self.reading.max(self.again) == Some(Reading::File)
     }
 
-    /// Starts to read the file, or schedules that after the reading in progress.
+    /// Starts to read `what`. If another read is in progress, the new read starts after it.
     fn read(&mut self, what: Reading, config: &Arc<Config>, gathered: Gathered) {
         if self.reading.is_some() {
             self.again = self.again.max(Some(what));
@@ -413,7 +414,7 @@ pub fn plan(
         generation: 0,
     };
     let mut desired = desired(config, expanded, health, &overrides);
-    // The running daemon has the proxied services.
+    // The proxy is a part of the running daemon, so its services cannot be compared here.
     let proxied = Proxied::part(&mut desired, expanded.proxied(), 0);
     let goal = Goal {
         proxied: None,
@@ -545,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_of_kubernetes_servers_is_accepted_and_of_file_servers_refused() {
+    fn loss_of_servers_is_accepted_from_kubernetes_and_refused_from_the_file() {
         let file = |own| format!("{KUBERNETES}{}", service("192.0.2.1:80", own));
         let (_, before) = read(&file(30), &service("192.0.2.2:80", 100));
         let mut reloader = Reloader::new(PathBuf::new(), None, loaded_at_start());

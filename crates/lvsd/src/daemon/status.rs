@@ -1,5 +1,5 @@
 //! The state of daemon and dataplane: as `lvsd status` shows it, and as this director writes it to
-//! etcd for the others of its cluster.
+//! etcd for the other directors of its cluster.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -125,7 +125,7 @@ impl<P: Prober> Daemon<P> {
         (wanted || counts != SyncCounts::default()).then_some(counts)
     }
 
-    /// Writes the record of this director to etcd.
+    /// Writes the state of this director to etcd, if `[cluster]` is configured.
     pub(super) fn publish_director(&mut self) {
         let inputs = &self.inputs;
         if inputs.config.cluster.is_none() {
@@ -145,7 +145,7 @@ impl<P: Prober> Daemon<P> {
         inputs.sources.announce(director);
     }
 
-    /// The entries of all directors.
+    /// The states of all directors in etcd; empty without `[cluster]`.
     pub(super) fn directors(&self) -> Vec<DirectorSeen> {
         let Some(cluster) = &self.inputs.config.cluster else {
             return Vec::new();
@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_that_dataplane_was_started_without_is_away() {
+    fn peer_unknown_to_running_dataplane_is_away() {
         let [first, second] = [2, 3].map(|n| SocketAddr::from(([192, 0, 2, n], 8848)));
         let wanted = Peers {
             addresses: vec![first, second],
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_found_by_their_service() {
+    fn observed_servers_are_grouped_by_service() {
         let service = |n: u8| ServiceId::Tcp {
             address: ([192, 0, 2, n], 80).into(),
         };

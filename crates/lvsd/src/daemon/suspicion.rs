@@ -18,8 +18,8 @@ struct Change {
 }
 
 impl<P: Prober> Inputs<P> {
-    /// Determines the suspicious servers of the file from the last state of the dataplane. A server
-    /// that is down is not suspicious.
+    /// Determines the suspicious servers from the counters of the dataplane and from the checks on
+    /// the path of clients, and returns the changes. A server that is down is not suspicious.
     fn judge(&mut self, services: &[ServiceInfo], now: Instant) -> Vec<Change> {
         let mut before = std::mem::take(&mut self.suspects);
         let mut changes = Vec::new();

@@ -100,7 +100,7 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs a blocking function outside the loop.
+/// Runs a blocking function outside of the daemon's loop.
 pub(super) async fn blocking<T: Send + 'static>(
     mut link: Box<Links>,
     work: impl FnOnce(&mut Links, Instant) -> T + Send + 'static,

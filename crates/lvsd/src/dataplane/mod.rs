@@ -47,8 +47,8 @@ use crate::reconcile::{Actual, Desired, Plan, diff};
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// Interval of connection attempts to a starting dataplane.
 const START_POLL: Duration = Duration::from_millis(20);
-/// Interval of comparisons with a dataplane in sync, which may have exited or been changed by an
-/// operator.
+/// Interval at which lvsd compares a dataplane in sync with the desired state, because the
+/// dataplane may have exited, or an operator may have changed it.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// Interval of checks whether the dataplane's process exists.
 const POLL: Duration = Duration::from_millis(200);
@@ -179,7 +179,7 @@ pub enum Step {
     },
     /// New input arrived before all changes were made.
     Interrupted,
-    /// No dataplane runs yet. The next step is due after this time.
+    /// No dataplane answers at present. The next step is due after this time.
     Waiting(Duration),
     /// No dataplane is available. Occurs only at the start.
     Fatal(String),
@@ -827,8 +827,8 @@ impl Link {
         }
     }
 
-    /// Connects in order to stop the dataplane. Returns a result if that is impossible or
-    /// unnecessary.
+    /// Connects in order to stop the dataplane, and returns `None`. Returns a result if a
+    /// connection is impossible, or no dataplane runs.
     fn find(&mut self) -> Option<Stopped> {
         match self.host.connect(STOP_PATIENCE) {
             Ok(control) => {
@@ -918,7 +918,8 @@ fn connected(
     }
 }
 
-/// Adds a refusal to the list; returns any other error, which ends the step.
+/// Returns the value of an answer, or `None` for a refusal, which is added to `refusals`. Any other
+/// error ends the step.
 fn lost_only<T>(
     result: Result<T, ControlError>,
     answered: &LastAnswer,

@@ -22,10 +22,11 @@ use crate::dataplane::{ConnectError, Given, Host};
 use crate::facts::Addresses;
 use crate::replace::replace;
 
-/// Environment variable in dataplanes that lvsd started.
+/// Environment variable that marks dataplanes that lvsd started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 
-/// Suffix of the file with lvsd's settings in a dataplane, after the socket's name.
+/// Suffix, after the socket's name, of the file in which lvsd stores the settings that it has made
+/// in the dataplane.
 pub const GIVEN: &str = ".lvsd.json";
 
 /// Time limit for a killed process to exit.
@@ -205,7 +206,8 @@ impl Host for Machine {
 }
 
 impl Machine {
-    /// File with lvsd's settings in the dataplane, next to the dataplane's socket.
+    /// Path of the file, next to the dataplane's socket, in which lvsd stores the settings that it
+    /// has made in the dataplane.
     fn memory(&self) -> Option<PathBuf> {
         self.address.state_file(GIVEN)
     }

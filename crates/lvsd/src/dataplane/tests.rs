@@ -1,5 +1,5 @@
-//! After any sequence of events, the state equals that after a cold start with the same file and
-//! observations.
+//! After any sequence of events, the dataplane has the same state as after a cold start of lvsd
+//! with the same file and the same observations.
 
 use std::collections::BTreeMap;
 

@@ -265,8 +265,9 @@ impl Expanded {
     }
 }
 
-/// Returns the services of a key that conflict with none in `present`, and their text: the present
-/// text, or the last valid text with the reason.
+/// Returns the services of a key and their text, and the reason if the present text of the key is
+/// refused. The last valid text then replaces it, unless its services conflict with those in
+/// `present`.
 fn choose<'a>(
     config: &Config,
     present: &Present,
@@ -308,7 +309,10 @@ fn server(
         return Err("it is the sorry server of the service".to_owned());
     }
     if let Some(other) = present.service_at(&id, address) {
-        return Err(format!("it is the service {}", label(&other.id)));
+        return Err(format!(
+            "its address and port belong to the service {}",
+            label(&other.id)
+        ));
     }
     let check = discovery.check.clone().map(|check| check.of(address));
     let mut config = discovery.config;
@@ -321,7 +325,7 @@ fn server(
     })
 }
 
-/// The services so far, with indexes to find conflicts.
+/// The services that were accepted so far, with indexes to find conflicts.
 #[derive(Default)]
 struct Present {
     count: usize,

@@ -78,7 +78,7 @@ fn servers_from_dns_that_cannot_serve_are_ignored() {
     assert_eq!(expanded.left_out.len(), 4, "{left_out}");
     for words in [
         "server 192.0.2.1:80 of tcp 192.0.2.1:80: ",
-        "it is the service tcp 192.0.2.2:80",
+        "its address and port belong to the service tcp 192.0.2.2:80",
     ] {
         assert!(left_out.contains(words), "no {words:?} in {left_out}");
     }
@@ -349,7 +349,7 @@ fn etcd_services_are_checked_with_settings_of_the_file() {
 }
 
 #[test]
-fn etcd_service_with_several_addresses_is_accepted_as_a_whole() {
+fn etcd_service_with_several_addresses_is_accepted_or_omitted_as_a_whole() {
     let several = |last: &str| {
         let addresses = format!("[\"192.0.2.2:80\", \"192.0.2.3:80\", \"{last}\"]");
         let text = remote("ADDRESSES", "10.0.0.2:80");
@@ -398,7 +398,7 @@ fn pool_in_etcd_service_is_equal_to_pool_in_file() {
     let left_out = expanded.left_out.join("\n");
     for words in [
         "server 10.0.0.8:8080 of tcp 192.0.2.2:80: it is the sorry server",
-        "server 192.0.2.1:80 of tcp 192.0.2.2:80: it is the service tcp 192.0.2.1:80",
+        "server 192.0.2.1:80 of tcp 192.0.2.2:80: its address and port belong to the service tcp 192.0.2.1:80",
     ] {
         assert!(left_out.contains(words), "no {words:?} in {left_out}");
     }
@@ -454,7 +454,7 @@ fn kubernetes(name: &str, services: &[(&str, &str, Option<&str>)]) -> Gathered {
 }
 
 #[test]
-fn expand_keeps_services_of_file_before_valid_ones_of_kubernetes() {
+fn kubernetes_services_are_listed_after_services_of_the_file() {
     let own = remote("192.0.2.2:80", "10.0.0.2:30080");
     let same = remote("192.0.2.1:80", "10.0.0.3:30080");
     let wrong = own.replace("address = \"192", "protocol = \"x\"\naddress = \"192");

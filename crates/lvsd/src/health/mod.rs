@@ -58,12 +58,12 @@ pub struct Serving {
     pub servers: HashSet<SocketAddr>,
     /// Virtual addresses for which the dataplane answers; `None` for all.
     pub vips: Option<BTreeSet<IpAddr>>,
-    /// The reason why the dataplane does not forward checks, whatever their server; `None` if it
-    /// does.
+    /// The reason why the dataplane can forward no check to any server; `None` if it can forward
+    /// checks.
     pub obstacle: Option<String>,
 }
 
-/// Longest time that the first failed check of a server waits for an answer of the dataplane.
+/// Longest time that the first failed check of a server waits for the state of the dataplane.
 const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A result of a check that differs from the previous result.
@@ -167,8 +167,8 @@ struct Task {
     since: Instant,
     not_made: Option<NotMade>,
     record: Arc<Mutex<Record>>,
-    /// The number of unanswered connection attempts in the dataplane when the last check of the
-    /// server succeeded, for each service.
+    /// For each service, the number of unanswered connection attempts that no longer count: they
+    /// have led to a check, or occurred while the server was down.
     unanswered: HashMap<Key, u32>,
     /// Sends requests to the task, because clients got no answer.
     prompts: mpsc::Sender<Prompt>,
@@ -664,9 +664,9 @@ impl<P: Prober> Runner<P> {
         result
     }
 
-    /// Makes the check on the path of the file. Without such a path, it makes the check through the
-    /// service. If that fails, the check of the server's own address decides whether the server is
-    /// up; a server that is up and fails on the path of clients becomes suspicious.
+    /// Makes the check on the path that `via` sets. Without `via`, makes the check through the
+    /// service. If this check fails, a check of the server's own address decides whether the server
+    /// is up. A server that is up, but fails on the path of clients, becomes suspicious.
     async fn probe_path(&mut self) -> Result<Advice, ProbeError> {
         if !self.has_choice() {
             return self.prober.probe(&self.check).await;
@@ -676,7 +676,8 @@ impl<P: Prober> Runner<P> {
         let result = match reason {
             Some(reason) => Err(ProbeError::Local(reason)),
             None => match self.prober.probe(&self.check).await {
-                // Replies to clients do not pass this host, and its filter.
+                // Replies to clients bypass this host, so that its rp_filter does not affect
+                // clients.
                 Err(ProbeError::Server(fault)) if fault.code == Code::ReversePath => {
                     Err(ProbeError::Local(fault.text))
                 }
@@ -744,12 +745,14 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Whether the file leaves the path of the check to lvsd, which can check a service's VIP.
+    /// Whether lvsd chooses the path of the check: the file does not set `via`, and a check through
+    /// the service is possible.
     fn has_choice(&self) -> bool {
         self.check.via.is_some_and(|via| via.by_default)
     }
 
-    /// The reason why the check uses the server's own address; `None` if it uses its path.
+    /// The reason why a check without `via` uses the server's own address; `None` if it goes
+    /// through the service, or if the file sets `via`.
     fn reason_for_own_address(&self) -> Option<String> {
         let via = self.check.via.filter(|via| via.by_default)?;
         if let Some((reason, until)) = &self.own_address

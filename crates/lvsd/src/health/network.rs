@@ -251,8 +251,8 @@ impl Network {
         }
     }
 
-    /// Returns the host that forwarded the server's reply to a through-VIP check that started at
-    /// `began`, and that received no answer itself.
+    /// Returns the host that forwarded the server's reply to a through-VIP check that got no
+    /// answer. `None` if no reply has arrived at the dataplane since `began`.
     async fn forwarder(&self, check: &Check, began: Instant) -> Option<Forwarder> {
         let (Some(pins), Some(_)) = (&self.pins, check.via) else {
             return None;
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_check_of_own_address_keeps_fault_of_whole_path() {
+    fn failed_check_of_own_address_blames_next_hop_or_client_path() {
         let failed = |code| OwnAddress::Failed(Reason::from("no route").of(code));
         assert_eq!(unanswered(failed(Code::NextHop)).code, Code::NextHop);
         let reason = unanswered(failed(Code::Refused));

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum number of checks that wait for the dataplane.
 const WAITING: usize = 1024;
 
-/// The reason why a check says nothing about its server.
+/// The reason why the result of a check does not concern its server.
 const NOT_FORWARDED: &str = "the dataplane received no packet of the check, or dropped each (lvsadm drops), or an earlier check had the same source port";
 
 /// Sends requests of checks to the dataplane.
@@ -43,8 +43,8 @@ struct Request {
 type Answer = (Value, u64);
 
 impl Pins {
-    /// Starts a thread that sends requests to the dataplane at `address`, until its owner is
-    /// dropped.
+    /// Starts a thread that sends requests to the dataplane at `address`, until the returned value
+    /// is dropped.
     ///
     /// # Errors
     /// No thread can be started.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Maximum length of an observation in bytes: servers and programs can influence its text.
+/// Maximum length of [`Reason::text`] in bytes: servers and programs can influence this text.
 const LEN_MAX: usize = 256;
 
 /// The kind of a fault of a server, for programs.
@@ -40,7 +40,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// All reasons, in the order of their codes.
+    /// All codes, in the order of the enum.
     #[cfg(test)]
     pub(crate) const ALL: [Self; 14] = [
         Self::CheckFailed,
@@ -106,7 +106,7 @@ impl Reason {
         self
     }
 
-    /// Shortens the observation to [`LEN_MAX`] bytes.
+    /// Shortens the text to [`LEN_MAX`] bytes.
     pub(super) fn short(self) -> Self {
         Self {
             text: short(self.text),
@@ -124,7 +124,7 @@ impl<T: Into<String>> From<T> for Reason {
     }
 }
 
-/// Formats the observation and then the fix, for a log line.
+/// Formats the text and then the fix, for a log line.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)?;

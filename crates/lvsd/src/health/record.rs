@@ -24,7 +24,7 @@ const HOUR: u64 = 3600;
 /// Length of `Record::hours`.
 const DAY: u64 = 24;
 
-/// The record of a check.
+/// The statistics of a check and its server.
 #[derive(Debug)]
 pub(super) struct Record {
     /// The reason why the check uses the server's own address instead of the path of clients; empty

@@ -71,8 +71,8 @@ impl State {
         self.settle(good)
     }
 
-    /// Counts an observation of the dataplane as `fall` failed checks. Returns the new state if it
-    /// has changed.
+    /// Marks the server as down at once, as after `fall` failed checks, because its clients got no
+    /// answer. Returns the new state if it has changed.
     pub fn condemn(&mut self) -> Option<bool> {
         if self.up == Some(false) {
             self.against = 0;

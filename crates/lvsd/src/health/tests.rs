@@ -458,7 +458,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
         (1..=seconds + 1).contains(&more),
         "{more} checks were made in {seconds} s"
     );
-    assert!(reports.try_recv().is_err(), "a server was set down");
+    assert!(reports.try_recv().is_err(), "a server was marked as down");
     assert!(checks.timing.counters.get().prompted > 0);
 
     // If the check fails as well, one failure is sufficient.

@@ -40,7 +40,7 @@ pub struct Desired {
     pub file: Files,
     /// The services, each with its servers.
     pub services: Vec<DesiredService>,
-    /// VIPs that the dataplane owns.
+    /// VIPs that the dataplane should own.
     pub vips: BTreeSet<IpAddr>,
     /// Names and values of sysctls.
     pub sysctls: Vec<(String, String)>,
@@ -60,7 +60,7 @@ pub struct Desired {
     pub adopt: bool,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
-    /// Number of the loaded file.
+    /// Number of the loaded configuration, counted since the start of lvsd.
     pub generation: u64,
 }
 
@@ -157,7 +157,7 @@ impl DesiredServer {
     }
 }
 
-/// The state in which the dataplane is.
+/// The present state of a dataplane.
 #[derive(Clone, Debug, Default)]
 pub struct Actual {
     /// All services of all owners.
@@ -419,7 +419,8 @@ impl OneService<'_> {
         for server in service.servers.iter().filter(|server| !server.leaves) {
             let mut server = *server;
             if sorry_serves && server.health == Health::Up {
-                // After a restart below the quorum, one server that is up does not suffice.
+                // Until the daemon has decided about the quorum, a server that is up does not
+                // replace the sorry server.
                 server.health = Health::Unknown;
             }
             let now = now.get(&server.address).map(|server| server.config);
@@ -447,8 +448,8 @@ impl OneService<'_> {
         self.arrange(servers, before);
     }
 
-    /// Sorts the servers as in the file if the scheduler depends on their order. Otherwise the
-    /// order would follow the times at which checks succeed, which differ between directors.
+    /// Sorts the servers as in the file if the scheduler depends on their order. Without sorting,
+    /// the order would follow the times at which checks succeed, which differ between directors.
     /// `before` is the number of changes for other services.
     fn arrange(&mut self, there: &[ServerInfo], before: (usize, usize)) {
         let about = About::of(&self.desired.config.scheduler);

@@ -298,7 +298,7 @@ proptest! {
                     continue;
                 }
                 let least = first[service].min(last[service]);
-                prop_assert!(*now >= least, "{now} of {least} after {:?} in {:#?}", plan.changes[n], plan.changes);
+                prop_assert!(*now >= least, "{now} usable servers, expected {least}, after {:?} in {:#?}", plan.changes[n], plan.changes);
             }
         }
     }
@@ -521,7 +521,7 @@ fn reported(plan: &Plan) -> String {
         };
         let host = (1..9)
             .find(|&n| address(n) == server)
-            .expect("the server is one of the test's");
+            .expect("the server has a number of the test");
         reported.push_str(&format!("{verb}{host} "));
     }
     reported.trim_end().to_owned()

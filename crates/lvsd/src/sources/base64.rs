@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn base64_any_bytes_parse_to_the_same_bytes(bytes: Vec<u8>) {
+        fn base64_text_of_any_bytes_decodes_to_the_same_bytes(bytes: Vec<u8>) {
             prop_assert_eq!(decode(&encode(&bytes)), Some(bytes));
         }
     }

@@ -82,7 +82,8 @@ pub(crate) enum Error {
     TooLong,
 }
 
-/// Replaces control characters in a text from an untrusted server.
+/// Removes control characters from a text of an untrusted server, and shortens it to
+/// [`REFUSAL_MAX`] characters.
 pub(super) fn plain(words: &str) -> String {
     let plain = words.chars().filter(|c| !c.is_control());
     plain.take(REFUSAL_MAX).collect()

@@ -82,7 +82,7 @@ pub enum Source {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gathered {
-    /// Servers of each DNS name that was ever resolved.
+    /// Servers of each configured DNS name that has been resolved at least once.
     pub dns: BTreeMap<String, Vec<Record>>,
     /// Services and servers in etcd; `None` before its first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -237,7 +237,7 @@ impl Shared {
         }
     }
 
-    /// Content of etcd below `prefix`.
+    /// The last known content of etcd below `prefix`; empty before the first answer.
     fn etcd(&self, prefix: &str) -> Etcd {
         let state = self.lock();
         let known = state.gathered.etcd.clone();
@@ -428,8 +428,8 @@ impl Sources {
         }
     }
 
-    /// Sets the sources to follow. `in_force` contains the valid texts of etcd's services; `made`
-    /// is the daemon's use of Kubernetes' services.
+    /// Sets the sources to follow. `in_force` contains the valid texts of etcd's services. `made`
+    /// contains the services of Kubernetes that the daemon uses, and those that it refuses.
     pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
         let &Wanted {
             lookups,
@@ -501,7 +501,7 @@ impl Sources {
         }
     }
 
-    /// Follows a Kubernetes cluster, and records the daemon's use of its services.
+    /// Follows a Kubernetes cluster, and records which of its services the daemon uses or refuses.
     fn set_kubernetes(&mut self, settings: Option<&kubernetes::Settings>, made: &Made) {
         let stays = self.kubernetes.as_ref().map(|(now, _)| now) == settings;
         if !stays && let Some((_, task)) = self.kubernetes.take() {
@@ -653,7 +653,7 @@ fn start() -> Result<Handle, String> {
     std::thread::Builder::new()
         .name("lvsd-sources".to_owned())
         .spawn(move || runtime.block_on(std::future::pending::<()>()))
-        .map_err(|error| format!("cannot start a thread: {error}"))?;
+        .map_err(|error| format!("cannot start the thread lvsd-sources: {error}"))?;
     Ok(handle)
 }
 
@@ -720,7 +720,7 @@ mod tests {
     }
 
     #[test]
-    fn last_answer_applies_and_is_stored() {
+    fn last_answer_of_a_source_applies_after_failure_and_restart() {
         let record = |n: u8| Record {
             ip: [10, 0, 0, n].into(),
             port: None,

@@ -44,7 +44,7 @@ pub enum Severity {
 pub struct Diagnostic {
     /// Whether the file is refused because of this finding.
     pub severity: Severity,
-    /// The error in one line.
+    /// The finding in one line.
     pub title: String,
     /// Position in bytes of the text, and the message at that position.
     pub primary: (Range<usize>, String),

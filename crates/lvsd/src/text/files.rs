@@ -54,7 +54,7 @@ impl Files {
         format!("{path}:{}:{column}", lines(before))
     }
 
-    /// Replaces the joined text, with the same files.
+    /// Sets the number of lines to that of the joined text `text`.
     pub(crate) fn of(mut self, text: &str) -> Self {
         self.lines = lines(text);
         self

@@ -209,7 +209,7 @@ fn case(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn convert_reports_losses_by_exit_code() {
+fn convert_with_omitted_settings_exits_with_code_4() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let run = |name: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_lvsd"))

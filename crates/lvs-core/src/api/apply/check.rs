@@ -78,7 +78,7 @@ pub(super) fn check_call<'a>(
             Step::SetTimeouts(*timeouts)
         }
         Call::SysctlSet(sysctl) => {
-            // A value is valid or not, whatever the other values are.
+            // The values of other sysctls do not decide whether a value is valid.
             Sysctls::default().set(&sysctl.name, &sysctl.value)?;
             Step::SetSysctl(sysctl)
         }

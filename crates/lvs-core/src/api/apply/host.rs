@@ -12,8 +12,8 @@ use crate::{Forwarding, ServiceKey};
 ///
 /// Implementations answer from memory: the caller holds the lock of [`Control`](crate::Control).
 pub trait Host {
-    /// Checks whether the host's packet interception permits `need`. It is the first check of a
-    /// change.
+    /// Checks whether the host's packet interception permits `need`. Except for a synchronisation
+    /// daemon, this is the first check of a change.
     ///
     /// # Errors
     /// The reason for the refusal, and the fix.
@@ -22,7 +22,7 @@ pub trait Host {
         Ok(())
     }
 
-    /// Whether this is the broadcast address of one of the host's networks.
+    /// Whether `addr` is the broadcast address of one of the host's networks.
     fn is_broadcast(&self, addr: IpAddr) -> bool {
         let _ = addr;
         false
@@ -62,6 +62,6 @@ pub enum Need<'a> {
     Local(IpAddr),
     /// A virtual address for which the dataplane will answer ARP.
     Own(IpAddr),
-    /// A synchronisation daemon to be started, after all other checks of it have succeeded.
+    /// A synchronisation daemon to be started. All other checks of the daemon have succeeded.
     Daemon(&'a SyncDaemon),
 }

@@ -45,8 +45,8 @@ pub struct Refused {
     pub failure: Failure,
 }
 
-/// The parts of the configuration that changed, so that the dataplane must update copies and
-/// settings.
+/// The parts of the configuration that a list of changes has changed. The dataplane must update its
+/// copies of these parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,
@@ -69,7 +69,7 @@ impl Applied {
         self.services.iter().map(|&key| key.into())
     }
 
-    /// Whether the change does not affect the processing of packets.
+    /// Whether the dataplane has nothing to update.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -87,8 +87,8 @@ impl Applied {
 
 impl Control {
     /// Applies all of these changes, in the order of the list, or none. All are checked before the
-    /// first is applied, each against the state after its predecessors. The dataplane updates
-    /// itself once, according to the result.
+    /// first is applied, each against the state after its predecessors. The result shows which
+    /// parts of the dataplane must be updated, once for the whole list.
     ///
     /// Each change is checked like a single operation, in the kernel's order of checks.
     ///
@@ -197,7 +197,8 @@ impl<'a> Changes<'a> {
 
     /// Applies up to `count` more of the checked changes. A flush counts as one for each service;
     /// the deletion of a service counts as one for itself and one for each server. After the last
-    /// change, returns the parts of the state that the dataplane must update.
+    /// change, returns the parts of the state that the dataplane must update; until then, returns
+    /// `None`.
     ///
     /// For packets, a list of at most `count` calls without a flush takes effect at once: only the
     /// removal of the servers of deleted services may need further calls.

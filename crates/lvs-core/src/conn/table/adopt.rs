@@ -22,7 +22,7 @@ pub struct Adoption {
     handles: Vec<u32>,
     /// Index in `handles` of the next slot to examine.
     next: usize,
-    /// Entries of the overflow, in the order of their insertion.
+    /// Creation number and handle of each adopted entry of the overflow region.
     overflow: Vec<(u64, u32)>,
     /// Clock of the previous process minus the clock of this process.
     ahead: Duration,

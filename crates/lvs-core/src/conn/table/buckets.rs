@@ -54,7 +54,7 @@ impl Buckets {
         }
     }
 
-    /// The home slot, if it is free and the first bucket is not nearly full.
+    /// The index of the home slot in its region.
     #[inline]
     pub(super) const fn home(&self) -> usize {
         self.first * Layout::WAYS + self.home
@@ -110,8 +110,8 @@ impl<'a> Tags<'a> {
     }
 
     /// The slot for a new entry; `None` if both buckets are full. The first bucket is used if it
-    /// has at least [`AMPLE`] free slots, or as many as the second one. In the bucket, the home
-    /// slot is preferred.
+    /// has at least [`AMPLE`] free slots, or at least as many as the second one. In the bucket, the
+    /// home slot is preferred.
     #[inline]
     pub(super) fn choose(self, buckets: &Buckets) -> Option<usize> {
         let first = self.room(buckets.first);

@@ -345,8 +345,7 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// Searches for an entry with this client. If none exists, records that the address and port do
-    /// not belong to a client.
+    /// If no entry has this client, records that the address and port do not belong to a client.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
@@ -357,7 +356,7 @@ impl ConnTable {
     }
 
     /// Records that `source` is not a client, if no entry has it as its client and `ahead` was
-    /// prepared for it.
+    /// prepared for it. Does nothing for IPv6.
     #[inline]
     pub(crate) fn note_source(&self, protocol: Protocol, source: SocketAddr, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
@@ -521,7 +520,7 @@ impl ConnTable {
 }
 
 /// The slot that probably contains the entry of a packet. It affects only the speed, and is valid
-/// only for its shard.
+/// only for the shard that returned it.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     narrow: bool,
@@ -636,9 +635,10 @@ impl Found {
     }
 }
 
-/// Whether packets from a virtual address or a server to the client belong to an entry. This
-/// depends on the entry's forwarding method. Returns the bit that is set if a newer equal entry
-/// hides the entry for these packets.
+/// Whether a packet to the client of an entry belongs to this entry: with NAT, if the server has
+/// sent the packet (`is_server`); with full NAT, never; with other methods, if the packet comes
+/// from the virtual address (`is_virt`). Returns the bit that is set if a newer equal entry hides
+/// the entry for these packets; `None` if the packet does not belong to the entry.
 #[inline]
 fn answers(way: u64, is_virt: bool, is_server: bool) -> Option<u64> {
     match Forwarding::from_bits((way & 7) as u32) {

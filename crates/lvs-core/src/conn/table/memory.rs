@@ -59,7 +59,7 @@ impl core::error::Error for OutOfMemory {}
 /// Reasons to refuse the memory that a previous process has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutError {
-    /// The memory does not begin with a table's description.
+    /// The words are not the description of a connection table.
     Foreign,
     /// Another version of this crate wrote the description, with this layout version.
     Version(u64),
@@ -173,10 +173,10 @@ impl Layout {
         words
     }
 
-    /// Reads the layout from the header of existing memory.
+    /// Reads the layout from the description next to existing memory.
     ///
     /// # Errors
-    /// If the header is invalid, inconsistent, or of another version.
+    /// If the description is invalid, inconsistent, or of another version.
     pub fn from_words(words: &[u64; Self::HEADER_WORDS]) -> Result<Self, LayoutError> {
         let &[magic, version, ways, narrow, wide, rest @ ..] = words;
         if magic != Self::MAGIC {
@@ -228,7 +228,10 @@ enum Store {
     /// Shared memory, and the owner that keeps it mapped.
     Shared(
         &'static [AtomicU64],
-        #[expect(dead_code, reason = "the value is stored only to keep its lock")]
+        #[expect(
+            dead_code,
+            reason = "the value is stored only to keep the memory mapped"
+        )]
         Arc<dyn Any + Send + Sync>,
     ),
 }
@@ -457,7 +460,7 @@ mod tests {
                 Region::shared(words, owner.clone())
             })
             .collect();
-        let regions = <[Region; 5]>::try_from(regions).expect("five regions");
+        let regions = <[Region; 5]>::try_from(regions).expect("there are five regions");
         let memory = Memory::new(layout, regions).expect("the regions are long enough");
         let table = crate::conn::ConnTable::with_memory(1, memory);
         let uses = || owners.each_ref().map(Arc::strong_count);

@@ -82,8 +82,8 @@ pub(super) struct Overflow {
     /// Number of slots that are in use, or were used before.
     used: u32,
     slots: u32,
-    /// Number of entries in the overflow, by whether their first bucket has wide slots, and by the
-    /// number of this bucket.
+    /// Number of entries in the overflow for each first bucket. The key is whether the bucket has
+    /// narrow slots, and the number of the bucket.
     pub(super) homes: BTreeMap<(bool, usize), u32>,
     /// Incremented for each inserted entry.
     pub(super) sequence: u64,

@@ -159,8 +159,7 @@ const fn unwire(word: u64) -> u16 {
     u16::from_be(word as u16)
 }
 
-/// Encodes a client's address and port as in w0 of a narrow slot. Other addresses and ports have
-/// the same encoding.
+/// Encodes an address and port as in the lower 48 bits of w0, w1 and w2 of a narrow slot.
 #[inline]
 pub(super) const fn narrow(addr: [u8; 4], port: u16) -> u64 {
     u32::from_ne_bytes(addr) as u64 | wire(port) << 32
@@ -203,7 +202,7 @@ fn unwide(words: [u64; 2], v6: bool) -> IpAddr {
     }
 }
 
-/// Whether w7 of a wide slot says that its client's address is IPv6.
+/// Whether w7 of a wide slot marks the client's address as IPv6.
 #[inline]
 pub(super) const fn is_client_v6(ends: u64) -> bool {
     ends >> 48 & way::CLIENT_IS_V6 != 0
@@ -470,13 +469,13 @@ impl<'a> Entry<'a> {
         self.set_hot(HOT_CONTROL, both(control, self.armed()));
     }
 
-    /// Index of the template that controls the connection.
+    /// Index of the template that controls the connection; `None` if no template does.
     pub(crate) fn template(self) -> Option<u32> {
         let control = self.control();
         (control != NO_SLOT && control & TEMPLATE_BIT != 0).then_some(control & !TEMPLATE_BIT)
     }
 
-    /// Handle of the connection that controls this one.
+    /// Handle of the connection that controls this one; `None` if no connection does.
     pub(crate) fn controller(self) -> Option<u32> {
         Some(self.control()).filter(|control| control & TEMPLATE_BIT == 0)
     }

@@ -351,7 +351,7 @@ fn full_buckets_overflow_and_the_overflow_is_bounded() {
 }
 
 #[test]
-fn full_table_supports_removal_and_insertion() {
+fn full_table_under_churn_keeps_most_entries_out_of_overflow() {
     let capacity = 20_000_u32;
     let mut table = ConnTable::new(capacity as usize, 3);
     let draft = |n: u32| {
@@ -411,7 +411,8 @@ fn next_wakeup_precedes_every_deadline() {
             }
         };
         assert!(fired >= deadline && fired - deadline < Duration::from_millis(5));
-        // Ticks at which books and pages are distributed, and portions of the last page.
+        // The wake-ups are the ticks at which books, pages, and portions of the last page are
+        // distributed.
         assert!(wakeups < 150, "{wakeups} for {timeout}");
     }
 }
@@ -443,7 +444,7 @@ fn timer_budget_delays_timers_and_drops_none() {
         due.iter().for_each(|&handle| table.remove(handle));
         table.recycle(due);
         calls += 1;
-        assert!(calls < 1000, "no progress");
+        assert!(calls < 1000, "`take_due_by` returns too few handles");
     }
 }
 
@@ -748,8 +749,8 @@ proptest! {
                     prop_assert_eq!(fired, gone);
                 }
                 Op::TakeOver => {
-                    // Entries outside the overflow may have changed; a process that takes over the
-                    // table cannot find the newest of these.
+                    // A changed entry outside the overflow has no creation number, so that a
+                    // process that takes over the table cannot find the newest of equal entries.
                     let ambiguous = naive.entries.iter().any(|entry| entry.1.server == REBOUND);
                     let hidden = naive.entries.iter().any(|entry| entry.1.has(flag::DYING));
                     if ambiguous || hidden {

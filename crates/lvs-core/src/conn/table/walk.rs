@@ -54,8 +54,9 @@ impl ConnTable {
         None
     }
 
-    /// Entries from slot `from` on, and the slot at which the next call must continue. A free slot
-    /// costs one of `budget`, and an entry [`ENTRY_COST`], so that each call takes a bounded time.
+    /// Entries from slot `from` on, and the slot at which the next call must continue (`None` at
+    /// the end). A free slot costs one of `budget`, and an entry [`ENTRY_COST`], so that each call
+    /// takes a bounded time.
     pub(crate) fn piece(&self, from: usize, budget: usize) -> (Vec<u32>, Option<usize>) {
         let (mut at, mut left) = (from, budget);
         let mut piece = Vec::new();

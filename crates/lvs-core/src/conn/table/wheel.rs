@@ -237,7 +237,7 @@ impl Wheel {
         deadlines
     }
 
-    /// Time at which the caller must advance the wheel at the latest; `None` if the wheel is empty.
+    /// Latest time at which the caller must advance the wheel; `None` if the wheel is empty.
     pub(super) fn next_wakeup(&self) -> Option<Instant> {
         if self.linked == 0 {
             return None;

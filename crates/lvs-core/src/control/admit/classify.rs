@@ -88,7 +88,7 @@ pub(in crate::control) trait State {
     /// Whether the defence `drop_packet` drops this packet.
     fn drops_packet(&mut self) -> bool;
 
-    /// Removes the pin of this connection, which has been opened.
+    /// Removes the pin ([`Control::pin`]) of this connection, which has been opened.
     fn remove_pin(&mut self, ask: &Ask<'_>, service: u32);
 
     /// Updates the shard's copies of settings and links.
@@ -101,7 +101,8 @@ pub(in crate::control) trait State {
         now: Instant,
     ) -> Result<(), DropReason>;
 
-    /// The part of a datagram that the persistence engine uses.
+    /// The part of a datagram that the persistence engine uses; `None` if the datagram has no such
+    /// part.
     fn engine_data<'a>(&mut self, ask: &Ask<'a>) -> Result<Option<&'a [u8]>, Self::Unknown>;
 
     /// Finds a template for the packet whose server may be used.
@@ -122,7 +123,7 @@ pub(in crate::control) trait State {
 
     fn restart_template(&mut self, template: Self::Template, now: Instant);
 
-    /// Chooses a server by the service's scheduler.
+    /// Chooses a server by the service's scheduler; `None` if the scheduler finds no usable server.
     fn pick(
         &mut self,
         service: u32,

@@ -78,8 +78,9 @@ impl Control {
         self.note_occupancy(shard);
         shard.forget_room();
         let verdict = self.schedule(shard, meta, now);
-        // If the caller has waited, the table may have changed since; or the connection was already
-        // evicted, and its slot contains the new connection.
+        // The connection to be replaced may not exist any more: the table may have changed while
+        // the caller waited, or the connection was evicted, and its slot contains the new
+        // connection.
         let made_room = shard.made_room();
         let replaced = pending.replaced.filter(|&index| made_room != Some(index));
         if let Some(replaced) = replaced.filter(|&index| shard.has(index)) {

@@ -12,7 +12,8 @@ use crate::{Forwarding, Instant, PacketMeta, ServiceFlags, ServiceKey, Transport
 
 impl Control {
     /// Decides about a datagram from a server behind NAT that belongs to no connection: a service
-    /// with an engine opens one for it (`__ip_vs_rs_conn_out`, `ip_vs_new_conn_out`).
+    /// with a persistence engine opens a connection for it (`__ip_vs_rs_conn_out`,
+    /// `ip_vs_new_conn_out`). `None` if no connection is opened.
     pub(super) fn open_outbound(
         &mut self,
         shard: &mut Shard,

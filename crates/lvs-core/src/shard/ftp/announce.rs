@@ -106,8 +106,8 @@ fn six_numbers(text: &[u8]) -> Option<(SocketAddr, usize)> {
     None
 }
 
-/// Parses `|family|address|port|` with any delimiter, or `|||port|`. Returns address, port and
-/// length.
+/// Parses `|family|address|port|` with any delimiter, or `|||port|`. Returns the address (`None` in
+/// the second form), the port and the length.
 fn extended(text: &[u8], family: Family) -> Option<(Option<IpAddr>, u16, usize)> {
     let (&delimiter, rest) = text.split_first()?;
     if !delimiter.is_ascii_graphic() || delimiter.is_ascii_digit() {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn ftp_active_commands_are_found_only_at_line_start() {
+    fn ftp_active_commands_are_found_only_at_segment_start() {
         let four = |text: &str| command(text.as_bytes(), Family::V4);
         let six = |text: &str| command(text.as_bytes(), Family::V6);
         assert_eq!(four("PORT 192,0,2,7,156,65\r\n"), active("192.0.2.7:40001"));

@@ -171,8 +171,8 @@ impl<'a> Tcp<'a> {
             .wrapping_add(u32::try_from(len).unwrap_or(u32::MAX))
     }
 
-    /// The highest sequence number in its selective acknowledgements (RFC 2018 section 3), if it is
-    /// after `acknowledged`.
+    /// The highest sequence number in the segment's selective acknowledgements (RFC 2018 section
+    /// 3), or `acknowledged` if that is later.
     fn highest_sack(&self, acknowledged: u32) -> u32 {
         const SACK: u8 = 5;
         const BLOCK: usize = 8;
@@ -260,7 +260,8 @@ impl Shard {
     }
 
     /// Inspects a segment from the server of control connection `index`, before the segment changes
-    /// the connection's state (`ip_vs_ftp_out`).
+    /// the connection's state (`ip_vs_ftp_out`). Returns the change of the segment; `None` if it is
+    /// forwarded unchanged.
     ///
     /// # Errors
     /// The reason why the segment is dropped.
@@ -455,7 +456,9 @@ mod tests {
                 key,
                 server,
             };
-            all.server = all.request(TcpFlags::SYN, 1000, 0, b"").expect("it opens");
+            all.server = all
+                .request(TcpFlags::SYN, 1000, 0, b"")
+                .expect("the connection opens");
             all.reply(TcpFlags::SYN | TcpFlags::ACK, 5000, 1001, b"");
             all.request(TcpFlags::ACK, 1001, 5001, b"");
             if data {
@@ -532,10 +535,7 @@ mod tests {
             let before = control.director.shard.len();
             let server = control.request(TcpFlags::SYN, 900_000, 0, b"");
             assert_eq!(server == Some(control.server), data, "{server:?}");
-            assert!(
-                server.is_some(),
-                "the SYN was dropped, as only the kernel does without data"
-            );
+            assert!(server.is_some(), "the SYN was dropped");
             assert_eq!(control.director.shard.len(), before);
         }
     }

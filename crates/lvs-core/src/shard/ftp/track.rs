@@ -731,9 +731,9 @@ mod tests {
     #[test]
     fn syn_on_tracked_connection_sets_numbers_when_acknowledged() {
         let mut track = opened();
-        let before = track.expect("a connection");
+        let before = track.expect("the connection is tracked");
         assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
-        let now = track.expect("a connection");
+        let now = track.expect("the connection is tracked");
         assert_eq!((now.client, now.server), (before.client, before.server));
         assert!(bare(&mut track, From::Server, SYN | ACK, 70_000, 900_001));
         assert!(bare(&mut track, From::Client, ACK, 900_001, 70_001));
@@ -763,7 +763,7 @@ mod tests {
         assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
         assert!(bare(&mut track, From::Server, RST, 5011, 0));
         assert_eq!(state(track), Some(State::Established));
-        assert!(!bare(&mut track, From::Server, RST, 4000, 0), "too old");
+        assert!(!bare(&mut track, From::Server, RST, 4000, 0), "it is old");
         assert!(bare(&mut track, From::Server, RST, 5001, 0));
         assert_eq!(state(track), Some(State::Close));
     }

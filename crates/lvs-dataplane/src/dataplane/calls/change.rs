@@ -13,14 +13,15 @@ use crate::host::update::Update;
 use crate::host::view::View;
 use crate::sync::Prepared;
 
-/// Number of changes that are applied while the control half is locked once, for some ten
+/// Number of changes that are applied under one lock of the control half, which takes some ten
 /// microseconds.
 const PIECE: usize = 16;
 
 impl Handle {
-    /// Applies all of these changes or none, and waits until all packet workers use them: after the
-    /// answer, they apply to the next packet. If a worker does not use them in time, the result is
-    /// a success with a warning.
+    /// Applies all of these changes or none, and waits until all packet workers use them. After the
+    /// answer, the changes therefore apply to the next packet. If a worker does not answer in time,
+    /// the result is a success with a warning. `list`: a refusal contains the number of the refused
+    /// change.
     pub(in crate::dataplane) fn apply(
         &self,
         changes: Vec<Call>,
@@ -148,9 +149,9 @@ impl Handle {
         self.threads.daemons.follow(&wanted, prepared.collect());
     }
 
-    /// Posts a change to the keeper, and waits until every packet worker uses the view with it.
-    /// Returns a warning for each part of the change that the keeper could not apply to the host
-    /// yet.
+    /// Posts a change to the keeper, and waits until every packet worker uses the snapshot that
+    /// contains the change. Returns a warning for each part of the change that the keeper could not
+    /// apply to the host yet.
     fn follow(&self, update: Update) -> Result<Vec<String>, Failure> {
         let (generation, warnings) = self.threads.ask_keeper(move |keeper, reply| {
             let warnings = keeper.update(update);

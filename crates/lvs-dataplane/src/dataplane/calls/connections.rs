@@ -7,8 +7,8 @@ use super::end;
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
 
-/// Maximum number of free slots that one job of a listing examines. A job returns up to 512
-/// connections. A listing therefore never delays packets for long.
+/// Budget of one job of a listing: the job examines up to 8,192 slots if they are free, and returns
+/// up to 512 connections. A listing therefore never delays packets for long.
 const PIECE: usize = 8192;
 
 impl Handle {

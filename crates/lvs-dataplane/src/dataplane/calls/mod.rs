@@ -15,7 +15,8 @@ use super::decider::Question;
 use super::handle::Handle;
 use lvs_process::server::{Handler, Sink};
 
-/// The size of the kernel's connection table, which listings print.
+/// The default size of the connection table of IPVS in the kernel. Listings print it as ipvsadm
+/// does.
 const KERNEL_TABLE_SIZE: u32 = 4096;
 
 impl Handler for Handle {

@@ -23,7 +23,7 @@ const GREETINGS_MAX: usize = 2;
 /// Longest wait until this director owns the connections that it borrowed from an earlier run of a
 /// peer.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Shortest interval between two log lines about connections that are not from peers.
+/// Shortest interval between two log lines about refused connections.
 const COMPLAIN: Duration = Duration::from_secs(60);
 
 /// Interval between two attempts to listen on an address that the host does not have.

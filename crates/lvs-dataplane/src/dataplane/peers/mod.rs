@@ -136,7 +136,7 @@ struct State {
     bulk: Option<(u64, Duration, Instant)>,
     /// Whether the borrowed connections were compared with a digest of the peer.
     compared: bool,
-    /// Whether several repairs did not remove the difference.
+    /// Whether the borrowed connections still differ from the peer's digest after several repairs.
     given_up: bool,
     replicated: u64,
     missing: u64,
@@ -374,7 +374,8 @@ impl Peers {
     }
 
     /// Runs `job` on the piece of a packet worker's table at `place`. The job returns the slot of
-    /// the next piece, and `walk` the next place, which may be in the next worker's table.
+    /// the next piece. `walk` returns the next place, which may be in the next worker's table, or
+    /// `None` at the end of the last table.
     fn walk(
         &self,
         place: Place,

@@ -33,7 +33,8 @@ const PORTIONS_MAX: usize = 2;
 const PIECE: usize = 8192;
 /// Number of consecutive differing digests after each of which this director requests repairs.
 const REPAIRS_IN_A_ROW: u32 = 3;
-/// After that, this director requests repairs only after every `REPAIRS_LATER`-th differing digest.
+/// After [`REPAIRS_IN_A_ROW`] differing digests, this director requests repairs only for each
+/// `REPAIRS_LATER`-th consecutive differing digest.
 const REPAIRS_LATER: u32 = 15;
 
 /// Receives connections from a peer until the dataplane ends.
@@ -347,7 +348,7 @@ fn compare_services(peers: &Peers, peer: &Peer, theirs: &ServiceDigests) {
 }
 
 /// Makes this director the owner of connections that it borrowed from a peer, so that it replicates
-/// them. `ranges` limits them.
+/// them itself. `ranges`: only connections in these ranges.
 fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
     let mut next = Some(Place::default());
     while let Some(place) = next {

@@ -28,7 +28,8 @@ const ITEMS_MAX: usize = 64 << 10;
 const PORTION: usize = ITEMS_MAX / 4;
 /// Interval between two digests.
 const DIGEST_PERIOD: Duration = Duration::from_secs(2);
-/// Interval between two walks that send the connections that had packets since the previous walk.
+/// Interval between two walks over the tables. Each walk sends the connections that had packets
+/// since the previous walk.
 const REFRESH_PERIOD: Duration = Duration::from_secs(30);
 /// Time that the sender waits for more changes, in order to send them together.
 const LINGER: Duration = Duration::from_millis(10);

@@ -17,7 +17,7 @@ use crate::dataplane::context::Context;
 const PIECE: usize = 256;
 /// Shortest interval between two digests of services that change continuously.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Maximum number of differing services that messages name.
+/// Maximum number of differing services that the state of a peer names.
 const NAMED_MAX: usize = 16;
 
 /// The digests of the services of this director.
@@ -25,13 +25,13 @@ const NAMED_MAX: usize = 16;
 pub(super) struct Own {
     digests: Arc<ServiceDigests>,
     beyond: usize,
-    /// The generation of the services that `digests` describes, and the time at which it was
+    /// The generation of the services that `digests` describes, and the time at which they were
     /// computed.
     made: Option<(u32, Instant)>,
 }
 
 impl Own {
-    /// Computes the digests again if services or servers have changed.
+    /// Computes the digests again if services or servers have changed, at most once in [`PERIOD`].
     pub(super) fn follow(&mut self, context: &Context) {
         let generation = context.control().generation();
         if let Some((made, at)) = self.made
@@ -107,7 +107,8 @@ impl Comparison {
         (self.older, self.compared) = (false, false);
     }
 
-    /// Compares the digests of a peer with `ours`. Returns a line to log if the result has changed.
+    /// Compares the digests of a peer with `ours`. Returns a line to log when a service has
+    /// differed for `alarm`, and when no service differs for so long any more.
     pub(super) fn compare(
         &mut self,
         ours: &ServiceDigests,

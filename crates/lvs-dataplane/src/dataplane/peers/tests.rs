@@ -452,10 +452,10 @@ fn service_digests_are_bounded_and_sent_only_to_peers_that_support_them() {
     assert!(text.len() < 500, "{text}");
 }
 
-/// A peer is in sync after a comparison that finds no missing connections. Later, its state
-/// contains the seconds since then.
+/// A peer is in sync after a comparison that finds no missing connections. Otherwise its state
+/// contains the seconds since it was in sync, or since the start.
 #[test]
-fn peer_state_depends_on_its_connections() {
+fn peer_state_counts_seconds_since_peer_was_in_sync() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
     let peer = &peers.peers[0];
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
@@ -651,9 +651,11 @@ fn replicate(workers: [usize; 2]) {
     assert_eq!((both[0].counts(), both[1].counts()), ((1400, 0), (0, 1400)));
 
     both[1].packets(1100..1300, 0x10);
-    run_until("packets to move", &mut both, |[one, two]| {
-        one.sync_state() == ("in step", 200) && two.sync_state() == ("in step", 1200)
-    });
+    run_until(
+        "moved clients to move their connections",
+        &mut both,
+        |[one, two]| one.sync_state() == ("in step", 200) && two.sync_state() == ("in step", 1200),
+    );
     assert_eq!(
         (both[0].counts(), both[1].counts()),
         ((1200, 200), (200, 1200))
@@ -671,9 +673,11 @@ fn replicate(workers: [usize; 2]) {
 
     let peers = both[0].peers.clone();
     let ends = thread::spawn(move || peers.end());
-    run_until("the other to own all", &mut both, |[_, two]| {
-        two.counts() == (1400, 0)
-    });
+    run_until(
+        "the other director to own all connections",
+        &mut both,
+        |[_, two]| two.counts() == (1400, 0),
+    );
     both[1].packets(1000..2400, 0x10);
     let peers = both[1].peers.clone();
     let both_end = thread::spawn(move || peers.end());

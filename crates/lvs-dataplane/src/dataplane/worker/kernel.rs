@@ -13,7 +13,8 @@ use crate::fast_path::{FastPath, LocalsAre, WayOut};
 use lvs_packet::net::Way;
 use lvs_packet::ways::Ways;
 
-/// A worker that always has received packets to process offloads connections after this time.
+/// Time after which a worker offloads connections even if it always has received packets to
+/// process.
 const BUSY: Duration = Duration::from_millis(50);
 /// Maximum number of queued changes of local ports for the BPF programs.
 const LOCALS_WAITING: usize = 1 << 16;
@@ -143,8 +144,8 @@ impl Worker {
         Ok((offer, ways))
     }
 
-    /// Whether the kernel fast path forwards the packets of a connection; with `None`, whether it
-    /// would forward those of a new one. Otherwise the reason.
+    /// Returns the reason why the kernel fast path does not forward the packets of a connection;
+    /// with `None`, the reason why it would not forward those of a new connection.
     pub(super) fn fast_path(&self, conn: Option<ConnId>) -> Result<(), WithDataplane> {
         let kernel = self.kernel.path.as_ref().ok_or(WithDataplane::NotUsed)?;
         let epoch = kernel.epoch();
@@ -265,7 +266,7 @@ impl Worker {
         if self.kernel.synced.is_none() && self.decider.shard.has_master() {
             self.kernel.synced = Some((0, now));
         }
-        // One worker reports for all, whose tables are about equally full.
+        // Worker 0 reports for all workers: their tables are about equally full.
         if self.number == 0 {
             kernel.try_homes(self.decider.shard.tries_homes());
         }

@@ -59,8 +59,8 @@ const QUEUE_BYTES: usize = 16 << 10;
 /// Longest time that SYNs wait during a SYN flood.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
-/// A stopping worker sends the synchronisation messages that are due within this time, which are
-/// all.
+/// A stopping worker sends the synchronisation messages that are due within this time. Each message
+/// is due within it.
 const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
 /// Interval between two rounds of housekeeping.
@@ -328,7 +328,8 @@ impl Worker {
         self.network.take(view);
         if config {
             self.decider.sweep();
-            // A stopping sync master waits for this snapshot, and then sends its messages.
+            // A stopping sync master waits until all workers use this snapshot, and then sends
+            // their messages.
             self.send_sync();
         }
         if !self.pipeline.held.is_empty() {
@@ -352,7 +353,7 @@ impl Worker {
             self.decider.epoch = self.kernel.path.as_ref().map_or(0, |kernel| kernel.epoch());
             self.take_view();
             let started = SystemInstant::now();
-            // The kernel reports separately that the interface is down or removed.
+            // The error is ignored: netlink reports that the interface is down or removed.
             let Ok(count) = self.ports.recv(port, &mut self.batch) else {
                 return false;
             };
@@ -467,8 +468,8 @@ impl Worker {
         self.captures = captures;
     }
 
-    /// Passes requests to the keeper, sends frames, and passes packets of other workers to these
-    /// workers.
+    /// Passes requests to the keeper, sends frames, and passes packets to the workers that own
+    /// their connections.
     fn flush(&mut self) {
         self.heed_lessons();
         if !self.output.requests.is_empty() {
@@ -805,12 +806,12 @@ impl Worker {
 
     /// Explains the fate of a packet, without side effects.
     pub(super) fn explain(&mut self, question: &Question) -> Explanation {
-        // The same check is made before each offload.
+        // `offload_due` also updates the shard first.
         if self.decider.shard.is_behind() {
             self.decider.sweep();
         }
         let mut explanation = self.decider.explain(question, |conn| self.fast_path(conn));
-        // The decision may be to forward, but the packet cannot be sent.
+        // The decision may be to forward a packet that cannot be sent.
         let ends = explanation.server.map(|server| ("server", server.ip()));
         let ends = ends.map(|server| [server, ("client", question.tuple.src.ip())]);
         let tables = &self.network.view().tables;

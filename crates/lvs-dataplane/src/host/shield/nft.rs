@@ -82,8 +82,8 @@ impl<'a> Batch<'a> {
         self.commands == 0
     }
 
-    /// Returns the batch, the sequence number of its last message, and the sequence number whose
-    /// acknowledgement confirms the batch.
+    /// Returns the bytes of the batch, the sequence number whose acknowledgement confirms the
+    /// batch, and the first sequence number after the batch.
     pub(super) fn finish(mut self) -> (Vec<u8>, u32, u32) {
         // The kernel always reports errors; only the last command requests an acknowledgement.
         self.builder.add_flags(NLM_F_ACK);

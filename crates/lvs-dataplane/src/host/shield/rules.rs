@@ -151,9 +151,9 @@ impl IpVersion {
         });
     }
 
-    /// Adds the rules of the chain that drops packets that end before their transport header does.
-    /// An expression that loads beyond the end of a frame does not match. Padding of Ethernet
-    /// frames can be loaded, so the length in the IP header is compared first; it is 0 in the
+    /// Adds the chain `short`, which drops packets without a complete transport header. An
+    /// expression that loads beyond the end of a frame does not match. Padding of Ethernet frames
+    /// can be loaded, so the length in the IP header is compared first. This length is 0 in the
     /// longest super-packets of the kernel.
     fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
         const LAST: u16 = 4;

@@ -104,8 +104,8 @@ impl OpenError {
 #[derive(Debug)]
 pub(super) struct Back {
     pub(super) socket: PacketSocket,
-    /// The attached program. That of the first worker reinjects the frames of all workers; `None`
-    /// for the others.
+    /// The attached program, which reinjects the frames of all workers. Only the first worker has
+    /// it.
     _turned: Option<TurnedBack>,
 }
 

@@ -385,7 +385,7 @@ mod tests {
                 ip.extend(l4);
                 (0x86dd, ip)
             }
-            _ => panic!("one family"),
+            _ => panic!("the addresses belong to two families"),
         }
     }
 

@@ -88,8 +88,9 @@ impl NetState {
         routes.chain(own.filter_map(|a| Prefix::new(a.ip, a.prefix_len)))
     }
 
-    /// The gateways of routes and their interfaces, those of default routes first. A gateway occurs
-    /// once for each route through it.
+    /// The gateways of routes and their interfaces: of IPv4 routes, then of IPv6 routes. In each
+    /// table, the gateways of default routes are first. A gateway occurs once for each route
+    /// through it.
     pub(crate) fn gateways(&self) -> impl Iterator<Item = (u32, IpAddr)> {
         let tables = [&self.v4, &self.v6].into_iter();
         let tables = tables.flat_map(|family| [&family.main, &family.default]);
@@ -112,8 +113,8 @@ impl NetState {
         self.neighbours.get(&(ifindex, ip)).copied()
     }
 
-    /// The lowest address of the neighbour with this MAC address that `is_excluded` does not
-    /// exclude.
+    /// The lowest address of the neighbour with this MAC address on an interface, except the
+    /// addresses that `is_excluded` accepts.
     pub fn address_of(
         &self,
         ifindex: u32,

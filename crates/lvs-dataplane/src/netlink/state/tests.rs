@@ -129,7 +129,7 @@ fn link_message(b: &mut Builder, running: bool, mac: [u8; 6], master: u32, event
 }
 
 #[test]
-fn link_with_new_address_has_appeared() {
+fn link_that_comes_up_or_changes_has_appeared() {
     let mut state = NetState::default();
     let mut appears = |running, mac, master, event| {
         let mut b = Builder::new(1);

@@ -64,7 +64,8 @@ struct Dialogue {
     /// Number of bytes that the director has added to the server's stream.
     growth: u32,
     sack: bool,
-    /// Sequence numbers of replies with an address. Retransmissions of these are not compared.
+    /// Sequence numbers of replies with an address. Retransmissions of these replies are not
+    /// compared.
     announced: Vec<u32>,
     past: Vec<Segment>,
     id: u16,

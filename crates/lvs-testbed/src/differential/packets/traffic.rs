@@ -423,7 +423,7 @@ impl Traffic {
 
     // --- errors about tunnel packets -----------------------------------------------------------
 
-    /// An ICMP error of a router about a tunnel packet, and a request after it.
+    /// A request, an ICMP error of a router about its tunnel packet, and another request.
     fn complaint(&mut self) -> Vec<Value> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;
@@ -492,8 +492,8 @@ impl Traffic {
         match self.entropy.below(5) {
             0 => {
                 let server = self.server();
-                // Not 0: whether a packet reaches a connection that is removed at once, with no
-                // other server, depends on timing.
+                // Weight 0 is excluded: without another server, the kernel would remove a
+                // connection at once, and timing would decide whether a packet still reaches it.
                 let weight = self.entropy.pick(&[1, 2, 5]);
                 if self.removed.contains(&server) {
                     return Vec::new();

@@ -43,7 +43,7 @@ reasons! {
         FilterOfOutput => "filter_of_output",
         /// keepalived reports a problem, or has not applied a request of lvsd.
         VrrpTrouble => "vrrp_trouble",
-        /// lvsd has refused its file, and uses the previous configuration.
+        /// lvsd has refused its configuration file, and uses the previous configuration.
         ConfigurationRefused => "configuration_refused",
         /// The director is not ready to have virtual addresses.
         DirectorNotReady => "director_not_ready",

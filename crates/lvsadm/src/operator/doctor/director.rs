@@ -23,7 +23,7 @@ impl Director {
         Self(status.unwrap_or_default())
     }
 
-    /// The path of `lvsd`'s file.
+    /// The path of `lvsd`'s configuration file; `the file of lvsd` if the path is unknown.
     pub(super) fn file(&self) -> &str {
         match self.0.config.as_str() {
             "" => "the file of lvsd",

@@ -129,8 +129,9 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Finds rules that name a service or drop packets by source alone, and that do not receive packets
-/// of services or apply to packets that the dataplane sends.
+/// Reports rules of the host's firewall: those that drop packets of services before the dataplane
+/// receives them, those that were meant for packets of services but do not receive them, and those
+/// that may drop packets that the dataplane sends.
 fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();

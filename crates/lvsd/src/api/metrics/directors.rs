@@ -120,8 +120,8 @@ fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     Ok(())
 }
 
-/// Writes the metrics of the sources of servers and services, apart from the file, and of the
-/// directors that share them.
+/// Writes the metrics of DNS, etcd and Kubernetes as sources of servers and services, and of the
+/// directors that load their services from the same etcd.
 pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     if status.sources.is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Virtual addresses that are announced by routes.
+//! Checks `[announce]`, and services whose addresses are announced by routes.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use crate::text::Diagnostic;
 
 /// Longest time for which routers prefer other directors before an address is withdrawn.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
-/// The permitted times for announcements without supervision by lvsd.
+/// The permitted values of `hold_without_lvsd`: the time for which the dataplane continues to
+/// announce without messages from lvsd.
 const HOLD: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(15)..=Duration::from_secs(7 * 24 * 3600);
 
@@ -118,7 +119,7 @@ mod tests {
         "[sync.peers]\naddresses = [\"192.0.2.2\"]\nkey_file = \"/etc/lvs/sync.key\"\n";
 
     #[test]
-    fn announced_addresses_are_not_answered_on_any_link() {
+    fn dataplane_owns_no_announced_vips_and_announce_keys_are_read() {
         let (config, report) = Config::from_toml("x", &format!("{SYNC}{SERVICE}")).unwrap();
         assert_eq!(config.services[0].vip, VipMode::Announce);
         assert!(

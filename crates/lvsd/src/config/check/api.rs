@@ -1,4 +1,4 @@
-//! Metrics, the API and the dashboard.
+//! Checks `[api]`: metrics, the API and the dashboard.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

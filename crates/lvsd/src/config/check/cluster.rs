@@ -15,7 +15,7 @@ use crate::sources::etcd::{self, Access, Password};
 use crate::text::Diagnostic;
 use crate::text::read_file;
 
-/// Maximum number of configured members.
+/// Maximum number of configured members of etcd.
 const MEMBERS_MAX: usize = 16;
 /// Certificate files of a source: the CA certificates, this client's certificate, and its key.
 pub(super) type Certificates<'a> = (
@@ -134,7 +134,7 @@ impl Checker<'_> {
         time
     }
 
-    /// Reads the members and the credentials for them.
+    /// Reads the members of etcd and the credentials for them.
     fn access(&mut self, spanned: &Spanned<RawCluster>) -> Option<Access> {
         let raw = spanned.get_ref();
         let Some(members) = &raw.etcd else {
@@ -318,7 +318,8 @@ impl Checker<'_> {
         Some(name.clone())
     }
 
-    /// Reports pools in a file without etcd, whose servers would never be read.
+    /// Reports services with an etcd pool if the configuration has no `[cluster]`: the servers of
+    /// the pool would never be read.
     pub(super) fn pools_without_etcd(&mut self, raw: &RawConfig) {
         if raw.cluster.is_some() {
             return;

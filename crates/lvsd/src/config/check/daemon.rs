@@ -1,4 +1,4 @@
-//! The daemon's own settings.
+//! Checks `[lvsd]`: the daemon's own settings.
 
 use std::time::Duration;
 
@@ -50,7 +50,8 @@ impl Checker<'_> {
 }
 
 impl Checker<'_> {
-    /// Checks the user of the notify command.
+    /// Returns the user and group id with which the notification program runs: those of
+    /// `notify_user`, or of `nobody`. `None` without a notification program.
     fn notify_user(&mut self, raw: &RawDaemon) -> Option<(u32, u32)> {
         raw.notify.as_ref()?;
         let name = raw
@@ -71,7 +72,7 @@ impl Checker<'_> {
         Some(user.unwrap_or((65_534, 65_534)))
     }
 
-    /// Checks the notification program.
+    /// Checks the notification program, and returns it with its arguments; empty without `notify`.
     fn notify(&mut self, raw: &RawDaemon) -> Vec<String> {
         if let Some(time) = &raw.notify_timeout
             && !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&time.get_ref().0)

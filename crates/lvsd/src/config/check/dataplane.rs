@@ -1,4 +1,4 @@
-//! The dataplane: its options, its rules for marks, its sysctls.
+//! Checks `[dataplane]`, the rules for marks in `[[mark]]`, and the sysctls.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -86,7 +86,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads a value that is one of a few words, which the dataplane gets unchanged.
+    /// Returns a value that is one of `words` unchanged; reports any other value.
     pub(super) fn one_of(
         &mut self,
         value: Option<&Spanned<String>>,
@@ -404,10 +404,12 @@ impl Checker<'_> {
     }
 }
 
-/// The words of one key of a rule, and the position of its value.
+/// The position of a value in a rule for marks, and its key and value as words of the dataplane's
+/// grammar.
 type RuleWords = (Range<usize>, Vec<String>);
 
-/// A rule in the dataplane's words, which are the keys of the table with dashes in front.
+/// Converts a rule for marks to the dataplane's grammar, in which the keys of the table begin with
+/// two dashes.
 fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
     let mut words = Vec::new();
     for (name, value) in [
@@ -438,8 +440,8 @@ fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
     words
 }
 
-/// Reports a rule that the dataplane would refuse for `reason`. The position is the value that
-/// causes the error, if it is a single value.
+/// Returns the error for a rule that the dataplane would refuse for `reason`. Its position is the
+/// value that alone causes the error, or otherwise `whole`.
 fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
     let alone = |key: &[String]| -> Vec<String> {
         let mut rule = key.to_vec();

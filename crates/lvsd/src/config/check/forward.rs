@@ -72,7 +72,8 @@ impl Checker<'_> {
                 ("dr", Forwarding::Route),
                 ("tun", Forwarding::Tunnel),
                 ("fullnat", Forwarding::FullNat),
-                // The director of the proxy has both connections, so it treats them like NAT.
+                // With the proxy, both connections are connections of this host, and replies return
+                // to it as with NAT.
                 ("proxy", Forwarding::Nat),
             ],
         );
@@ -141,7 +142,8 @@ impl Checker<'_> {
         Some((kind.tunnel)(port, checksum?))
     }
 
-    /// Reads the checksum by its name in the file; `None` if the name is invalid.
+    /// Reads the checksum by its name in the configuration. `None` if the name is invalid, which is
+    /// reported; no checksum without a name.
     fn tunnel_checksum(&mut self, raw: Option<&Spanned<String>>) -> Option<TunnelChecksum> {
         let Some(value) = raw else {
             return Some(TunnelChecksum::None);
@@ -149,7 +151,7 @@ impl Checker<'_> {
         let option = value.get_ref().trim_start_matches("--tun-");
         let all = TunnelChecksum::ALL;
         if let Some(known) = all.iter().find(|checksum| checksum.option() == option) {
-            let title = format!("unknown checksum of a tunnel `{}`", value.get_ref());
+            let title = format!("unknown tunnel checksum `{}`", value.get_ref());
             self.report(
                 Diagnostic::error(value.span(), title).help(format!("write \"{}\"", known.name())),
             );
@@ -227,7 +229,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Reports a tunnel of a server or a service that is not used.
+    /// Reports `tunnel` of a server or service whose forwarding method is not `tun`.
     pub(super) fn tunnel_without_tun(
         &mut self,
         tunnel: &Spanned<RawTunnel>,

@@ -1,4 +1,4 @@
-//! Checks of real servers.
+//! Reads the health checks of servers, and reports errors in them.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -17,19 +17,19 @@ use crate::text::{Diagnostic, Findings, Keys, unknown_key};
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
-/// While results contradict the present state, the default interval is `interval` divided by this
-/// number, but at least [`FAST_MIN`].
+/// The default of `fast_interval` is `interval` divided by this number, but at least [`FAST_MIN`].
 const FAST_PART: u32 = 5;
 const FAST_MIN: Duration = Duration::from_millis(100);
 const DEFAULT_JITTER: u8 = 5;
 
-/// The shortest interval: with shorter intervals, checks would cause considerable load.
+/// The shortest interval and the shortest timeout of checks: shorter ones would cause considerable
+/// load.
 const TIME_MIN: Duration = Duration::from_millis(10);
 /// The longest interval: one check a day.
 const INTERVAL_MAX: Duration = Duration::from_secs(86_400);
 const TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
-/// A check from the file, before it is applied to a server.
+/// A check as configured, before it is applied to a service and a server.
 pub(super) struct CheckPlan {
     probe: Probe,
     interval: Duration,
@@ -44,18 +44,18 @@ pub(super) struct CheckPlan {
     passive: Option<(Passive, Range<usize>)>,
 }
 
-/// The path of a check from the file.
+/// The configured path of a check.
 enum PlannedVia {
     /// The server's own address.
     Server,
     /// Through the service; the position of `via`.
     Service(Range<usize>),
-    /// Through the service, if that is possible.
+    /// Without `via`: through the service, if that is possible.
     Default,
 }
 
 impl Checker<'_> {
-    /// Reads `check`; `None` if it is missing or invalid.
+    /// Reads `check`; `None` if it is "none", or invalid, which is reported.
     pub(super) fn check_plan(
         &mut self,
         raw: &Spanned<RawCheck>,
@@ -105,7 +105,8 @@ impl Checker<'_> {
         })
     }
 
-    /// Reads the check of a service, before it is applied to each server.
+    /// Applies a configured check to a service; [`Check::of`] then adds the address of a server.
+    /// `None` if the check does not fit the service, which is reported.
     pub(super) fn check(
         &mut self,
         plan: &CheckPlan,
@@ -113,7 +114,8 @@ impl Checker<'_> {
         method: Forwarding,
         raw: &RawService,
     ) -> Option<Check> {
-        // The dataplane does not always have the servers, or the VIP.
+        // With other settings, the dataplane does not always have the server and the VIP, and a
+        // through-VIP check would fail.
         let is_kept = !is(raw.on_check_failure.as_ref(), "remove")
             && !is(raw.below_quorum.as_ref(), "give-up");
         let via = match (&plan.via, self.via(plan, service, method, raw)) {

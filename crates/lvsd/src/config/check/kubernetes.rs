@@ -19,10 +19,10 @@ const HTTPS: u16 = 443;
 const POOLS_MAX: usize = 64;
 /// Maximum number of ranges of a pool.
 const RANGES_MAX: usize = 256;
-/// Maximum number of bytes of a class, as in Kubernetes.
+/// Maximum number of bytes of a load balancer class, as in Kubernetes.
 const CLASS_MAX: usize = 316;
 
-/// The API server, the certificates of both sides, and the token.
+/// The API server, the certificates of the CA and of lvsd, and the token.
 type Reached = (Endpoint, Option<Tls>, Option<Token>);
 
 impl Checker<'_> {

@@ -1,4 +1,4 @@
-//! Checks of a file's meaning: addresses, names, ranges, and combinations.
+//! Checks the meaning of a configuration: addresses, names, ranges, and combinations.
 
 mod announce;
 mod api;
@@ -99,8 +99,8 @@ pub(in crate::config) fn check(
     }
 }
 
-/// Checks a service of etcd or Kubernetes separately, together with a valid file. The result is one
-/// service for each of its addresses.
+/// Checks `text`, a service from etcd or Kubernetes, against the valid configuration `config`.
+/// Returns one service for each address of the service.
 ///
 /// # Errors
 /// The first error, as text.
@@ -155,7 +155,7 @@ struct Checker<'a> {
     once: HashSet<(usize, String)>,
     /// The position of the setting by which the host routes packets to the dataplane (TUN backend).
     routed: Option<Range<usize>>,
-    /// Addresses for full NAT, if the file contains any.
+    /// Addresses for full NAT; `None` if the file sets neither `local_addresses` nor `hairpin`.
     local: Option<Vec<IpAddr>>,
 }
 

@@ -152,7 +152,7 @@ impl Checker<'_> {
         )
         .help("set forward = \"proxy\" for the service, and for none of its servers");
         if let Some(service) = service {
-            finding = finding.context(service.span(), "the service's");
+            finding = finding.context(service.span(), "the service's forwarding method");
         }
         self.report(finding);
     }

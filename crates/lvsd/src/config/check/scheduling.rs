@@ -16,8 +16,8 @@ use crate::config::OnCheckFailure;
 use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
 use crate::text::Diagnostic;
 
-/// Default of the time for which the connections of a server that was removed from the file
-/// continue.
+/// Default of `drain`: the time for which the connections of a server continue after the server was
+/// removed from the configuration.
 const DRAIN: Duration = Duration::from_secs(30);
 const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
@@ -219,8 +219,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads the time for which the connections of a server that was removed from the file
-    /// continue.
+    /// Reads `drain`: the time for which the connections of a server continue after the server was
+    /// removed from the configuration.
     pub(super) fn drain(&mut self, raw: &RawService, config: &ServiceConfig) -> Duration {
         let Some(drain) = &raw.drain else {
             if let (Some(at), Some(fallback)) = (&raw.scheduler, refuses_at_weight_0(config)) {
@@ -247,7 +247,8 @@ impl Checker<'_> {
         drain.get_ref().0
     }
 
-    /// Reads the action if the check of a server fails, and reports combinations that harm clients.
+    /// Reads `on_check_failure`, the action if the check of a server fails, and reports
+    /// combinations that harm clients.
     pub(super) fn on_check_failure(
         &mut self,
         raw: &RawService,
@@ -283,7 +284,7 @@ impl Checker<'_> {
         } else if !quiesces_at_zero(config, templates_stay) {
             let at = raw.persistence.as_ref().map(Spanned::span);
             let title = "clients stay on a server whose check fails";
-            let help = "set on_check_failure = \"remove\", the sysctl expire_quiescent_template = 1, or \"quiesce\" to accept this";
+            let help = "set on_check_failure = \"remove\", or the sysctl expire_quiescent_template = 1; or set on_check_failure = \"quiesce\" to accept this";
             (at, title, help.to_owned())
         } else {
             return chosen;

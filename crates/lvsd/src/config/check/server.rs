@@ -360,7 +360,7 @@ mod tests {
             );
             Config::read("lvsd.toml", &text, Files::from("lvsd.toml"), facts).map(|_| ())
         };
-        check("10.0.0.0", Some(&facts)).expect("the kernel accepts it");
+        check("10.0.0.0", Some(&facts)).expect("the first address of a network is accepted");
         check("10.0.0.255", None).expect("the address is accepted for another host");
         let message = check("10.0.0.255", Some(&facts))
             .expect_err("the broadcast address is refused")

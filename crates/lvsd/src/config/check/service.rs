@@ -286,7 +286,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns the identity of a service. Reports an error in it, and returns `None` then.
+    /// Returns the id and the address family of a service. Reports errors in the keys that
+    /// determine them, and returns `None` if the id is not valid.
     fn identity(&mut self, raw: &RawService, span: &Range<usize>) -> Option<(ServiceId, Family)> {
         let protocol = self.word(
             raw.protocol.as_ref(),

@@ -1,4 +1,4 @@
-//! Synchronisation with other directors.
+//! Checks `[sync]`: synchronisation with other directors.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -29,7 +29,7 @@ const ALARM: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(86_400);
 
 impl Checker<'_> {
-    /// Reads the settings of the daemons that use IPVS's protocol.
+    /// Reads `[sync.ipvs]`: the settings of the synchronisation daemons that use IPVS's protocol.
     pub(super) fn sync(&mut self, spanned: &Spanned<RawSyncIpvs>) -> Vec<SyncDaemon> {
         let raw = spanned.get_ref();
         let role = self.one_of(raw.role.as_ref(), &["master", "backup", "both"]);

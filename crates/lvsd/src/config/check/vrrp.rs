@@ -1,4 +1,4 @@
-//! Active and standby, with keepalived.
+//! Checks `[vrrp]`: active and standby directors with keepalived.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

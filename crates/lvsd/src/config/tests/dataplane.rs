@@ -127,7 +127,7 @@ fn synchronisation_requires_an_interface() {
 }
 
 #[test]
-fn peers_are_options_of_the_dataplane() {
+fn sync_peers_table_is_converted_to_options_of_dataplane() {
     let config = load(
         "[sync.peers]\naddresses = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nconnect_timeout = \"1m\"\nmismatch_alarm_after = \"2m\"\n",
     );
@@ -225,7 +225,7 @@ fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
 }
 
 #[test]
-fn filters_are_networks_and_files_of_them() {
+fn filter_keys_accept_networks_and_files_with_networks() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("blocked");
     std::fs::write(&path, "203.0.113.0/24 # bad\n2001:db8:bad::/48\n").unwrap();

@@ -150,7 +150,7 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
             { type = "gre", port = 6080 } | 4:33 | only a GUE tunnel has a port | set type = "gue"
             { type = "ipip", checksum = "full" } | 4:38 | an IPIP tunnel has no checksum | remove `checksum`
             { type = "gre", checksum = "remote" } | 4:37 | only a GUE tunnel has remote checksum offload | write checksum = "full"
-            { type = "gre", checksum = "csum" } | 4:37 | unknown checksum of a tunnel `csum` | write "full"
+            { type = "gre", checksum = "csum" } | 4:37 | unknown tunnel checksum `csum` | write "full"
             { type = "gre", checksum = "ful" } | 4:37 | unknown word `ful` | did you mean "full"?
             { type = "gre", key = 5 } | 4:26 | unknown key `key` | type, port, checksum
             5 | 4:10 | value of a wrong type |

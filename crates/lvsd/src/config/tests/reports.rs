@@ -89,7 +89,7 @@ fn missing_configuration_file_is_an_error() {
 proptest::proptest! {
     /// Any text yields a configuration or a report.
     #[test]
-    fn configuration_of_any_text_does_not_panic(at in 0..FULL.len(), length in 0usize..20, new in "[\\[\\]{}=\"\\n a-z0-9é.]{0,8}") {
+    fn configuration_parser_does_not_panic_on_any_text(at in 0..FULL.len(), length in 0usize..20, new in "[\\[\\]{}=\"\\n a-z0-9é.]{0,8}") {
         let mut text = FULL.to_owned();
         let end = (at + length).min(text.len());
         text.replace_range(at..end, &new);

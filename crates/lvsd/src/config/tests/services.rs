@@ -15,7 +15,7 @@ fn checked(keys: &str, top: &str) -> String {
 
 /// All services have the same defaults. A combination that harms clients causes a warning.
 #[test]
-fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
+fn failure_settings_have_defaults_and_harmful_combinations_cause_warnings() {
     let persistence = "persistence = { timeout = \"6m\" }";
     let expires = "[sysctl]\nexpire_quiescent_template = 1";
     let stay = "clients stay on a server whose check fails";
@@ -206,7 +206,7 @@ fn settings_that_kernel_ipvs_lacks_are_parsed() {
 fn file_without_service_causes_warning() {
     for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
         let (config, warnings) =
-            Config::from_toml("test.toml", text).expect("the setting is allowed");
+            Config::from_toml("test.toml", text).expect("a file without services is valid");
         assert!(config.services.is_empty());
         let message = warnings.to_string();
         assert!(
@@ -220,7 +220,7 @@ fn file_without_service_causes_warning() {
     }
     // A file without services is valid if etcd contains them.
     let text = "[cluster]\netcd = \"http://10.0.0.5:2379\"\n";
-    let (_, warnings) = Config::from_toml("test.toml", text).expect("the setting is allowed");
+    let (_, warnings) = Config::from_toml("test.toml", text).expect("the file is valid");
     assert_eq!(warnings.to_string(), "");
 }
 

@@ -11,7 +11,7 @@ const FILE: &str = "[[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\nfor
      [[service.server]]\naddress = \"10.0.0.9:80\"\n";
 
 #[test]
-fn invalid_source_is_refused() {
+fn invalid_discover_table_is_refused() {
     for (servers, words) in [
         ("{}", "names no source"),
         ("{ dns = \"a b\" }", "is not a name"),
@@ -55,7 +55,7 @@ fn invalid_source_is_refused() {
 }
 
 #[test]
-fn source_examples_are_valid_and_match_the_pages() {
+fn dns_and_etcd_examples_are_valid_and_in_the_documentation() {
     for (example, page, services) in [
         (
             include_str!("../../../../../examples/dns.toml"),
@@ -95,7 +95,7 @@ fn dns_names_above_the_limit_are_refused() {
 }
 
 #[test]
-fn invalid_cluster_is_refused() {
+fn invalid_cluster_table_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "\n").unwrap();
@@ -185,7 +185,7 @@ fn invalid_cluster_is_refused() {
 const POOL: &str = "[[kubernetes.pool]]\nname = \"public\"\naddresses = [\"198.51.100.0/28\"]\n";
 
 #[test]
-fn kubernetes_invalid_keys_are_refused() {
+fn invalid_kubernetes_keys_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "\n").unwrap();
@@ -229,7 +229,7 @@ fn kubernetes_invalid_keys_are_refused() {
 }
 
 #[test]
-fn kubernetes_valid_keys_are_parsed() {
+fn valid_kubernetes_keys_are_parsed() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("token");
     std::fs::write(&file, "s3cret\n").unwrap();
@@ -262,7 +262,7 @@ fn kubernetes_valid_keys_are_parsed() {
 }
 
 #[test]
-fn kubernetes_kubeconfig_contains_server_and_token() {
+fn kubeconfig_provides_server_and_token() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kubeconfig");
     let write = |server: &str, more: &str| {

@@ -514,7 +514,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
     on_check_failure(service, inhibit);
 }
 
-/// Adds the local addresses that full NAT needs.
+/// Checks that a service with full NAT has local addresses. Without them, the service gets NAT.
 fn full_nat(item: &Item, outside: &Outside, service: &mut Service) {
     let full = quote("fullnat");
     if service.keys.get("forward") != Some(&full) {
@@ -557,7 +557,7 @@ fn on_check_failure(service: &mut Service, inhibit: bool) {
     );
 }
 
-/// The number at the start of a word; 0 without digits.
+/// The number at the start of a word; 0 without digits, and `None` if the number is too large.
 fn leading(word: &str) -> Option<i32> {
     let word = word.trim_start();
     let end = word
@@ -687,7 +687,7 @@ fn real_server(
 }
 
 /// Sets the check of a server. keepalived requires all checks of a server to succeed; lvsd has one
-/// check for each, so that the deepest is converted.
+/// check for each server, so that the deepest check is converted.
 fn add_check(server: &mut Server, check: Check, item: &Item) {
     let other = if server.check.is_empty() || checks::depth(&check) > checks::depth(&server.check) {
         std::mem::replace(&mut server.check, check)

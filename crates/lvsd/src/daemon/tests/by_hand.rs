@@ -60,7 +60,7 @@ async fn manually_drained_server_stays_drained() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn override_survives_reload_restart_and_dataplane() {
+async fn override_survives_reload_restart_and_new_dataplane() {
     let mut daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     let done = daemon.admin(AdminState::Drain).await;
@@ -251,7 +251,7 @@ async fn manual_changes_outside_services_are_reported() {
         let reported = events.iter().filter(|event| *event == "drift").count();
         assert_eq!(
             reported, 3,
-            "a difference was not reported exactly once: {events:?}"
+            "a manual change was not reported exactly once: {events:?}"
         );
         let status = daemon.status().await;
         let dataplane = daemon.world.dataplane();
@@ -300,7 +300,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
             .iter()
             .filter(|event| *event == "drift")
             .count();
-        assert_eq!(reported, 2, "a difference was not reported exactly once");
+        assert_eq!(reported, 2, "a manual change was not reported exactly once");
         if report {
             daemon.weights(&[("10.0.0.1:80", 9)]).await;
             assert_eq!(status.drift.len(), 2, "{:?}", status.drift);

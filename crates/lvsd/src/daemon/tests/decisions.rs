@@ -66,7 +66,7 @@ proptest::proptest! {
     /// Quorum with hysteresis, `panic_below`, sorry server and VIP, for any sequence of events and
     /// overrides.
     #[test]
-    fn decisions_agree_with_the_model(
+    fn daemon_decisions_match_the_documented_rules(
         up in 1..=4usize,
         less in 0..3usize,
         share in proptest::sample::select(vec![0usize, 30, 60, 100]),

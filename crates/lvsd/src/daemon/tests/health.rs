@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn dead_server_gets_no_connections_from_the_start() {
+async fn server_down_at_start_gets_no_connections() {
     let dead = Dead::default();
     dead.set("10.0.0.2:80", true);
     let daemon = Running::start(World::default(), dead, FILE);

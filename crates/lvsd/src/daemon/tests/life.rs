@@ -13,7 +13,7 @@ async fn daemon_starts_configures_and_stops_dataplane() {
     let ops = daemon.world.changes();
     assert!(
         matches!(ops.last(), Some(Call::VipsOwn { .. })),
-        "the VIP was not the last operation: {ops:#?}"
+        "the last change was not the VIP: {ops:#?}"
     );
     let world = daemon.stop().await;
     assert!(!world.running());

@@ -67,7 +67,7 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn file_with_services_in_unread_etcd_removes_no_service() {
+async fn reload_removes_no_service_while_etcd_is_unread() {
     let daemon = Running::start(left_behind().await, Dead::default(), TWO);
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = daemon.world.changes().len();
@@ -76,7 +76,7 @@ async fn file_with_services_in_unread_etcd_removes_no_service() {
     assert!(reported.loaded.ok, "{:?}", reported.loaded);
     assert_eq!(reported.sources[0].held, 2);
     assert_eq!(daemon.world.changes().len(), before);
-    // Nothing waits any more, and services that are no longer in etcd are removed.
+    // Without `[cluster]`, lvsd waits for no answer, and removes services that the file lacks.
     let one = TWO.split("    [[service]]\n    name = \"slow\"").next();
     daemon.reload(one.unwrap()).await;
     let reported = status(&daemon).await;
@@ -121,7 +121,7 @@ async fn max_removed_percent_counts_servers_while_etcd_is_unread() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_of_unread_pool_without_servers_in_dataplane_is_below_quorum() {
+async fn service_with_unread_pool_and_no_servers_is_below_quorum() {
     for from in ["etcd = \"web\"", "dns = \"web.invalid\""] {
         let file = format!(
             "{CLUSTER}[dns]\nname_servers = [\"127.0.0.1:1\"]\n\

@@ -95,7 +95,7 @@ impl ProbeKind for Exec {
             .stderr(Stdio::null())
             .process_group(0)
             .kill_on_drop(true);
-        // The program needs no rights of lvsd.
+        // The program does not need the privileges of lvsd.
         if let Some((uid, gid)) = self.user
             && rustix::process::geteuid().is_root()
         {

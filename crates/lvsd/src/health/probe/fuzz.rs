@@ -44,7 +44,7 @@ pub fn reply(bytes: &[u8]) {
             };
             let question = dns::question(0x4142, asked, record).unwrap_or_default();
             drop(dns::read(bytes, &question));
-            // The state of the parser when it reaches the question.
+            // An answer that repeats the question, so that the parser reaches the records.
             let mut answer = question.clone();
             answer[2] |= 0x80;
             if let Some((count, rest)) = bytes.split_first() {

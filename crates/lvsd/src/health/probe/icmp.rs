@@ -23,8 +23,9 @@ const UNREACHABLE: u8 = 3;
 const UNREACHABLE6: u8 = 1;
 
 impl IcmpError {
-    /// Makes the kernel queue the ICMP errors of a socket that will connect to `target`. Queued
-    /// errors do not end an established connection; without the queue, they end it.
+    /// Makes the kernel queue the ICMP errors of a socket that connects to `target`, or, with
+    /// `kept` false, stop queueing them. A queued error also ends an established connection, which
+    /// a soft error without the queue does not.
     pub(super) fn keep(socket: &impl AsFd, target: IpAddr, kept: bool) {
         // Without ICMP errors, the reason is less exact.
         let _ = match target {

@@ -40,9 +40,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         &mut self.stream
     }
 
-    /// Reads the next line; `
-    /// ` and `\r
-    /// ` end it.
+    /// Reads the next line; `\n` and `\r\n` end it.
     pub(super) async fn next(&mut self) -> std::io::Result<Line> {
         loop {
             if let Some(at) = self.buffer[self.seen..].iter().position(|b| *b == b'\n') {

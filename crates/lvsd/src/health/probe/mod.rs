@@ -153,7 +153,7 @@ pub(crate) struct Asked<'a> {
     pub(super) via: Option<Via>,
     /// The connection to the dataplane, for a path through a service.
     pub(super) pins: Option<&'a Pins>,
-    /// The limit of time of the probe.
+    /// Time limit of the probe.
     pub(crate) timeout: Duration,
     /// The state of the present connection of the probe.
     pub(super) progress: Option<&'a Progress>,
@@ -322,8 +322,8 @@ impl Asked<'_> {
     }
 }
 
-/// The error of a socket that is writable and has no connection. A queued ICMP error makes the
-/// socket writable before the error becomes the error of the socket.
+/// Checks that a writable socket is connected; otherwise returns its error. A queued ICMP error
+/// makes the socket writable before the error becomes the error of the socket.
 fn connection(stream: &TcpStream) -> io::Result<()> {
     match stream.take_error()? {
         Some(error) => Err(error),
@@ -331,9 +331,9 @@ fn connection(stream: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Returns the address and port for a check through the VIP `target`. The address is that of this
-/// host in the network of the VIP, as clients have it, or else the one that the kernel chooses: the
-/// first of the host, to which the servers may have another path.
+/// Returns the address and port for a check through the VIP `target`. The address is the one that
+/// this host has in the network of the VIP. Without one, it is the address that the kernel chooses,
+/// to which the servers may have another path.
 async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
     let found = async {
         let socket = UdpSocket::bind(any(target)).await?;
@@ -636,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_unreachable_server_is_down() {
+    fn socket_error_of_server_or_path_marks_server_down() {
         for errno in [
             Errno::CONNREFUSED,
             Errno::CONNRESET,
@@ -670,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_without_own_resources_marks_no_server_down() {
+    fn shortage_of_own_resources_marks_no_server_down() {
         for errno in [
             Errno::MFILE,
             Errno::NFILE,

@@ -61,8 +61,8 @@ fn open(server: IpAddr) -> io::Result<(Socket, bool)> {
         IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
         IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
     };
-    // The kernel delivers only its own answers to each of these sockets, which need no capability,
-    // but a permitted group.
+    // The kernel passes each of these sockets only the answers to its own requests. They need no
+    // capability, but a group that the sysctl `ping_group_range` permits.
     if let Ok(socket) = Socket::new(domain, Type::DGRAM, Some(protocol)) {
         return Ok((socket, false));
     }
@@ -94,8 +94,9 @@ pub(super) fn request(server: IpAddr, id: u16) -> Vec<u8> {
     bytes
 }
 
-/// Whether a packet is the answer to `request`. A raw IPv4 socket includes the IP header; the
-/// kernel has replaced the identifier in the request of other sockets.
+/// Whether a packet is the answer to `request`. `header`: the packet begins with an IP header, as
+/// from a raw IPv4 socket. `own_id`: the answer has the identifier of `request`, which the kernel
+/// replaces unless the socket is raw.
 pub(super) fn answers(bytes: &[u8], request: &[u8], header: bool, own_id: bool) -> bool {
     let message = match (header, bytes.first()) {
         (true, Some(first)) => bytes.get(usize::from(first & 15) * 4..),

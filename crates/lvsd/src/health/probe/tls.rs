@@ -27,7 +27,7 @@ use crate::text::{Diagnostic, Keys};
 /// TLS settings of a connection to a server.
 #[derive(Clone)]
 pub(crate) struct Tls {
-    /// The settings of this client: connections with equal settings have equal behaviour.
+    /// The settings from which `config` was made. Two clients with equal settings are equal.
     made_of: Arc<MadeOf>,
     config: Arc<ClientConfig>,
     /// The configuration for a second attempt, with a TLS 1.2 server that requires the curve of its
@@ -393,7 +393,7 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     match all {
         Ok(all) if !all.is_empty() => Ok(all),
         Ok(_) => Err("the file contains no certificate".to_owned()),
-        Err(error) => Err(format!("not certificates: {error}")),
+        Err(error) => Err(format!("the file contains no valid certificates: {error}")),
     }
 }
 

@@ -27,8 +27,8 @@ pub(crate) const RECORDS_MAX: usize = 1024;
 /// Resolves a name to a sorted list of servers, and a TTL in seconds.
 ///
 /// # Errors
-/// No name server answers, or the name has no records; the text is the reason. Without the latter,
-/// a zone that was emptied by mistake would empty a service.
+/// No name server answers, or the name has no records; the text is the reason. A name without
+/// records is an error, because a zone that was emptied by mistake would otherwise empty a service.
 pub(super) async fn look_up(name: &str, lookups: &Lookups) -> Result<(Vec<Record>, u32), String> {
     let servers = match lookups.name_servers.is_empty() {
         false => lookups.name_servers.clone(),
@@ -207,7 +207,7 @@ async fn stream(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Came
     Ok(message::read(&bytes, id, name, kind))
 }
 
-/// The host's name servers.
+/// The name servers in `resolv.conf`; if it contains none, the name server of this host.
 fn system() -> Vec<SocketAddr> {
     let text = std::fs::read(RESOLV_CONF).unwrap_or_default();
     let mut all = name_servers(&String::from_utf8_lossy(&text));

@@ -137,7 +137,7 @@ pub(in crate::sources) struct Model {
     pub(in crate::sources) keys: HashMap<u64, i64>,
 }
 
-/// Effect of a change.
+/// The parts of the state that a change of a key concerns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Concerns {
     /// Whether services or servers have changed.
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn pool_that_lost_all_servers_keeps_them() {
+    fn empty_etcd_pool_keeps_its_previous_servers() {
         let mut model = Model::new("/lvs/");
         for id in ["a", "b"] {
             let key = format!("/lvs/servers/web/{id}");
@@ -565,7 +565,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn etcd_keys_of_any_content_do_not_panic(key in "/lvs/(services|servers|directors|x)/[a-z/]{0,12}", value: Vec<u8>) {
+        fn etcd_parser_does_not_panic_on_any_keys(key in "/lvs/(services|servers|directors|x)/[a-z/]{0,12}", value: Vec<u8>) {
             let mut model = Model::new("/lvs/");
             let mut one = kv(&key, "", 2);
             one.value = Bytes(value);

@@ -324,7 +324,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn etcd_damaged_answers_cause_no_panic(at in 0_usize..150, byte: u8) {
+        fn etcd_parser_does_not_panic_on_damaged_answers(at in 0_usize..150, byte: u8) {
             let mut text = br#"{"result":{"header":{"revision":"9"},"events":[{"type":"DELETE","kv":{"key":"L2E=","mod_revision":"9"}},{"kv":{"key":"L2I=","value":"eA=="}}]}}"#.to_vec();
             let at = at % text.len();
             text[at] = byte;

@@ -161,7 +161,7 @@ struct Owed {
 }
 
 impl Owed {
-    /// All changes up to `revision` have been reported.
+    /// The state after a listing at `revision`, which contains all changes up to it.
     fn of(revision: i64) -> Self {
         Self {
             announced: revision,
@@ -531,7 +531,7 @@ mod tests {
         };
         let before = [("a", 3), ("b", 10)];
         assert_eq!(look(11, &before, &before), (None, 11, 10));
-        // The watch has not reported the change yet; then it has.
+        // The watch reports the change only after the first of these probes.
         let after = [("a", 12), ("b", 10)];
         assert_eq!(look(13, &after, &before), (None, 11, 12));
         assert_eq!(look(13, &after, &after), (None, 13, 12));
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn etcd_missed_changes_are_detected_by_the_number_of_keys() {
+    fn missed_etcd_changes_are_detected_by_the_number_of_keys() {
         let (there, announced) = ([("a", 3)], [("a", 3), ("b", 4)]);
         let mut owed = Owed::of(10);
         let mut look = |announced: &[(&str, i64)]| {

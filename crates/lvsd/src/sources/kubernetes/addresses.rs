@@ -340,7 +340,7 @@ impl<'a> Request<'a> {
     /// Reads the request of a Service.
     ///
     /// # Errors
-    /// No director can assign the requested address.
+    /// The requested pool or address is invalid; the text is the reason.
     fn of(service: &Service, settings: &'a Settings) -> Result<Self, String> {
         let annotation = |name: &str| {
             let name = format!("{PREFIX}{name}");

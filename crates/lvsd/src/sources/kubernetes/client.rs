@@ -18,7 +18,7 @@ use super::objects::Status;
 use super::{Settings, Token};
 use crate::sources::http::{self, Lines, Reopened, collect, failed, plain};
 
-/// Number of concurrent changes.
+/// Maximum number of concurrent changes.
 pub(super) const WRITERS: usize = 8;
 /// Maximum size of a token in bytes.
 const TOKEN_MAX: u64 = 64 << 10;

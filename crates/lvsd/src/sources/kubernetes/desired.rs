@@ -189,8 +189,8 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// Multiplies weights by those of nodes and zones. If no server in a zone with weight accepts
-    /// new connections, zones have no effect.
+    /// Multiplies weights by those of nodes and zones. If no server in a zone with a weight above 0
+    /// accepts new connections, the weights of zones have no effect.
     fn weigh(
         &self,
         model: &Model,
@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn tunnel_service_uses_pods_and_service_port() {
+    fn tunnel_service_with_other_target_port_is_refused() {
         let slices = slice("web-1", &[("10.1.0.1", "n1", "ready")]);
         let read = |slice: String| {
             let desired = of(&tunnelled(), &[slice], &[]);

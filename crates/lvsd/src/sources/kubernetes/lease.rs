@@ -88,7 +88,8 @@ impl Claim {
         self.until = Some(sent + WRITES);
     }
 
-    /// Records that another director wrote the Lease first.
+    /// Records that this director could not write the Lease, for example because another director
+    /// wrote it first.
     pub(super) fn lost(&mut self) {
         self.until = None;
         self.written = None;
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn known_times_are_written_in_the_format_of_kubernetes() {
+    fn lease_times_have_the_format_of_kubernetes() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),

@@ -216,11 +216,11 @@ struct Session<'a> {
     claim: Claim,
     /// Addresses of all Services, as of the last change.
     assigned: Assigned,
-    /// Reasons why Services are refused, as of the last Events.
+    /// The refused Services about which Events were written, with the reasons in these Events.
     reported: BTreeMap<String, String>,
     /// The reason why this director cannot take the Lease.
     no_lease: Option<String>,
-    /// The reason why this director cannot write another object.
+    /// The reason why this director cannot write a status or an Event.
     unwritten: Option<String>,
 }
 
@@ -355,7 +355,8 @@ impl<'a> Session<'a> {
                 () = timer(write_at) => {
                     write_at = None;
                     if self.write().await? {
-                        // More is due, or was just written.
+                        // More writes are due. The results of the previous ones are handed over,
+                        // too.
                         write_at = Some(Instant::now());
                         hand_over_at.get_or_insert(Instant::now() + GATHER);
                     }
@@ -690,7 +691,8 @@ impl<'a> Session<'a> {
         Some((Change::post(path, body), key.to_owned()))
     }
 
-    /// Writes Events. A result is false if a repetition may succeed.
+    /// Writes Events. Returns one value for each: `false` if the write has failed and a repetition
+    /// may succeed.
     async fn write_events(&mut self, events: Vec<(Change, String)>) -> Result<Vec<bool>, Error> {
         let (changes, keys): (Vec<_>, Vec<_>) = events.into_iter().unzip();
         let answers = self.writers.send(changes).await;

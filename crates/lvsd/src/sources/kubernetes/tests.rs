@@ -477,7 +477,7 @@ async fn invalid_annotation_causes_one_event() {
 }
 
 #[tokio::test]
-async fn kubernetes_compacted_history_is_listed_again() {
+async fn kubernetes_objects_are_listed_again_after_compaction() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     let director = Followed::start(address, |_| {});
@@ -712,7 +712,7 @@ async fn only_hostile_objects_are_omitted() {
 }
 
 #[test]
-fn summary_counts_service_with_two_ports_once() {
+fn refused_ports_of_one_kubernetes_service_have_one_reason() {
     let refused = [
         ("shop/web/tcp/80", "x"),
         ("shop/web/udp/53", "y"),
