@@ -74,9 +74,9 @@ pub fn is_flapping(server: &ServerStatus) -> bool {
     })
 }
 
-/// Whether the last three checks of a server took half a second or more each.
+/// Whether a server is up, and its last three checks took half a second or more each.
 pub fn is_slow(server: &ServerStatus) -> bool {
-    let checks = server.checks.as_ref();
+    let checks = server.checks.as_ref().filter(|_| server.health == "up");
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
@@ -452,6 +452,9 @@ mod tests {
             verdict.words,
             "1 service, 2 of 2 servers usable; 1 server slow"
         );
+        // Failed checks last until their timeout.
+        status.services[0].servers[0].health = "suspicious".to_owned();
+        assert_eq!(Verdict::of(&status).words, "1 server suspicious");
     }
 
     #[test]
