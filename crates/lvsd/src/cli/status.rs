@@ -484,8 +484,11 @@ fn conflict_fix(conflict: &Conflict) -> String {
     }
 }
 
-/// Appends a line about the reasons with most dropped packets.
+/// Appends a line about the reasons with most dropped packets. A reason without packets in the last
+/// minute has ended.
 fn drops_line(text: &mut String, drops: &[ReasonCount]) {
+    let drops = drops.iter().filter(|drop| drop.packets.last_minute > 0);
+    let drops: Vec<_> = drops.collect();
     let mut parts: Vec<String> = drops
         .iter()
         .take(DROPS_MAX)
@@ -513,7 +516,7 @@ fn packets_text(reason: &str, packets: &RecentCount) -> String {
 /// its connections.
 fn losses_lines(text: &mut String, service: &ServiceStatus) {
     for (fate, reasons) in [("refused", &service.refusals), ("dropped", &service.drops)] {
-        let recent = reasons.iter().filter(|one| one.packets.recent > 0);
+        let recent = reasons.iter().filter(|one| one.packets.last_minute > 0);
         let parts: Vec<String> = recent
             .map(|one| packets_text(&one.reason, &one.packets))
             .collect();
@@ -1051,7 +1054,7 @@ mod tests {
     fn dropped_and_refused_packets_have_reason_rate_and_times() {
         let mut status = suspicious();
         status.dataplane.drops = vec![dropped("no_server")];
-        status.services[0].refusals = vec![refused("no_server", 8), refused("filtered", 0)];
+        status.services[0].refusals = vec![refused("no_server", 8), refused("filtered", 1)];
         status.services[0].drops = vec![refused("no_route", 2)];
         let text = text_of(&status, Look::default());
         for line in [
