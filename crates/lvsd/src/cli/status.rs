@@ -798,6 +798,9 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
                 "went down {times} in 24 h{}, for {time} in total",
                 last.unwrap_or_default()
             ));
+            if server.health == "up" && !checks.fall_reason.is_empty() {
+                notes.push(format!("the last time: {}", checks.fall_reason));
+            }
         }
         if verdict::is_slow(server) || look.details {
             notes.push(format!(
@@ -1011,6 +1014,7 @@ mod tests {
             falls_in_day: 7,
             down_seconds_in_day: 98,
             since_fall: Some(5),
+            fall_reason: "connection refused".to_owned(),
             falls: 9,
             down_seconds: 200,
             own_address: "this director does not have 192.0.2.10".to_owned(),
@@ -1235,14 +1239,18 @@ mod tests {
     fn slow_and_flapping_servers_are_shown_without_details() {
         let shown = |slow_in_a_row, falls_in_day| {
             let mut status = suspicious();
-            status.services[1].servers[0].checks = Some(CheckStatus {
+            let server = &mut status.services[1].servers[0];
+            server.health = "up".to_owned();
+            server.checks = Some(CheckStatus {
                 slow_in_a_row,
                 falls_in_day,
                 since_fall: Some(5),
+                fall_reason: "has status 500".to_owned(),
                 ..CheckStatus::default()
             });
             let text = text_of(&status, Look::default());
-            (text.contains("checks take"), text.contains("went down"))
+            let falls = "for 0s in total; the last time: has status 500";
+            (text.contains("checks take"), text.contains(falls))
         };
         assert_eq!(shown(2, 2), (false, false));
         assert_eq!(shown(3, 2), (true, false));
