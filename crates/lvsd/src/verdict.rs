@@ -104,9 +104,10 @@ pub fn is_well(service: &ServiceStatus) -> bool {
 
 /// The reason why a server is down or suspicious, without its address.
 pub fn reason(server: &ServerStatus) -> &str {
-    let address = format!("{}: ", server.server);
     let reason = server.reason.as_str();
-    reason.strip_prefix(address.as_str()).unwrap_or(reason)
+    let rest = reason.strip_prefix(&server.server.to_string());
+    let rest = rest.and_then(|rest| rest.strip_prefix(": ").or_else(|| rest.strip_prefix(' ')));
+    rest.unwrap_or(reason)
 }
 
 /// The reason for which all servers of a service are down, if it is the same.
