@@ -571,7 +571,7 @@ fn server_that_clients_cannot_use_is_suspicious_until_repaired() -> Result<()> {
         Duration::from_secs(60),
         counted,
     )
-    .with_context(&second)?;
+    .with_context(second)?;
     let blamed = second();
     ensure!(
         blamed["health"] == "suspicious" && blamed["code"] == "client_path",

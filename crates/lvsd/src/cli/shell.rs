@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_lvsadm_refuses_are_those_of_lvsd() {
+    fn shared_list_contains_all_commands_of_lvsd() {
         let of_both = ["drain", "undrain", "maintenance", "completions", "man"];
         let command = Arguments::command();
         let own = command.get_subcommands().map(|command| command.get_name());
