@@ -73,7 +73,7 @@ mod tests {
     fn shared_list_contains_all_commands_of_lvsd() {
         let of_both = ["drain", "undrain", "maintenance", "completions", "man"];
         let command = Arguments::command();
-        let own = command.get_subcommands().map(|command| command.get_name());
+        let own = command.get_subcommands().map(clap::Command::get_name);
         let own = own.filter(|name| !of_both.contains(name));
         assert!(own.eq(lvs_api::guidance::LVSD_COMMANDS));
     }
