@@ -626,6 +626,9 @@ pub struct CheckStatus {
     /// Seconds since the server last went down; absent if it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_fall: Option<u64>,
+    /// The reason why the server last went down; absent if it never did.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub fall_reason: String,
     /// Number of times that the server went down since lvsd began to check it.
     pub falls: u64,
     /// Seconds of downtime since lvsd began to check the server.

@@ -9,6 +9,41 @@ use lvs_core::api::{ReasonCount, ServiceInfo};
 /// The owner of the services of `lvsd`, as recorded in the dataplane.
 pub const OWNER: &str = "lvsd";
 
+/// Commands of `lvsadm` that `lvsd` does not have.
+pub const LVSADM_COMMANDS: [&str; 14] = [
+    "watch",
+    "explain",
+    "realserver-setup",
+    "drops",
+    "workers",
+    "sysctl",
+    "mark",
+    "local",
+    "sync",
+    "diff",
+    "limit",
+    "filter",
+    "capture",
+    "doctor",
+];
+
+/// Commands of `lvsd` that `lvsadm` does not have.
+pub const LVSD_COMMANDS: [&str; 13] = [
+    "stop",
+    "reload",
+    "check",
+    "init",
+    "plan",
+    "status",
+    "check-health",
+    "events",
+    "convert",
+    "register",
+    "keepalived-config",
+    "schema",
+    "dataplane",
+];
+
 /// How to restart a dataplane that systemd or lvsd has started.
 pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or kill its process if lvsd has started it (lvsd then starts another one), which ends all connections";
 
@@ -50,9 +85,10 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<Ip
     };
     match forwarding {
         Forwarding::Nat => format!(
-            "on {ip}: is something listening on port {port}, is this director its default gateway (ip route; lvsadm \
-             realserver-setup --method nat --gateway ADDRESS prints the command), and does a filter drop the packets \
-             of clients (nft list ruleset)? Replies that take another path reach the client from the wrong address"
+            "on {ip}: is something listening on port {port}, is this director its default gateway (ip route; {}), and \
+             does a filter drop the packets of clients (nft list ruleset)? Replies that take another path reach the \
+             client from the wrong address",
+            setup("nat --gateway ADDRESS")
         ),
         Forwarding::FullNat => format!(
             "on {ip}: is something listening on port {port}, does it have a route to the local addresses (lvsadm \

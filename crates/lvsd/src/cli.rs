@@ -20,7 +20,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 use lvs_api::daemon::{LoadStatus, Status};
 use lvs_api::words::counted;
-use lvs_api::{Address, LockError, steer, sweep, tidy};
+use lvs_api::{Address, LockError, guidance, steer, sweep, tidy};
 use lvs_core::api::Confinement;
 use lvs_process::{confine, log};
 use lvs_sys::signals::{Ignored, harmless};
@@ -285,6 +285,14 @@ pub fn refused(error: &clap::Error) -> ExitCode {
         let _ = writeln!(
             std::io::stderr(),
             "  tip: to use this configuration, write `lvsd --config {word}`"
+        );
+    }
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
+        && guidance::LVSADM_COMMANDS.contains(&word.as_str())
+    {
+        let _ = writeln!(
+            std::io::stderr(),
+            "  tip: `{word}` is a command of lvsadm: `lvsadm {word}`"
         );
     }
     if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)

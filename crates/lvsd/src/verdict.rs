@@ -74,9 +74,9 @@ pub fn is_flapping(server: &ServerStatus) -> bool {
     })
 }
 
-/// Whether the last three checks of a server took half a second or more each.
+/// Whether a server is up, and its last three checks took half a second or more each.
 pub fn is_slow(server: &ServerStatus) -> bool {
-    let checks = server.checks.as_ref();
+    let checks = server.checks.as_ref().filter(|_| server.health == "up");
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
@@ -105,9 +105,10 @@ pub fn is_well(service: &ServiceStatus) -> bool {
 
 /// The reason why a server is down or suspicious, without its address.
 pub fn reason(server: &ServerStatus) -> &str {
-    let address = format!("{}: ", server.server);
     let reason = server.reason.as_str();
-    reason.strip_prefix(address.as_str()).unwrap_or(reason)
+    let rest = reason.strip_prefix(&server.server.to_string());
+    let rest = rest.and_then(|rest| rest.strip_prefix(": ").or_else(|| rest.strip_prefix(' ')));
+    rest.unwrap_or(reason)
 }
 
 /// The reason for which all servers of a service are down, if it is the same.
@@ -453,6 +454,9 @@ mod tests {
             verdict.words,
             "1 service, 2 of 2 servers usable; 1 server slow"
         );
+        // Failed checks last until their timeout.
+        status.services[0].servers[0].health = "suspicious".to_owned();
+        assert_eq!(Verdict::of(&status).words, "1 server suspicious");
     }
 
     #[test]

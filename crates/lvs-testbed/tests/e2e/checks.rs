@@ -552,6 +552,30 @@ fn server_that_clients_cannot_use_is_suspicious_until_repaired() -> Result<()> {
     );
     site.servers[1].sh("ip route replace default via 10.0.0.1")?;
     wait_health(&site, "web", &["up", "up"], &lvsd)?;
+    // The dataplane counts unanswered clients, too; the status names the cause that the checks find.
+    let client = format!(
+        "while :; do curl -s -m 5 -o /dev/null http://{}/id & sleep 0.2; done",
+        site.vip
+    );
+    let _load = site.client.spawn("sh", &["-c", &client])?;
+    site.servers[1].sh("ip route replace default via 10.0.0.250")?;
+    let second = || servers(&site, "web").get(1).cloned().unwrap_or_default();
+    let counted = || {
+        let attempts = &second()["attempts"]["last_minute"];
+        let number = |key: &str| attempts[key].as_u64().unwrap_or_default();
+        number("unanswered") >= 3 && 10 * number("unanswered") >= number("opened")
+    };
+    wait_until(
+        "the dataplane to count unanswered clients",
+        Duration::from_secs(60),
+        counted,
+    )
+    .with_context(second)?;
+    let blamed = second();
+    ensure!(
+        blamed["health"] == "suspicious" && blamed["code"] == "client_path",
+        "the second server has another code: {blamed}"
+    );
     // Both paths fail.
     site.servers[1].sh("ip link set eth0 down")?;
     wait_health(&site, "web", &["up", "down"], &lvsd)?;

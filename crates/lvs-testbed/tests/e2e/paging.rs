@@ -392,6 +392,14 @@ fn faults_of_direct_routing_services_are_reported_until_repaired() -> Result<()>
         [&filter_of_host(1), &filter_of_host(0)],
         &of("reverse_path", &[0, 1]),
     )?;
+    let vip = director.site.vip;
+    let address = |change: &str| format!("ip addr {change} {vip}/32 dev lo");
+    director.scenario(
+        "a server without the VIP",
+        &director.site.servers[1],
+        [&address("del"), &address("add")],
+        &of("client_path", &[1]),
+    )?;
     let refuses = filter(
         "input",
         &format!(

@@ -28,7 +28,7 @@ use std::io;
 use std::time::Duration;
 
 use lvs_api::words::{meant, parse_duration};
-use lvs_api::{Client, Error};
+use lvs_api::{Client, Error, guidance};
 use lvs_core::api::{Call, Done, ServiceId};
 use lvs_core::ipvsadm::{self, Command};
 use lvs_core::{Family, Protocol, ServiceKey};
@@ -328,6 +328,11 @@ pub(crate) fn unknown(word: &[u8]) -> Option<String> {
     if word.is_empty() || word.starts_with('-') {
         return None;
     }
+    if guidance::LVSD_COMMANDS.contains(&&*word) {
+        return Some(format!(
+            "lvsadm: {word:?} is a command of lvsd: `lvsd {word}'\n"
+        ));
+    }
     let names = OPERATORS
         .iter()
         .map(|operator| operator.name)
@@ -407,6 +412,11 @@ mod tests {
         assert!(help_on(b"help").is_ok() && help_on(b"-A").is_ok());
         assert!(message("xyzzy").contains("`lvsadm help' lists"));
         assert!(message("-L").is_empty() && message("").is_empty());
+        assert!(message("events").contains("`lvsd events'"));
+        let of_both = ["drain", "undrain", "maintenance", "completions", "man"];
+        let own = OPERATORS.iter().map(|operator| operator.name);
+        let own = own.filter(|name| !of_both.contains(name));
+        assert!(own.eq(guidance::LVSADM_COMMANDS));
         assert!(
             help_on(b"drain")
                 .expect("the command exists")

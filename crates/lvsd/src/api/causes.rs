@@ -81,12 +81,12 @@ pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
             true => (Some(fault.server.ip()), None),
             false => (None, Some(fault.service)),
         };
-        let key = (fault.health, fault.code, fault.reason.as_str(), place);
+        let key = (fault.health, fault.code, fault.detail(), place);
         groups.entry(key).or_default().push(fault);
     }
     let mut all: Vec<Cause> = groups
         .into_iter()
-        .map(|((health, code, reason, (host, service)), faults)| {
+        .map(|((health, code, _, (host, service)), faults)| {
             let mut names: Vec<String> = Vec::new();
             let mut of: HashSet<&str> = HashSet::new();
             for fault in &faults {
@@ -98,11 +98,17 @@ pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
                 }
             }
             names.truncate(NAMED_MAX);
+            let first = faults.first();
+            let reason = first.map_or("", |fault| fault.reason.as_str());
+            let reason = match of.len() {
+                1 => reason,
+                _ => without_vip(reason),
+            };
             Cause {
                 health: health.to_owned(),
                 code: code.to_owned(),
                 reason: reason.to_owned(),
-                fix: faults.first().map_or("", |fault| fault.fix).to_owned(),
+                fix: first.map_or("", |fault| fault.fix).to_owned(),
                 host,
                 servers: faults.len(),
                 services: of.len(),
@@ -118,8 +124,26 @@ pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
     (all, number)
 }
 
-fn host_key<'a>(fault: &'a Fault<'_>) -> (&'static str, &'a str, IpAddr) {
-    (fault.health, &fault.reason, fault.server.ip())
+fn host_key<'a>(fault: &'a Fault<'_>) -> (&'static str, &'a str, &'a str, IpAddr) {
+    (fault.health, fault.code, fault.detail(), fault.server.ip())
+}
+
+impl Fault<'_> {
+    /// The reason, if the code does not name the cause: the server has answered the check. The
+    /// reasons of other faults differ in addresses and numbers.
+    fn detail(&self) -> &str {
+        match self.code {
+            "" | "check_failed" | "certificate" => &self.reason,
+            _ => "",
+        }
+    }
+}
+
+/// A reason without the virtual address of one service.
+fn without_vip(reason: &str) -> &str {
+    let rest = reason.strip_prefix("through ");
+    let rest = rest.and_then(|rest| rest.split_once(' '));
+    rest.map_or(reason, |(_, rest)| rest)
 }
 
 /// The order of causes: servers that are down come first, then suspicious, flapping and slow ones.
@@ -216,6 +240,26 @@ mod tests {
         assert_eq!(mail.service.as_deref(), Some("mail"));
         assert_eq!((mail.servers, mail.services), (2, 1));
         assert_eq!(mail.named, ["10.0.0.4:80", "10.0.0.5:80"]);
+    }
+
+    /// Checks through the virtual address name it in the reason.
+    #[test]
+    fn host_that_checks_through_vips_do_not_reach_is_one_cause() {
+        let services = (1..=500).map(|port| {
+            let reason = format!("10.0.0.2:80 through 192.0.2.1:{port} did not answer within 1s");
+            let mut service = service(&format!("s{port}"), &[(1, ""), (2, &reason)]);
+            service.servers[1].code = "silent".to_owned();
+            service
+        });
+        let services: Vec<_> = services.collect();
+        let (all, number) = causes(&services);
+        assert_eq!((number, all[0].servers), (1, 500));
+        assert_eq!(all[0].reason, "did not answer within 1s");
+        let (one, _) = causes(&services[..1]);
+        assert_eq!(
+            one[0].reason,
+            "through 192.0.2.1:1 did not answer within 1s"
+        );
     }
 
     #[test]

@@ -103,8 +103,6 @@ struct Message {
 struct Actor {
     who: String,
     role: Role,
-    /// Whether the client has sent a token; its changes are then recorded under the token's name.
-    by_token: bool,
 }
 
 /// The rights of a client, as the path `/v1/whoami` returns them.
@@ -405,13 +403,10 @@ impl Actor {
         ))
     }
 
-    /// The name under which a change is recorded: the operator's name from the request. If the
-    /// client has sent a token, the token's name precedes it. `None` without an operator's name.
+    /// The name under which a change is recorded: the client's token or user id, and the
+    /// operator's name from the request. `None` without an operator's name.
     fn sign(&self, operator: Option<String>) -> Option<String> {
-        operator.map(|operator| match self.by_token {
-            true => format!("{} ({operator})", self.who),
-            false => operator,
-        })
+        operator.map(|operator| format!("{} ({operator})", self.who))
     }
 }
 
@@ -423,7 +418,6 @@ async fn identify(api: &Api, head: &Parts, peer: &Peer) -> Result<Actor, Refusal
             return Ok(Actor {
                 who: who.clone(),
                 role: Role::Admin,
-                by_token: false,
             });
         }
         Peer::Local {
@@ -459,7 +453,6 @@ async fn identify(api: &Api, head: &Parts, peer: &Peer) -> Result<Actor, Refusal
         return Ok(Actor {
             who: format!("token {name}"),
             role,
-            by_token: true,
         });
     }
     api.log_wrong_token(address);

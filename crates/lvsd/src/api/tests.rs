@@ -384,6 +384,7 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
         who: "uid 0".to_owned(),
         denied: denied.map(str::to_owned),
     };
+    let drain = r#"{"target":{"host":"10.0.0.1"},"state":"drain","who":"ann"}"#;
     let request = format!(
         "POST /v1/admin HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{drain}",
         drain.len()
@@ -392,7 +393,12 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
     assert!(code == 403 && body.contains("only root may"), "{body}");
     let (code, ..) = send(&api, local(None), &request).await;
     assert_eq!(code, 200);
-    assert_eq!(deeds.recv().await.expect("the request arrives").1, "uid 0");
+    let (change, actor) = deeds.recv().await.expect("the request arrives");
+    assert_eq!(actor, "uid 0");
+    let ChangeRequest::Admin(spec) = change else {
+        panic!("the request is not about a server");
+    };
+    assert_eq!(spec.who.as_deref(), Some("uid 0 (ann)"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -70,6 +70,15 @@ mod tests {
     }
 
     #[test]
+    fn shared_list_contains_all_commands_of_lvsd() {
+        let of_both = ["drain", "undrain", "maintenance", "completions", "man"];
+        let command = Arguments::command();
+        let own = command.get_subcommands().map(clap::Command::get_name);
+        let own = own.filter(|name| !of_both.contains(name));
+        assert!(own.eq(lvs_api::guidance::LVSD_COMMANDS));
+    }
+
+    #[test]
     fn manual_page_has_options_of_all_commands_and_refers_to_shipped_pages_only() {
         let page = String::from_utf8(man()).expect("the output is UTF-8");
         for words in [

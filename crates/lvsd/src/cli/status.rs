@@ -486,8 +486,11 @@ fn conflict_fix(conflict: &Conflict) -> String {
     }
 }
 
-/// Appends a line about the reasons with most dropped packets.
+/// Appends a line about the reasons with most dropped packets. A reason without packets in the last
+/// minute has ended.
 fn drops_line(text: &mut String, drops: &[ReasonCount]) {
+    let drops = drops.iter().filter(|drop| drop.packets.last_minute > 0);
+    let drops: Vec<_> = drops.collect();
     let mut parts: Vec<String> = drops
         .iter()
         .take(DROPS_MAX)
@@ -515,7 +518,7 @@ fn packets_text(reason: &str, packets: &RecentCount) -> String {
 /// dropped packets of its connections.
 fn losses_lines(text: &mut String, service: &ServiceStatus) {
     for (fate, reasons) in [("refused", &service.refusals), ("dropped", &service.drops)] {
-        let recent = reasons.iter().filter(|one| one.packets.recent > 0);
+        let recent = reasons.iter().filter(|one| one.packets.last_minute > 0);
         let parts: Vec<String> = recent
             .map(|one| packets_text(&one.reason, &one.packets))
             .collect();
@@ -797,6 +800,9 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
                 "went down {times} in 24 h{}, for {time} in total",
                 last.unwrap_or_default()
             ));
+            if server.health == "up" && !checks.fall_reason.is_empty() {
+                notes.push(format!("the last time: {}", checks.fall_reason));
+            }
         }
         if verdict::is_slow(server) || look.details {
             notes.push(format!(
@@ -1010,6 +1016,7 @@ mod tests {
             falls_in_day: 7,
             down_seconds_in_day: 98,
             since_fall: Some(5),
+            fall_reason: "connection refused".to_owned(),
             falls: 9,
             down_seconds: 200,
             own_address: "this director does not have 192.0.2.10".to_owned(),
@@ -1053,7 +1060,7 @@ mod tests {
     fn dropped_and_refused_packets_have_reason_rate_and_times() {
         let mut status = suspicious();
         status.dataplane.drops = vec![dropped("no_server")];
-        status.services[0].refusals = vec![refused("no_server", 8), refused("filtered", 0)];
+        status.services[0].refusals = vec![refused("no_server", 8), refused("filtered", 1)];
         status.services[0].drops = vec![refused("no_route", 2)];
         let text = text_of(&status, Look::default());
         for line in [
@@ -1234,14 +1241,18 @@ mod tests {
     fn slow_and_flapping_servers_are_shown_without_details() {
         let shown = |slow_in_a_row, falls_in_day| {
             let mut status = suspicious();
-            status.services[1].servers[0].checks = Some(CheckStatus {
+            let server = &mut status.services[1].servers[0];
+            server.health = "up".to_owned();
+            server.checks = Some(CheckStatus {
                 slow_in_a_row,
                 falls_in_day,
                 since_fall: Some(5),
+                fall_reason: "has status 500".to_owned(),
                 ..CheckStatus::default()
             });
             let text = text_of(&status, Look::default());
-            (text.contains("checks take"), text.contains("went down"))
+            let falls = "for 0s in total; the last time: has status 500";
+            (text.contains("checks take"), text.contains(falls))
         };
         assert_eq!(shown(2, 2), (false, false));
         assert_eq!(shown(3, 2), (true, false));

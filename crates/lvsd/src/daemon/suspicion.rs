@@ -26,12 +26,13 @@ impl<P: Prober> Inputs<P> {
         for info in services {
             for server in &info.servers {
                 let key = (info.service, server.server);
-                let observed = match info.is_suspicious(server) {
-                    true => Some(Observation::Clients(
-                        server.attempts.last_minute,
-                        server.config.forwarding,
-                    )),
-                    false => self.checks.client_path(&key).map(Observation::Checks),
+                // The checks name the cause, the counters only the effect.
+                let observed = match self.checks.client_path(&key) {
+                    Some(reason) => Some(Observation::Checks(reason)),
+                    None => info.is_suspicious(server).then(|| {
+                        let attempts = server.attempts.last_minute;
+                        Observation::Clients(attempts, server.config.forwarding)
+                    }),
                 };
                 let Some(observed) = observed.filter(|_| self.may_be_suspicious(&key)) else {
                     continue;

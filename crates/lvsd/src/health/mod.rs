@@ -356,7 +356,8 @@ impl<P: Prober> Checks<P> {
         }
         let lasted = task.up.map(|_| task.since.elapsed());
         let now = Instant::now();
-        lock(&task.record).transition(up, task.up == Some(true), now);
+        let fall = (task.up == Some(true)).then_some(report.reason.text.as_str());
+        lock(&task.record).transition(up, fall, now);
         task.up = Some(up);
         task.since = now;
         task.logged = vec![report.reason.clone()];

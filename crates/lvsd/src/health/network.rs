@@ -192,6 +192,9 @@ impl Network {
             let text = format!(
                 "{target}: the reply arrived through {router} on {interface}, not from the server itself: the server's default gateway is not this director"
             );
+            let fix = format!(
+                "on {ip}: replace its default gateway by this director (lvsadm realserver-setup --method nat --gateway ADDRESS {vip} prints the command)"
+            );
             let code = Code::OtherGateway;
             return Err(ProbeError::Server(Reason { code, text, fix }));
         }

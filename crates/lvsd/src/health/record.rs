@@ -48,6 +48,8 @@ pub(super) struct Record {
     is_down: bool,
     /// The second in which the server last went down.
     last_fall: Option<u64>,
+    /// The reason of the check with which the server last went down.
+    fall_reason: String,
     falls: u64,
     down: u64,
 }
@@ -84,6 +86,7 @@ impl Record {
             counted: 0,
             is_down: false,
             last_fall: None,
+            fall_reason: String::new(),
             falls: 0,
             down: 0,
         }
@@ -106,11 +109,12 @@ impl Record {
         *class = class.saturating_add(1);
     }
 
-    /// Counts that the server went up or down. `fell`: the server was up before.
-    pub(super) fn transition(&mut self, up: bool, fell: bool, now: Instant) {
+    /// Counts that the server went up or down. `fall`: the reason, if the server was up before.
+    pub(super) fn transition(&mut self, up: bool, fall: Option<&str>, now: Instant) {
         self.count_downtime(now);
         self.is_down = !up;
-        if fell {
+        if let Some(reason) = fall {
+            reason.clone_into(&mut self.fall_reason);
             self.falls += 1;
             self.last_fall = Some(self.counted);
             self.hour(self.counted / HOUR).falls += 1;
@@ -166,6 +170,7 @@ impl Record {
             falls_in_day: falls,
             down_seconds_in_day: down,
             since_fall: self.last_fall.map(|fall| second.saturating_sub(fall)),
+            fall_reason: self.fall_reason.clone(),
             falls: self.falls,
             down_seconds: self.down,
         })
@@ -289,17 +294,18 @@ mod tests {
         let mut record = Record::new(begun);
         record.count_check(Duration::from_millis(1), begun);
         let at = |seconds| begun + Duration::from_secs(seconds);
-        record.transition(true, false, at(1));
+        record.transition(true, None, at(1));
         for fall in 0..3 {
-            record.transition(false, true, at(100 + 1000 * fall));
-            record.transition(true, false, at(114 + 1000 * fall));
+            record.transition(false, Some("refused"), at(100 + 1000 * fall));
+            record.transition(true, None, at(114 + 1000 * fall));
         }
-        record.transition(false, true, at(HOUR - 10));
+        record.transition(false, Some("refused"), at(HOUR - 10));
         let status = record
             .status(at(HOUR + 20))
             .expect("the server was checked");
         assert_eq!((status.falls_in_day, status.down_seconds_in_day), (4, 72));
         assert_eq!(status.since_fall, Some(30));
+        assert_eq!(status.fall_reason, "refused");
         // The first hour is over.
         let status = record
             .status(at(24 * HOUR + 20))

@@ -102,6 +102,14 @@ fn check_config_option_is_refused_with_a_hint_to_lvsd_check() {
     }
 }
 
+#[test]
+fn command_of_lvsadm_is_refused_with_its_program() {
+    let output = lvsd(&["doctor"]).output().expect("lvsd can be started");
+    assert_eq!(output.status.code(), Some(2));
+    let message = errors(&output);
+    assert!(message.contains("`lvsadm doctor`"), "{message}");
+}
+
 /// Checks the file as written, and with those of its commented keys that are compatible.
 #[test]
 fn init_writes_a_file_that_is_valid_without_a_warning() {
