@@ -456,7 +456,9 @@ fn shield_update_sends_difference_in_one_transaction() {
         (child, lines)
     });
     let (mut child, mut lines) = monitor;
-    spec.services.remove(&endpoint("192.0.2.1", TCP, 2999));
+    let removed = endpoint("192.0.2.1", TCP, 2999);
+    let others = spec.services.iter().filter(|&service| *service != removed);
+    spec.services = others.cloned().collect();
     spec.services.insert(endpoint("192.0.2.1", TCP, 61_001));
     assert_eq!(shield.update(&spec).unwrap(), 2);
     host.sh("nft 'add element ip x y { 2 }'");
