@@ -90,7 +90,7 @@ impl Control {
             return false;
         }
         let server = self.server_left(&entry.draft());
-        entry.set_control(NO_SLOT);
+        entry.clear_control();
         entry.clear(LOST);
         entry.set_server(record_of(server.as_deref()));
         bind(server, entry.flags());

@@ -549,7 +549,7 @@ fn reinjected_frame_is_received_by_the_host() {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let dataplane = net.director.spawn(move || {
-        let mut device = HostDevice::create(HostDevice::NAME).unwrap();
+        let mut device = HostDevice::create().unwrap();
         let mut packets = AfPacket::open(lvs_sys::if_index("dc").unwrap(), "dc").unwrap();
         let mut frames: Vec<_> = (0..BATCH).map(|_| Frame::new()).collect();
         let mut poller = lvs_sys::Poller::new();
