@@ -258,11 +258,6 @@ impl Client {
         poll(&mut end, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
     }
 
-    /// The address that was passed to [`connect`](Self::connect).
-    pub const fn address(&self) -> &Address {
-        &self.address
-    }
-
     /// Makes a call whose answer is one value; [`IgnoredAny`] ignores the value.
     ///
     /// # Errors

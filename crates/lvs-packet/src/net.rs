@@ -59,14 +59,6 @@ pub struct NextHop {
     pub source: Option<IpAddr>,
 }
 
-impl NextHop {
-    /// Whether packets to `dst` go to `dst` itself, without a gateway.
-    #[inline]
-    pub fn on_link(&self, dst: IpAddr) -> bool {
-        self.addr == dst
-    }
-}
-
 /// The path of packets to an Ethernet neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {

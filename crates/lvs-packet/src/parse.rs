@@ -328,7 +328,7 @@ impl Packet {
     }
 
     /// Parses this packet, whose bytes are `ip`, as an ICMP message.
-    pub fn icmp(&self, ip: &[u8], hook: Hook, mark: u32) -> Icmp {
+    pub fn icmp(&self, ip: &[u8], hook: Hook) -> Icmp {
         let message = ip.get(self.l4..self.len).unwrap_or_default();
         let Some((header, quoted)) = message.split_at_checked(icmp::HEADER_LEN) else {
             return Icmp::Short;
@@ -353,7 +353,7 @@ impl Packet {
                 inner,
                 inner_ports,
                 checksum_ok: pseudo.bytes(message).finish() == 0,
-                mark,
+                mark: 0,
                 len: u32::try_from(self.len).unwrap_or(u32::MAX),
             }),
             None => Icmp::Host,

@@ -58,11 +58,6 @@ impl<K, V> SharedMap<K, V> {
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
     }
-
-    /// The values, in arbitrary order.
-    pub fn values(&self) -> impl Iterator<Item = &V> {
-        self.iter().map(|(_, value)| value)
-    }
 }
 
 impl<K: Eq + Hash, V> SharedMap<K, V> {
@@ -235,11 +230,6 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
     /// The values, in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.keys()
-    }
-
-    /// Removes the values for which `keep` is false.
-    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
-        self.0.retain(|value, ()| keep(value));
     }
 }
 

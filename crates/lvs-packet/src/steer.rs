@@ -165,7 +165,7 @@ impl Steering {
             _ if packet.fragment.is_some() => None,
             Protocol::AH | Protocol::ESP => Some((ISAKMP, ISAKMP)),
             _ if packet.is_icmp() => {
-                if let Icmp::Error(error) = packet.icmp(ip, Hook::Local, 0) {
+                if let Icmp::Error(error) = packet.icmp(ip, Hook::Local) {
                     return self.of_offending(&error.inner, net);
                 }
                 None

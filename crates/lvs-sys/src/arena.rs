@@ -214,11 +214,6 @@ unsafe impl Send for Lent {}
 unsafe impl Sync for Lent {}
 
 impl Lent {
-    /// Returns the slot's number in the arena.
-    pub const fn slot(&self) -> usize {
-        self.slot
-    }
-
     /// Whether the slot is in `arena`, so that a sender can pass it to the kernel without a copy.
     pub fn is_of(&self, arena: &Arc<Arena>) -> bool {
         Arc::ptr_eq(&self.arena, arena)
@@ -273,10 +268,7 @@ mod tests {
         first.fill(7);
         let second = arena.lend(2).expect("free");
         assert_eq!(second[..], [0; 64]);
-        assert_eq!(
-            (arena.lent(), first.slot(), second.is_of(&arena)),
-            (2, 1, true)
-        );
+        assert_eq!((arena.lent(), second.is_of(&arena)), (2, true));
         std::thread::spawn(move || drop(first))
             .join()
             .expect("no panic");

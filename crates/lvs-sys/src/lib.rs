@@ -30,7 +30,7 @@ mod turn;
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
 
 pub use arena::{Arena, Lent, prefetch};
@@ -41,7 +41,7 @@ pub use bpf::{
 pub use device::{primary_address, set_mtu, set_up};
 pub use lock::lock;
 pub use multicast::{datagrams_lost, multicast_receiver, multicast_sender};
-pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
+pub use packet::{Auxdata, MessageBatch, PacketSocket, VNET_HDR_LEN};
 pub use peercred::group_id;
 pub use poll::{EventFd, Poller, wait_writable};
 pub use random::random;
@@ -76,25 +76,6 @@ pub fn if_index(name: &str) -> io::Result<u32> {
 pub fn unshare_network() -> io::Result<()> {
     // SAFETY: takes a number; CLONE_NEWNET concerns the calling thread only.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
-    Ok(())
-}
-
-/// The calling thread's network namespace.
-///
-/// # Errors
-/// If `/proc` is not mounted.
-pub fn current_network() -> io::Result<OwnedFd> {
-    Ok(std::fs::File::open("/proc/thread-self/ns/net")?.into())
-}
-
-/// Moves the calling thread (and no other) into the network namespace `netns`.
-///
-/// # Errors
-/// Without `CAP_SYS_ADMIN`, or if the descriptor is not a network namespace.
-pub fn enter_network(netns: &impl AsFd) -> io::Result<()> {
-    // SAFETY: the descriptor is open during the call; CLONE_NEWNET concerns the calling thread
-    // only.
-    check(unsafe { libc::setns(netns.as_fd().as_raw_fd(), libc::CLONE_NEWNET) })?;
     Ok(())
 }
 

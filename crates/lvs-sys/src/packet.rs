@@ -97,15 +97,6 @@ const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(RETURN, 0, 0, 0),
 ];
 
-/// Counters of a packet socket since the last read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PacketStats {
-    /// Number of frames that the socket's filter accepted, including dropped ones.
-    pub packets: u32,
-    /// Number of frames that were dropped because the receive buffer was full.
-    pub drops: u32,
-}
-
 /// A non-blocking raw packet socket.
 #[derive(Debug)]
 pub struct PacketSocket {
@@ -358,11 +349,11 @@ impl PacketSocket {
         }
     }
 
-    /// Reads and resets the kernel's counters.
+    /// Reads and resets the number of frames that were dropped because the receive buffer was full.
     ///
     /// # Errors
     /// No error is known for a packet socket.
-    pub fn take_stats(&self) -> io::Result<PacketStats> {
+    pub fn take_drops(&self) -> io::Result<u32> {
         let none = libc::tpacket_stats {
             tp_packets: 0,
             tp_drops: 0,
@@ -373,10 +364,7 @@ impl PacketSocket {
             libc::PACKET_STATISTICS,
             none,
         )?;
-        Ok(PacketStats {
-            packets: stats.tp_packets,
-            drops: stats.tp_drops,
-        })
+        Ok(stats.tp_drops)
     }
 }
 

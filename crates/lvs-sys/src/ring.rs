@@ -209,16 +209,6 @@ impl PacketRing {
             self.arena.prefetch(slot, self.mac + LINE);
         }
     }
-
-    /// Number of slots.
-    pub fn slots(&self) -> usize {
-        self.arena.slots()
-    }
-
-    /// Number of slots that contain frames to be read, or are lent.
-    pub fn filled(&self) -> usize {
-        self.arena.lent()
-    }
 }
 
 fn without_ring(socket: &PacketSocket) -> io::Result<()> {

@@ -59,14 +59,14 @@ impl Mapping {
         check(done).map(drop)
     }
 
-    /// Number of small pages in use, of the `len` bytes from `offset` on.
-    fn used(&self, offset: usize, len: usize) -> io::Result<usize> {
-        debug_assert!(offset + len <= self.len - LARGE, "within the words");
-        let mut pages = vec![0_u8; len.div_ceil(page_size())];
+    /// Number of small pages in use, of the 2 MiB from `offset` on.
+    fn used(&self, offset: usize) -> io::Result<usize> {
+        debug_assert!(offset + LARGE <= self.len - LARGE, "within the words");
+        let mut pages = vec![0_u8; LARGE.div_ceil(page_size())];
         // SAFETY: the range lies within the mapping, and there is a byte for each of its pages.
         let done = unsafe {
             let start = self.start().add(offset);
-            libc::mincore(start.as_ptr().cast(), len, pages.as_mut_ptr())
+            libc::mincore(start.as_ptr().cast(), LARGE, pages.as_mut_ptr())
         };
         check(done)?;
         Ok(pages.iter().filter(|&page| page & 1 != 0).count())
@@ -94,7 +94,7 @@ impl TablePages {
         for mapping in &self.mappings {
             let len = mapping.len - LARGE;
             for offset in (0..len / LARGE).map(|n| n * LARGE) {
-                if mapping.used(offset, LARGE)? < LARGE / page_size() / 2 {
+                if mapping.used(offset)? < LARGE / page_size() / 2 {
                     continue;
                 }
                 match mapping.madvise(offset, LARGE, COLLAPSE) {

@@ -473,19 +473,6 @@ pub enum TablesState {
     Alarm,
 }
 
-impl TablesState {
-    /// The state as one word, as `lvsadm` shows it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown",
-            Self::Older => "older",
-            Self::Alike => "alike",
-            Self::Differ => "differ",
-            Self::Alarm => "alarm",
-        }
-    }
-}
-
 /// A service whose settings or servers differ at a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableDifference {
@@ -1122,28 +1109,6 @@ pub struct CapturedPacket {
     pub verdict: String,
     /// Number of packets that this capture has lost so far, because its client reads too slowly.
     pub lost: u64,
-}
-
-/// A line of an answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer<T> {
-    /// Number of the request.
-    pub id: u64,
-    /// An item of the answer, its result, or the failure.
-    #[serde(flatten)]
-    pub body: Body<T>,
-}
-
-/// The three kinds of lines in an answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Body<T> {
-    /// One entry of a listing; more lines follow.
-    Item(T),
-    /// The last line of a successful answer.
-    Result(T),
-    /// The last line of a failed answer; nothing has changed.
-    Error(Failure),
 }
 
 /// The refusal of a call.

@@ -34,22 +34,11 @@ impl Control {
     /// Takes over the connections of a previous process from at most `budget` slots; call it until
     /// it returns false. State, timeout and deadline are unchanged. A connection is bound to the
     /// server with its address in its service. Without such a server it stays unbound, like a
-    /// connection that was received by synchronisation. Templates are not inherited. Connections of
-    /// full NAT are removed, because other uses of their local ports are unknown.
+    /// connection that was received by synchronisation. Templates are not inherited. A connection of
+    /// full NAT is kept if `local` returns its local address and port, and otherwise removed,
+    /// because other uses of its local port are unknown. The arguments of `local` are the number of
+    /// the slot, the protocol and the server.
     pub fn adopt(
-        &self,
-        shard: &mut Shard,
-        adoption: &mut Adoption,
-        now: Instant,
-        budget: usize,
-    ) -> bool {
-        self.adopt_with(shard, adoption, now, budget, |_, _, _| None)
-    }
-
-    /// As [`adopt`](Self::adopt), but also keeps each connection of full NAT for which `local`
-    /// returns the local address and port. The arguments of `local` are the number of the slot, the
-    /// protocol and the server.
-    pub fn adopt_with(
         &self,
         shard: &mut Shard,
         adoption: &mut Adoption,
@@ -101,7 +90,7 @@ impl Control {
             return false;
         }
         let server = self.server_left(&entry.draft());
-        entry.set_control(NO_SLOT);
+        entry.clear_control();
         entry.clear(LOST);
         entry.set_server(record_of(server.as_deref()));
         bind(server, entry.flags());
@@ -140,6 +129,7 @@ fn bind(server: Option<Arc<Server>>, flags: u32) {
 #[cfg(test)]
 mod tests {
     use alloc::boxed::Box;
+    use alloc::sync::Arc;
     use alloc::vec::Vec;
     use core::net::SocketAddr;
     use core::sync::atomic::AtomicU64;
@@ -185,7 +175,8 @@ mod tests {
         let sizes = layout.region_words();
         let words: [&'static [AtomicU64]; 5] =
             sizes.map(|size| &*Box::leak(bytemuck::zeroed_slice_box(size)));
-        move || Memory::new(layout, words.map(Region::borrowed)).unwrap()
+        let region = |words| Region::shared(words, Arc::new(()));
+        move || Memory::new(layout, words.map(region)).unwrap()
     }
 
     /// Opens a connection from each of these ports, and returns their servers.
@@ -232,7 +223,7 @@ mod tests {
         let mut after = control("10.0.0.1:80", 1, 100);
         let (mut shard, mut adoption) = after.shard_found(0, memory()).unwrap();
         let now = Instant::from_secs(10);
-        while after.adopt(&mut shard, &mut adoption, now, 16) {}
+        while after.adopt(&mut shard, &mut adoption, now, 16, |_, _, _| None) {}
         after.sweep(&mut shard);
         assert_eq!(shard.len(), 50);
         for (port, target) in ports.into_iter().zip(targets) {
@@ -260,7 +251,7 @@ mod tests {
                 let after = control("10.0.0.1:80", 1, 100);
                 let (mut shard, mut adoption) = after.shard_found(0, memory()).unwrap();
                 let now = Instant::from_secs(10);
-                while after.adopt(&mut shard, &mut adoption, now, 16) {}
+                while after.adopt(&mut shard, &mut adoption, now, 16, |_, _, _| None) {}
                 (after, shard)
             } else {
                 (before, shard)
@@ -341,7 +332,7 @@ mod tests {
             seen.iter().find(alike).map(|end| end.local)
         };
         shard.follow_local_ends();
-        while after.adopt_with(&mut shard, &mut adoption, now, 16, local) {}
+        while after.adopt(&mut shard, &mut adoption, now, 16, local) {}
         after.sweep(&mut shard);
         assert_eq!(shard.len(), 2);
         for (n, end) in seen.iter().enumerate() {

@@ -20,11 +20,6 @@ impl ConnId {
     pub const fn from_index(index: u32) -> Self {
         Self(index)
     }
-
-    /// The index of the slot, for tables next to the connection table.
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
 }
 
 /// Identifies the record of a real server (one server in one service): an index that stays the same

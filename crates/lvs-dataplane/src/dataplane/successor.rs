@@ -335,7 +335,7 @@ pub(super) fn take_over(
                 let mut adoption = adoption.of_a_clock_ahead(ahead);
                 let local =
                     |slot, protocol, server| locals.as_ref()?.take(number, slot, protocol, server);
-                while control.adopt_with(shard, &mut adoption, now, usize::MAX, local) {}
+                while control.adopt(shard, &mut adoption, now, usize::MAX, local) {}
             }
             if let Some(locals) = locals {
                 locals.end();

@@ -336,7 +336,7 @@ impl AllMaps {
                 ReferenceMap::pinned(&pins.path("lvs_next"), Referents::Programs),
             ),
             Maps::New | Maps::Pinned(_) => (
-                PerCpuArray::new("lvs_told", TOLD_BYTES, 1),
+                PerCpuArray::new("lvs_told", TOLD_BYTES),
                 SharedMap::new("lvs_services", SERVICES),
                 ReferenceMap::new("lvs_next", Referents::Programs, next::PROGRAMS),
             ),

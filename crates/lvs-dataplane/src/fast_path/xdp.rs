@@ -52,7 +52,7 @@ pub(super) struct Xdp {
 impl Xdp {
     pub(super) fn memory() -> io::Result<XdpMemory> {
         Ok(XdpMemory {
-            met: PerCpuArray::new("lvs_met", TOLD_BYTES, 1)?,
+            met: PerCpuArray::new("lvs_met", TOLD_BYTES)?,
             macs: SharedArray::new("lvs_macs", MAC_WORDS, MAC_PLACES)?,
         })
     }

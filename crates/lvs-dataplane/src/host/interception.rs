@@ -64,7 +64,7 @@ impl Interception {
             },
         };
         if copies {
-            let host = HostDevice::create(HostDevice::NAME)?;
+            let host = HostDevice::create()?;
             if let Err(error) = Steering::clear_leftovers() {
                 warn!("{error}");
             }

@@ -29,7 +29,7 @@ pub use self::open::{Group, OpenError, SLOT};
 use super::{BATCH, PacketIo, vnet};
 use crate::fast_path::Attached;
 use lvs_packet::frame::{Frame, MAX_FRAME};
-use lvs_packet::wire::{Mac, vlan};
+use lvs_packet::wire::vlan;
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
 
 /// Longest total wait of one call of `send` for a full queue.
@@ -46,9 +46,6 @@ pub struct SocketCounters {
     pub send_down: u64,
     /// Number of frames that were not sent for another reason.
     pub send_other: u64,
-    /// Number of received frames that were dropped because they were longer than the receive
-    /// buffer, or had no valid virtio header.
-    pub receive_cut: u64,
 }
 
 /// A packet socket on one Ethernet interface.
@@ -77,14 +74,6 @@ impl AfPacket {
         &self.interface
     }
 
-    /// Joins or leaves a multicast group of the interface.
-    ///
-    /// # Errors
-    /// If the interface no longer exists.
-    pub fn set_group(&self, group: Mac, member: bool) -> io::Result<()> {
-        self.inlet.socket.set_group(self.ifindex, group.0, member)
-    }
-
     /// The interface's index.
     pub fn ifindex(&self) -> u32 {
         self.ifindex
@@ -107,10 +96,7 @@ impl AfPacket {
 
     /// The counters of the backend.
     pub fn counters(&self) -> SocketCounters {
-        SocketCounters {
-            receive_cut: self.receiver.cut,
-            ..self.counters
-        }
+        self.counters
     }
 
     /// Number of received frames that were lost since the interface was opened: a ring or receive
@@ -273,8 +259,8 @@ impl Inlet {
 
     fn lost(&mut self) -> u64 {
         // The kernel resets the counter at each read.
-        if let Ok(stats) = self.socket.take_stats() {
-            self.lost += u64::from(stats.drops);
+        if let Ok(drops) = self.socket.take_drops() {
+            self.lost += u64::from(drops);
         }
         self.lost
     }
@@ -388,7 +374,8 @@ struct Receiver {
     /// Buffers of the caller that frames of the ring have replaced. Frames of the socket queue use
     /// them.
     spare: Vec<Frame>,
-    /// See [`SocketCounters::receive_cut`].
+    /// Number of received frames that were dropped because they were longer than the receive
+    /// buffer, or had no valid virtio header.
     cut: u64,
 }
 

@@ -127,7 +127,8 @@ impl HostDevice {
     ///
     /// # Errors
     /// See [`TunError`].
-    pub fn create(name: &str) -> Result<Self, TunError> {
+    pub fn create() -> Result<Self, TunError> {
+        let name = Self::NAME;
         Self::set_up(name, TunDevice::create(name), |_| Ok(()))
     }
 

@@ -814,8 +814,8 @@ fn host_device_reinjects_packets_and_restores_filters() {
         host.sh("sysctl -n net.ipv4.conf.all.rp_filter net.ipv4.conf.e0.rp_filter net.ipv4.conf.lo.rp_filter")
     };
     let before = filters();
-    let mut device = host.run(|| HostDevice::create(HostDevice::NAME).unwrap());
-    let second = host.run(|| HostDevice::create(HostDevice::NAME));
+    let mut device = host.run(|| HostDevice::create().unwrap());
+    let second = host.run(HostDevice::create);
     assert!(matches!(second, Err(TunError::Exists { .. })), "{second:?}");
     assert_eq!(filters(), "0\n2\n1\n");
     let about = host.sh("ip addr show lvs-host0");

@@ -492,7 +492,9 @@ fn shield_update_sends_difference_in_one_transaction() {
         (child, lines)
     });
     let (mut child, mut lines) = monitor;
-    spec.services.remove(&endpoint("192.0.2.1", TCP, 2999));
+    let removed = endpoint("192.0.2.1", TCP, 2999);
+    let others = spec.services.iter().filter(|&service| *service != removed);
+    spec.services = others.cloned().collect();
     spec.services.insert(endpoint("192.0.2.1", TCP, 61_001));
     assert_eq!(shield.update(&spec).unwrap(), 2);
     host.sh("nft 'add element ip x y { 2 }'");
@@ -583,7 +585,7 @@ fn reinjected_frame_is_received_by_the_host() {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let dataplane = net.director.spawn(move || {
-        let mut device = HostDevice::create(HostDevice::NAME).unwrap();
+        let mut device = HostDevice::create().unwrap();
         let mut packets = AfPacket::open(lvs_sys::if_index("dc").unwrap(), "dc").unwrap();
         let mut frames: Vec<_> = (0..BATCH).map(|_| Frame::new()).collect();
         let mut poller = lvs_sys::Poller::new();

@@ -1,11 +1,10 @@
 //! Sets of intercepted addresses, protocols and ports.
 
-use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::Protocol;
 
-use crate::shared_map::{SharedMap, SharedSet};
+use crate::shared_map::SharedSet;
 
 /// An address, a protocol and a port; port 0 is every port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,10 +32,9 @@ impl Endpoint {
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
     all: SharedSet<Endpoint>,
-    /// Number of endpoints of each address.
-    addresses: SharedMap<IpAddr, usize>,
-    /// Number of IPv4 endpoints, and of IPv6 endpoints.
-    families: [usize; 2],
+    addresses: SharedSet<IpAddr>,
+    /// Whether there are IPv4 endpoints, and IPv6 endpoints.
+    families: [bool; 2],
 }
 
 impl Endpoints {
@@ -44,20 +42,10 @@ impl Endpoints {
     pub fn insert(&mut self, endpoint: Endpoint) -> bool {
         let new = self.all.insert(endpoint);
         if new {
-            *self.addresses.entry(endpoint.address, || 0) += 1;
-            self.families[usize::from(endpoint.address.is_ipv6())] += 1;
+            self.addresses.insert(endpoint.address);
+            self.families[usize::from(endpoint.address.is_ipv6())] = true;
         }
         new
-    }
-
-    /// Removes an endpoint; returns whether it existed.
-    pub fn remove(&mut self, endpoint: &Endpoint) -> bool {
-        let there = self.all.remove(endpoint);
-        if there {
-            decrement(&mut self.addresses, endpoint.address);
-            self.families[usize::from(endpoint.address.is_ipv6())] -= 1;
-        }
-        there
     }
 
     /// Whether the set contains this endpoint.
@@ -69,12 +57,12 @@ impl Endpoints {
     /// Whether an endpoint has this address.
     #[inline]
     pub fn has_address(&self, addr: IpAddr) -> bool {
-        self.addresses.contains_key(&addr)
+        self.addresses.contains(&addr)
     }
 
     /// Whether the set contains an endpoint of the same IP version as this address.
     pub fn has_family(&self, of: IpAddr) -> bool {
-        self.families[usize::from(of.is_ipv6())] > 0
+        self.families[usize::from(of.is_ipv6())]
     }
 
     /// Whether the set is empty.
@@ -89,15 +77,7 @@ impl Endpoints {
 
     /// Returns the addresses of the endpoints, each once, in arbitrary order.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.addresses.keys().copied()
-    }
-}
-
-fn decrement<K: Clone + Eq + Hash>(counts: &mut SharedMap<K, usize>, key: K) {
-    let left = counts.entry(key.clone(), || 1);
-    *left -= 1;
-    if *left == 0 {
-        counts.remove(&key);
+        self.addresses.iter().copied()
     }
 }
 

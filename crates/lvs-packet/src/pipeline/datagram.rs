@@ -109,7 +109,7 @@ impl Pipeline {
         let packet = &job.packet;
         let icmp = packet
             .is_icmp()
-            .then(|| packet.icmp(frame.bytes(), job.hook, 0));
+            .then(|| packet.icmp(frame.bytes(), job.hook));
         if let Some(Icmp::Error(error)) = icmp {
             job.inner = Some((error.inner.protocol, error.inner.dst));
             if job.to_host && error.checksum_ok && tunnel::is_outer(error.inner.protocol) {

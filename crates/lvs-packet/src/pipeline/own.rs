@@ -97,7 +97,7 @@ impl Pipeline {
                 return;
             }
             if let Ok(made) = parse::ip(error.bytes(), false)
-                && let Icmp::Error(about) = made.icmp(error.bytes(), Hook::Output, 0)
+                && let Icmp::Error(about) = made.icmp(error.bytes(), Hook::Output)
             {
                 self.own_error = Some(OwnError::Sent(about));
             }
@@ -136,7 +136,7 @@ impl Pipeline {
         decide: &mut D,
         cx: &mut Cx<'_, N>,
     ) {
-        let Icmp::Error(about) = packet.icmp(error.bytes(), Hook::Output, 0) else {
+        let Icmp::Error(about) = packet.icmp(error.bytes(), Hook::Output) else {
             return;
         };
         let to_host = cx.env.net.is_local(packet.dst);

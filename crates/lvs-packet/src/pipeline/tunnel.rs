@@ -175,7 +175,7 @@ impl Pipeline {
         let mut error = cx.out.spare(wire_icmp::ERROR_LEN_MAX);
         if wire_icmp::error(&mut error, complaint.kind, complaint.original, virt, id)
             && let Ok(made) = parse::ip(error.bytes(), false)
-            && let Icmp::Error(about) = made.icmp(error.bytes(), Hook::Output, 0)
+            && let Icmp::Error(about) = made.icmp(error.bytes(), Hook::Output)
             // The director counts the error as a packet of the connection towards its client.
             && matches!(decide.icmp_error(&about, cx.now), Verdict::Reply(_))
         {

@@ -37,13 +37,6 @@ impl Sum {
         Self(self.0 + u64::from(fold(acc).to_be()))
     }
 
-    /// Adds a 16-bit number.
-    #[inline]
-    #[must_use]
-    pub const fn word(self, word: u16) -> Self {
-        Self(self.0 + word as u64)
-    }
-
     /// Adds an address.
     #[inline]
     #[must_use]

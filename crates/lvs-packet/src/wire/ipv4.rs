@@ -110,14 +110,6 @@ pub fn set_id(ip: &mut [u8], to: u16) {
     adjust(ip, delta);
 }
 
-/// Stores new flags and offset and adjusts the header checksum.
-#[inline]
-pub fn set_flags(ip: &mut [u8], to: u16) {
-    let delta = Delta::NONE.word(be16(ip, field::FLAGS), to);
-    put16(ip, field::FLAGS, to);
-    adjust(ip, delta);
-}
-
 /// Sets the ECN codepoint "congestion experienced" (RFC 3168). The caller updates the header
 /// checksum ([`finish_header`]).
 pub fn set_congestion(ip: &mut [u8]) {
@@ -159,11 +151,9 @@ mod tests {
             decrement_ttl(&mut ip);
             set_id(&mut ip, id);
             set_total_len(&mut ip, len);
-            set_flags(&mut ip, MF | 185);
             let (after, _) = Ipv4Header::from_slice(&ip).expect("the bytes are a valid header");
             prop_assert_eq!(after.calc_header_checksum(), after.header_checksum);
             prop_assert_eq!((after.source, after.destination, after.time_to_live), (c, d, ttl - 1));
-            prop_assert_eq!(after.fragment_offset.value(), 185);
         }
     }
 }

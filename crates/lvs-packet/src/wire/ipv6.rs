@@ -9,8 +9,6 @@ use super::{Field, be16, be32, put16};
 pub mod field {
     use crate::wire::Field;
 
-    /// Version and the upper half of the traffic class.
-    pub const VERSION: usize = 0;
     /// Version, traffic class and the upper bits of the flow label.
     pub const CLASS: Field = 0..2;
     /// Length in bytes of the packet after the fixed header.

@@ -6,12 +6,6 @@ use crate::frame::PartialChecksum;
 pub mod field {
     use crate::wire::Field;
 
-    /// Source port.
-    pub const SOURCE: Field = 0..2;
-    /// Destination port.
-    pub const DESTINATION: Field = 2..4;
-    /// Verification tag.
-    pub const TAG: Field = 4..8;
     /// CRC32c over the whole packet.
     pub const CHECKSUM: Field = 8..12;
 }

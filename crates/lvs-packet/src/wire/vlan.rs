@@ -20,27 +20,13 @@ const VLAN: u16 = 0x0fff;
 /// Length in bytes of the two addresses in front of a tag.
 const ADDRESSES_LEN: usize = 12;
 
-/// The outermost tag of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tag {
-    /// Whether the tag is a service tag (802.1ad).
-    pub service: bool,
-    /// The VLAN, 1 to 4094; 0 for a priority tag.
-    pub vlan: u16,
-}
-
-/// The outermost tag of an Ethernet frame.
+/// The VLAN of the outermost tag of an Ethernet frame, 1 to 4094; 0 for a priority tag.
 #[inline]
-pub fn outermost(frame: &[u8]) -> Option<Tag> {
-    let service = match frame.get(12..16).map(|tag| be16(tag, 0))? {
-        TAG => false,
-        SERVICE_TAG => true,
-        _ => return None,
-    };
-    Some(Tag {
-        service,
-        vlan: be16(frame, 14) & VLAN,
-    })
+pub fn outermost(frame: &[u8]) -> Option<u16> {
+    match frame.get(12..16).map(|tag| be16(tag, 0))? {
+        TAG | SERVICE_TAG => Some(be16(frame, 14) & VLAN),
+        _ => None,
+    }
 }
 
 /// Inserts a tag with these 16 bits behind the addresses of the frame. Returns `false`, without a
@@ -98,11 +84,11 @@ pub enum Priority {
 pub fn take_priority_tag(frame: &mut Frame) -> Priority {
     match outermost(frame.bytes()) {
         None => Priority::None,
-        Some(Tag { vlan: 0, .. }) => {
+        Some(0) => {
             remove(frame);
             match outermost(frame.bytes()) {
                 None => Priority::Taken,
-                Some(Tag { vlan: 0, .. }) => Priority::Nested,
+                Some(0) => Priority::Nested,
                 Some(_) => Priority::Vlan,
             }
         }
@@ -141,13 +127,7 @@ mod tests {
             tagged.bytes(),
             b"DDDDDDSSSSSS\x88\xa8\x20\x64\x08\x00payload"
         );
-        assert_eq!(
-            outermost(tagged.bytes()),
-            Some(Tag {
-                service: true,
-                vlan: 100
-            })
-        );
+        assert_eq!(outermost(tagged.bytes()), Some(100));
         assert_eq!(tagged.offload.checksum.map(|c| c.start), Some(38));
         assert_eq!(tagged.offload.segments.map(|s| s.header_len), Some(70));
         remove(&mut tagged);

@@ -244,13 +244,13 @@ pub fn seal(file: &File) -> io::Result<()> {
 pub struct PerCpuArray(Map);
 
 impl PerCpuArray {
-    /// A new array of zeros; `bytes` is the size of an entry.
+    /// A new array with one entry of `bytes` zeros.
     ///
     /// # Errors
     /// As [`SharedArray::new`].
-    pub fn new(name: &str, bytes: u32, entries: u32) -> io::Result<Self> {
+    pub fn new(name: &str, bytes: u32) -> io::Result<Self> {
         let kind = BPF_MAP_TYPE_PERCPU_ARRAY;
-        Map::new(name, kind, [4, bytes], entries, 0, 0).map(Self)
+        Map::new(name, kind, [4, bytes], 1, 0, 0).map(Self)
     }
 
     /// Opens the array that is pinned at this path.

@@ -593,7 +593,7 @@ impl Bed {
         {
             return true;
         }
-        let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));
+        let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local));
         let inner = match icmp {
             // A fragment does not contain the quoted packet of an error.
             Some(Icmp::Error(error)) if packet.fragment.is_none() => {

@@ -415,11 +415,10 @@ impl Bed {
         for (port, addr) in asked {
             if answer {
                 self.net.neighbours.insert((port, addr), Mac(PEER));
-            }
-            let env = Env::new(&self.net, &self.intercept);
-            if answer {
+                let env = Env::new(&self.net, &self.intercept);
                 self.pipeline.neighbours_resolved(&env, &mut self.output);
             } else {
+                let env = Env::new(&self.net, &self.intercept);
                 let decide = &mut self.director;
                 self.pipeline.neighbour_failed(
                     port,

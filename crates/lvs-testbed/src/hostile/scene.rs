@@ -224,14 +224,6 @@ impl Scene {
         }
     }
 
-    /// Whether an address is on the servers' link.
-    pub fn is_behind(addr: IpAddr) -> bool {
-        match addr {
-            IpAddr::V4(addr) => matches!(addr.octets(), [10, 1, ..]),
-            IpAddr::V6(addr) => matches!(addr.segments(), [0xfd00, 1, ..]),
-        }
-    }
-
     /// Returns the port of the servers for a service.
     pub const fn server_port(&self, offer: &Offer) -> u16 {
         match offer.port {

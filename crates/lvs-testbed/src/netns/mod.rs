@@ -175,12 +175,6 @@ impl Testbed {
         &self.dir
     }
 
-    /// Returns the method by which the namespaces were created.
-    #[must_use]
-    pub fn mode(&self) -> Mode {
-        self.mode
-    }
-
     /// Adds hosts, which start in parallel.
     ///
     /// # Errors

@@ -56,8 +56,8 @@ fn may_be_virtual(ip: IpAddr) -> bool {
     !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || broadcast || link_local)
 }
 
-/// Appends the commands that add the VIPs to `device`, or with `undo` those that remove them.
-fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
+/// Appends the commands that add the VIPs to `lo`, or with `undo` those that remove them.
+fn addresses(text: &mut String, vips: &[IpAddr], undo: bool) {
     for vip in vips {
         let (family, bits) = match vip {
             IpAddr::V4(_) => ("", 32),
@@ -65,15 +65,15 @@ fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
             IpAddr::V6(_) => ("-6 ", 128),
         };
         let _ = match (undo, vip) {
-            (true, _) => writeln!(text, "ip {family}address del {vip}/{bits} dev {device}"),
+            (true, _) => writeln!(text, "ip {family}address del {vip}/{bits} dev lo"),
             (false, IpAddr::V4(_)) => writeln!(
                 text,
-                "ip {family}address add {vip}/{bits} dev {device} scope host"
+                "ip {family}address add {vip}/{bits} dev lo scope host"
             ),
             (false, IpAddr::V6(_)) => {
                 writeln!(
                     text,
-                    "ip {family}address add {vip}/{bits} dev {device} nodad preferred_lft 0"
+                    "ip {family}address add {vip}/{bits} dev lo nodad preferred_lft 0"
                 )
             }
         };
@@ -100,7 +100,7 @@ fn dr(vips: &[IpAddr], undo: bool) -> String {
     if !undo {
         arp(&mut text, vips, undo);
     }
-    addresses(&mut text, vips, "lo", undo);
+    addresses(&mut text, vips, undo);
     if undo {
         arp(&mut text, vips, undo);
     }
@@ -162,7 +162,7 @@ fn tun(vips: &[IpAddr], tunnel: &str, port: u16, undo: bool) -> Result<String, T
     }
     let first = devices.first().map_or("lo", |(device, ..)| *device);
     if undo {
-        addresses(&mut text, vips, "lo", true);
+        addresses(&mut text, vips, true);
         for (_, _, unmake) in devices.iter().rev() {
             text.push_str(unmake);
         }
@@ -184,7 +184,7 @@ fn tun(vips: &[IpAddr], tunnel: &str, port: u16, undo: bool) -> Result<String, T
             "sysctl -w net.ipv4.conf.all.rp_filter=0   # the larger value of all and {first} applies"
         );
     }
-    addresses(&mut text, vips, "lo", false);
+    addresses(&mut text, vips, false);
     text.push_str("# The path to the server must have an MTU that is larger by the tunnel's header; otherwise lower the clients' MTU.\n");
     if tunnel != "gre" {
         text.push_str("# If the server is reached at an address of the other family: sit0 receives IPv6 in IPv4 (modprobe sit), ip6tnl0 IPv4 in IPv6 (modprobe ip6_tunnel).\n");

@@ -19,7 +19,7 @@ use crate::token::Role;
 /// An API for a fake daemon with one service; the receiver gets the API's requests to the daemon.
 fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(ChangeRequest, String)>) {
     let (sender, mut requests) = channel();
-    let (done, deeds) = mpsc::unbounded_channel();
+    let (done, received) = mpsc::unbounded_channel();
     let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
     api.settings.send_replace(config::Api {
         dashboard: true,
@@ -42,7 +42,7 @@ fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(ChangeRequest, String)
             }
         }
     });
-    (api, deeds)
+    (api, received)
 }
 
 /// Tokens with their names and roles.
@@ -117,7 +117,7 @@ async fn post(api: &Arc<Api>, path: &str, token: Option<&str>, body: &str) -> (u
 
 #[tokio::test]
 async fn request_with_foreign_host_header_is_refused_over_tcp_only() {
-    let (api, mut deeds) = api("web");
+    let (api, mut received) = api("web");
     api.settings.send_modify(|settings| {
         settings.tokens = Vec::new();
     });
@@ -146,7 +146,10 @@ async fn request_with_foreign_host_header_is_refused_over_tcp_only() {
     )
     .await;
     assert_eq!(code, 421);
-    assert!(deeds.try_recv().is_err(), "the daemon received a request");
+    assert!(
+        received.try_recv().is_err(),
+        "the daemon received a request"
+    );
     for host in ["198.51.100.1:9560", "[2001:db8::1]", "localhost", "x"] {
         let (code, ..) = send(&api, stranger(), &request("GET", "/v1/status", host)).await;
         assert_eq!(code, 200, "{host}");
@@ -293,7 +296,7 @@ fn api_examples_match_their_types() {
 
 #[tokio::test(start_paused = true)]
 async fn every_api_answer_matches_openapi() {
-    let (api, mut deeds) = api("web");
+    let (api, mut received) = api("web");
     *api.tokens() = tokens(&[("oncall", "0123456789abcdef", Role::Admin)]);
     api.past().push_back(Arc::new(Event {
         seq: 3,
@@ -334,7 +337,7 @@ async fn every_api_answer_matches_openapi() {
             assert!(wrong.is_empty(), "{method} {path}: {wrong:#?}");
         }
     }
-    let (ask, who) = deeds.recv().await.expect("the request arrives");
+    let (ask, who) = received.recv().await.expect("the request arrives");
     assert!(matches!(ask, ChangeRequest::Admin(_)) && who == "token oncall");
     // The API and the command have one source: both report the same.
     let (_, body) = get(&api, "/v1/status").await;
@@ -344,7 +347,7 @@ async fn every_api_answer_matches_openapi() {
 
 #[tokio::test(start_paused = true)]
 async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
-    let (api, mut deeds) = api("web");
+    let (api, mut received) = api("web");
     let drain = r#"{"target":{"host":"10.0.0.1"},"state":"drain"}"#;
     let none = post(&api, "/v1/admin", Some("0123456789abcdef"), drain).await;
     assert!(
@@ -365,7 +368,7 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
         body.contains("\"may_change\":false,\"needs_token\":true"),
         "{body}"
     );
-    assert!(deeds.try_recv().is_err());
+    assert!(received.try_recv().is_err());
 
     for wrong in [
         r#"{"target":{"host":"10.0.0.1"},"state":"drain","why":"a\u001bb"}"#,
@@ -393,7 +396,7 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
     assert!(code == 403 && body.contains("only root may"), "{body}");
     let (code, ..) = send(&api, local(None), &request).await;
     assert_eq!(code, 200);
-    let (change, actor) = deeds.recv().await.expect("the request arrives");
+    let (change, actor) = received.recv().await.expect("the request arrives");
     assert_eq!(actor, "uid 0");
     let ChangeRequest::Admin(spec) = change else {
         panic!("the request is not about a server");
@@ -403,7 +406,7 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
 
 #[tokio::test(start_paused = true)]
 async fn role_of_token_decides_about_each_change() {
-    let (api, mut deeds) = api("web");
+    let (api, mut received) = api("web");
     *api.tokens() = tokens(&[
         ("wall", "wall-0123456789a", Role::Read),
         ("oncall", "oncall-0123456789", Role::Drain),
@@ -432,12 +435,12 @@ async fn role_of_token_decides_about_each_change() {
         };
         let (got, answer) = post(&api, path, Some(secret), body).await;
         assert_eq!(got.to_string(), code, "{secret} {path}: {answer}");
-        let deed = deeds.try_recv();
+        let request = received.try_recv();
         if code == "403" || code == "401" {
-            assert!(answer.contains(words) && deed.is_err(), "{answer}");
+            assert!(answer.contains(words) && request.is_err(), "{answer}");
             continue;
         }
-        let (change, actor) = deed.expect("the daemon received the request");
+        let (change, actor) = request.expect("the daemon received the request");
         let signed = match change {
             ChangeRequest::Admin(spec) => spec.who,
             ChangeRequest::Maintenance(spec) => spec.who,

@@ -444,9 +444,9 @@ impl<P: Prober> Daemon<P> {
             }
             Step::Fatal(why) => return Err(why),
         }
-        for deed in link.dataplane.take_manual_changes() {
+        for change in link.dataplane.take_manual_changes() {
             self.reporter.counters.drift();
-            self.reporter.event("drift", deed);
+            self.reporter.event("drift", change);
         }
         let contact = link.dataplane.contact();
         if self.inputs.dataplane.contact.1 != contact.1 {

@@ -318,7 +318,7 @@ impl<P: Prober> Daemon<P> {
         }
         if let Some(report) = report {
             report.print();
-            self.reloader.warnings = report.lines(false);
+            self.reloader.warnings = report.lines();
             if let Some(kept) = &self.reloader.last_good {
                 last_good::keep(kept, &report.text);
             }

@@ -1,7 +1,7 @@
 //! The state of a dataplane that lvsd keeps between two comparisons: the settings that it has made,
-//! which are reverted when they are no longer in the file, also by a later lvsd; and the state in
-//! which it left the dataplane. A difference from that state is a manual change, which lvsd reports,
-//! and reverts or keeps as the file requires.
+//! which are reverted when they are no longer in the file, also by a later lvsd; and the state of
+//! the dataplane after its last changes. A difference from that state is a manual change, which
+//! lvsd reports, and reverts or keeps as the file requires.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,7 @@ pub(super) struct Memory {
     pub(super) base: Option<Base>,
     pub(super) drift: Drift,
     /// Manual changes that have not been reported yet, as text.
-    pub(super) deeds: Vec<String>,
+    pub(super) manual_changes: Vec<String>,
     /// Removed servers with connections, and the ends of their drain times.
     pub(super) leaving: HashMap<Key, Instant>,
     pub(super) given: Given,
@@ -59,9 +59,9 @@ impl Memory {
             let key = (service, server);
             by_hand.contains(&key) || drained.iter().any(|(drained, _)| *drained == key)
         };
-        for deed in self.drift.respect(base, desired, actual, is_drain) {
-            tracing::warn!(event = "drift", "{deed}");
-            self.deeds.push(deed);
+        for change in self.drift.respect(base, desired, actual, is_drain) {
+            tracing::warn!(event = "drift", "{change}");
+            self.manual_changes.push(change);
         }
         let changed = self.given.withdraw(desired, actual) || !drained.is_empty();
         (drained, changed)
@@ -215,17 +215,17 @@ impl Given {
 /// A server, and whether it is now drained in the dataplane.
 pub(super) type DrainChange = ((ServiceId, SocketAddr), bool);
 
-/// lvsd's services and settings in a dataplane, as lvsd left them.
+/// lvsd's services and settings in a dataplane after lvsd's last changes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Base {
-    services: HashMap<ServiceId, Left>,
+    services: HashMap<ServiceId, BaseService>,
     pub(super) vips: BTreeSet<IpAddr>,
     sysctls: HashMap<String, String>,
     marks: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
-struct Left {
+struct BaseService {
     config: ServiceConfig,
     servers: HashMap<SocketAddr, ServerConfig>,
 }
@@ -237,11 +237,11 @@ impl Base {
         let ours = ours.filter(|service| service.owner.as_deref() == Some(OWNER));
         let services = ours.map(|service| {
             let servers = service.servers.iter();
-            let left = Left {
+            let base = BaseService {
                 config: service.config.clone(),
                 servers: servers.map(|s| (s.server, s.config)).collect(),
             };
-            (service.service, left)
+            (service.service, base)
         });
         Self {
             services: services.collect(),
@@ -253,8 +253,8 @@ impl Base {
 
     /// The servers of lvsd's services, with their settings.
     pub(super) fn servers(&self) -> impl Iterator<Item = (Key, &ServerConfig)> {
-        self.services.iter().flat_map(|(id, left)| {
-            let servers = left.servers.iter();
+        self.services.iter().flat_map(|(id, service)| {
+            let servers = service.servers.iter();
             servers.map(|(server, config)| ((*id, *server), config))
         })
     }
@@ -267,24 +267,24 @@ impl Base {
     pub(super) fn note(&mut self, change: &Call) {
         match change {
             Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => {
-                let new = || Left {
+                let new = || BaseService {
                     config: spec.config.clone(),
                     servers: HashMap::new(),
                 };
-                let left = self.services.entry(spec.service).or_insert_with(new);
-                left.config = spec.config.clone();
+                let service = self.services.entry(spec.service).or_insert_with(new);
+                service.config = spec.config.clone();
             }
             Call::ServiceDelete { service } => {
                 self.services.remove(service);
             }
             Call::ServerAdd(spec) | Call::ServerEdit(spec) => {
-                if let Some(left) = self.services.get_mut(&spec.service) {
-                    left.servers.insert(spec.server, spec.config);
+                if let Some(service) = self.services.get_mut(&spec.service) {
+                    service.servers.insert(spec.server, spec.config);
                 }
             }
             Call::ServerDelete { service, server } => {
-                if let Some(left) = self.services.get_mut(service) {
-                    left.servers.remove(server);
+                if let Some(service) = self.services.get_mut(service) {
+                    service.servers.remove(server);
                 }
             }
             Call::VipsOwn { addresses } => self.vips = addresses.iter().copied().collect(),
@@ -322,7 +322,7 @@ enum ChangedItem {
 /// Manual changes that lvsd keeps.
 #[derive(Debug, Default)]
 pub(super) struct Drift {
-    left: BTreeMap<ChangedItem, ManualChange>,
+    kept: BTreeMap<ChangedItem, ManualChange>,
     /// Number of the configuration that was in use when the kept manual changes were made.
     file: u64,
 }
@@ -340,30 +340,32 @@ impl Drift {
         // Loading a file reverts manual changes.
         if self.file != desired.generation {
             self.file = desired.generation;
-            self.left.clear();
+            self.kept.clear();
         }
-        let deeds = base.map_or_else(Vec::new, |base| deeds(base, desired, actual, by_hand));
+        let changes = base.map_or_else(Vec::new, |base| {
+            manual_changes(base, desired, actual, by_hand)
+        });
         let names = Names::new(desired);
-        let words: Vec<String> = deeds
+        let texts: Vec<String> = changes
             .iter()
-            .map(|(place, deed)| describe(&names, place, deed))
+            .map(|(item, change)| describe(&names, item, change))
             .collect();
         if desired.on_drift == OnDrift::Repair {
-            return words
+            return texts
                 .into_iter()
-                .map(|words| format!("{words} by hand; lvsd reverts this"))
+                .map(|text| format!("{text} by hand; lvsd reverts this"))
                 .collect();
         }
         drop(names);
-        for (place, deed) in deeds {
-            self.left.insert(place, deed);
+        for (item, change) in changes {
+            self.kept.insert(item, change);
         }
-        self.leave(desired);
-        words
+        self.apply(desired);
+        texts
             .into_iter()
-            .map(|words| {
+            .map(|text| {
                 format!(
-                    "{words} by hand; lvsd does not revert it until the file is loaded again (`lvsd reload`)"
+                    "{text} by hand; lvsd does not revert it until the file is loaded again (`lvsd reload`)"
                 )
             })
             .collect()
@@ -372,18 +374,18 @@ impl Drift {
     /// Texts about the manual changes that lvsd keeps.
     pub(super) fn in_words(&self, desired: &Desired) -> Vec<String> {
         let names = Names::new(desired);
-        let left = self.left.iter();
-        left.map(|(place, deed)| describe(&names, place, deed))
+        let kept = self.kept.iter();
+        kept.map(|(item, change)| describe(&names, item, change))
             .collect()
     }
 
     /// Adds the kept manual changes to the desired state.
-    fn leave(&self, desired: &mut Desired) {
-        if self.left.is_empty() {
+    fn apply(&self, desired: &mut Desired) {
+        if self.kept.is_empty() {
             return;
         }
-        for (place, deed) in &self.left {
-            match (place, deed) {
+        for (item, change) in &self.kept {
+            match (item, change) {
                 (ChangedItem::Vip(ip), _) => {
                     desired.vips.remove(ip);
                 }
@@ -400,11 +402,11 @@ impl Drift {
                 }
                 (
                     ChangedItem::Service(ServiceKey(id)) | ChangedItem::Server(ServiceKey(id), _),
-                    deed,
+                    change,
                 ) => {
                     let mut services = desired.services.iter_mut();
                     if let Some(service) = services.find(|service| service.id == *id) {
-                        leave_in(service, place, deed);
+                        apply_to_service(service, item, change);
                     }
                 }
                 _ => {}
@@ -413,52 +415,51 @@ impl Drift {
     }
 }
 
-/// The manual changes since the state `left`.
-fn deeds(
-    left: &Base,
+/// The manual changes since the state `base`.
+fn manual_changes(
+    base: &Base,
     desired: &Desired,
     actual: &Actual,
     by_hand: impl Fn(ServiceId, SocketAddr) -> bool,
 ) -> Vec<(ChangedItem, ManualChange)> {
-    let mut deeds = beside(left, desired, actual);
-    let base = &left.services;
+    let mut changes = changed_settings(base, desired, actual);
     let mut seen = 0;
     for service in &actual.services {
         let id = service.service;
-        let Some(left) = base.get(&id) else {
+        let Some(known) = base.services.get(&id) else {
             continue;
         };
         seen += 1;
-        let place = |server| ChangedItem::Server(ServiceKey(id), server);
-        if !same_service(&service.config, &left.config) {
-            let deed = ManualChange::Service(service.config.clone());
-            deeds.push((ChangedItem::Service(ServiceKey(id)), deed));
+        let item = |server| ChangedItem::Server(ServiceKey(id), server);
+        if !same_service(&service.config, &known.config) {
+            let change = ManualChange::Service(service.config.clone());
+            changes.push((ChangedItem::Service(ServiceKey(id)), change));
         }
         let mut there = 0;
         for server in &service.servers {
             let at = server.server;
-            match left.servers.get(&server.server) {
-                None => deeds.push((place(at), ManualChange::ServerAdded(server.config))),
+            match known.servers.get(&server.server) {
+                None => changes.push((item(at), ManualChange::ServerAdded(server.config))),
                 Some(config) => {
                     there += 1;
                     if !same_server(&server.config, config) && !by_hand(id, server.server) {
-                        deeds.push((place(at), ManualChange::Server(server.config)));
+                        changes.push((item(at), ManualChange::Server(server.config)));
                     }
                 }
             }
         }
-        if there < left.servers.len() {
-            for server in left.servers.keys() {
+        if there < known.servers.len() {
+            for server in known.servers.keys() {
                 if !service.servers.iter().any(|s| s.server == *server) {
-                    deeds.push((place(*server), ManualChange::ServerGone));
+                    changes.push((item(*server), ManualChange::ServerGone));
                 }
             }
         }
     }
-    if seen < base.len() {
-        for id in base.keys() {
+    if seen < base.services.len() {
+        for id in base.services.keys() {
             if !actual.services.iter().any(|s| s.service == *id) {
-                deeds.push((
+                changes.push((
                     ChangedItem::Service(ServiceKey(*id)),
                     ManualChange::ServiceGone,
                 ));
@@ -467,14 +468,14 @@ fn deeds(
     }
     // Items whose source has not answered stay as they are, so that they have no manual
     // changes.
-    deeds.retain(|(place, _)| !is_awaited(desired, place));
-    deeds.sort_by(|(one, _), (other, _)| one.cmp(other));
-    deeds
+    changes.retain(|(item, _)| !is_awaited(desired, item));
+    changes.sort_by(|(one, _), (other, _)| one.cmp(other));
+    changes
 }
 
 /// Whether lvsd does not know the desired state of an item because its source has not answered.
-fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
-    let (ChangedItem::Service(ServiceKey(id)) | ChangedItem::Server(ServiceKey(id), _)) = place
+fn is_awaited(desired: &Desired, item: &ChangedItem) -> bool {
+    let (ChangedItem::Service(ServiceKey(id)) | ChangedItem::Server(ServiceKey(id), _)) = item
     else {
         return false;
     };
@@ -482,7 +483,7 @@ fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
     let Some(service) = services.find(|service| service.id == *id) else {
         return desired.unnamed.is_some();
     };
-    match place {
+    match item {
         ChangedItem::Server(_, server) => {
             let mut named = service.servers.iter();
             service.incomplete && named.all(|named| named.address != *server)
@@ -492,8 +493,8 @@ fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
 }
 
 /// Adds a kept manual change to the desired state of a service.
-fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChange) {
-    match (place, deed) {
+fn apply_to_service(service: &mut DesiredService, item: &ChangedItem, change: &ManualChange) {
+    match (item, change) {
         (ChangedItem::Service(_), ManualChange::Service(config)) => service.config = config.clone(),
         (ChangedItem::Server(_, server), ManualChange::Server(config)) => {
             let mut servers = service.servers.iter_mut();
@@ -521,15 +522,19 @@ fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChan
 }
 
 /// Manual changes of VIPs, sysctls and marks.
-fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, ManualChange)> {
-    let mut deeds = Vec::new();
-    for ip in left.vips.difference(&actual.vips) {
-        deeds.push((ChangedItem::Vip(*ip), ManualChange::VipGone));
+fn changed_settings(
+    base: &Base,
+    desired: &Desired,
+    actual: &Actual,
+) -> Vec<(ChangedItem, ManualChange)> {
+    let mut changes = Vec::new();
+    for ip in base.vips.difference(&actual.vips) {
+        changes.push((ChangedItem::Vip(*ip), ManualChange::VipGone));
     }
     for (name, value) in &actual.sysctls {
         let ours = desired.sysctls.iter().any(|(wanted, _)| wanted == name);
-        if ours && left.sysctls.get(name).is_some_and(|left| left != value) {
-            deeds.push((
+        if ours && base.sysctls.get(name).is_some_and(|old| old != value) {
+            changes.push((
                 ChangedItem::Sysctl(name.clone()),
                 ManualChange::Sysctl(value.clone()),
             ));
@@ -541,20 +546,20 @@ fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, 
         let ours = rules.filter(|rule| desired.marks.is_some() || is_generated(rule));
         ours.cloned().collect()
     };
-    if ours(&left.marks) != ours(&actual.marks) {
-        deeds.push((
+    if ours(&base.marks) != ours(&actual.marks) {
+        changes.push((
             ChangedItem::Marks,
             ManualChange::Marks(actual.marks.clone()),
         ));
     }
-    deeds
+    changes
 }
 
-fn describe(names: &Names<'_>, place: &ChangedItem, deed: &ManualChange) -> String {
-    let (service, server) = match place {
+fn describe(names: &Names<'_>, item: &ChangedItem, change: &ManualChange) -> String {
+    let (service, server) = match item {
         ChangedItem::Vip(ip) => return format!("VIP {ip} was released"),
         ChangedItem::Sysctl(name) => {
-            let value = match deed {
+            let value = match change {
                 ManualChange::Sysctl(value) => value.as_str(),
                 _ => "another value",
             };
@@ -566,7 +571,7 @@ fn describe(names: &Names<'_>, place: &ChangedItem, deed: &ManualChange) -> Stri
             (names.service_in_words(id), server.to_string())
         }
     };
-    match deed {
+    match change {
         ManualChange::ServiceGone => format!("{service} was deleted"),
         ManualChange::Server(config) => {
             format!(

@@ -395,7 +395,7 @@ impl Link {
 
     /// Returns the manual changes since the last call, as text.
     pub fn take_manual_changes(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.memory.deeds)
+        std::mem::take(&mut self.memory.manual_changes)
     }
 
     /// Process id of the dataplane, if known, and whether it answers.

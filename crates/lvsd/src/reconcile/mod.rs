@@ -192,8 +192,6 @@ pub struct Plan {
     pub held: Vec<(ServiceId, SocketAddr)>,
     /// Services that no source contains, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,
-    /// Number of leading changes that only set a weight or concern failed servers.
-    pub urgent: usize,
 }
 
 /// The changes that turn `actual` into `desired`.
@@ -282,7 +280,6 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     {
         plan.changes.push(Call::LocalSet(wanted.clone()));
     }
-    plan.urgent = urgent.len();
     urgent.append(&mut plan.changes);
     plan.changes = urgent;
     plan

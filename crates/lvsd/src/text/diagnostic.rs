@@ -331,9 +331,9 @@ impl Report {
         })
     }
 
-    /// The findings as texts, with colours if `coloured`.
-    pub fn lines(&self, coloured: bool) -> Vec<String> {
-        let renderer = renderer(coloured);
+    /// The findings as texts, without colours.
+    pub fn lines(&self) -> Vec<String> {
+        let renderer = Renderer::plain();
         let mut all: Vec<String> = self
             .shown()
             .iter()
@@ -343,14 +343,12 @@ impl Report {
         all
     }
 
-    /// The report as one text, with colours if `coloured`.
-    pub fn render(&self, coloured: bool) -> String {
-        self.lines(coloured).join("\n\n")
-    }
-
     /// Prints the report to standard error, with colours on a terminal.
     pub fn print(&self) {
-        let renderer = renderer(std::io::stderr().is_terminal());
+        let renderer = match std::io::stderr().is_terminal() {
+            true => Renderer::styled(),
+            false => Renderer::plain(),
+        };
         for finding in self.shown() {
             let level = match finding.severity {
                 Severity::Error => tracing::Level::ERROR,
@@ -365,17 +363,9 @@ impl Report {
     }
 }
 
-fn renderer(coloured: bool) -> Renderer {
-    if coloured {
-        Renderer::styled()
-    } else {
-        Renderer::plain()
-    }
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.render(false))
+        f.write_str(&self.lines().join("\n\n"))
     }
 }
 

@@ -73,16 +73,6 @@ impl Applied {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
-
-    /// Adds the result of another list of changes.
-    pub fn merge(&mut self, other: Self) {
-        self.services.extend(other.services);
-        self.flushed |= other.flushed;
-        self.marks |= other.marks;
-        self.vips |= other.vips;
-        self.local |= other.local;
-        self.settings |= other.settings;
-    }
 }
 
 impl Control {

@@ -7,7 +7,6 @@ use super::buckets::{Buckets, Tags};
 use super::memory::Layout;
 use super::overflow::Side;
 use super::slot::{Entry, UNARMED, kind};
-use super::wheel::Entries;
 use super::{ConnTable, Memory, Slots};
 use crate::Instant;
 use crate::conn::Draft;

@@ -7,7 +7,6 @@ use super::buckets::{Buckets, Tags, lanes};
 use super::memory::Layout;
 use super::overflow::Side;
 use super::slot::{Entry, kind};
-use super::wheel::Entries;
 use super::{ConnTable, is_same};
 use crate::conn::{Draft, flag};
 

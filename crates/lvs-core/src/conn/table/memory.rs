@@ -224,7 +224,6 @@ pub struct Region {
 
 enum Store {
     Heap(Box<[AtomicU64]>),
-    Borrowed(&'static [AtomicU64]),
     /// Shared memory, and the owner that keeps it mapped.
     Shared(
         &'static [AtomicU64],
@@ -251,14 +250,6 @@ impl Region {
         })
     }
 
-    /// A region of words that exist until the process ends.
-    pub const fn borrowed(words: &'static [AtomicU64]) -> Self {
-        Self {
-            words: Store::Borrowed(words),
-            first: 0,
-        }
-    }
-
     /// A region of words that exist as long as `owner`, such as a mapping. The region keeps
     /// `owner`, so that the words exist as long as the region.
     ///
@@ -275,7 +266,7 @@ impl Region {
     fn all(&self) -> &[AtomicU64] {
         match &self.words {
             Store::Heap(words) => words,
-            Store::Borrowed(words) | Store::Shared(words, _) => words,
+            Store::Shared(words, _) => words,
         }
     }
 
@@ -301,7 +292,6 @@ impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.words {
             Store::Heap(_) => "on the heap",
-            Store::Borrowed(_) => "borrowed",
             Store::Shared(..) => "shared",
         })
     }
@@ -374,11 +364,6 @@ impl Memory {
     pub const fn quarantined(mut self, time: Duration) -> Self {
         self.quarantine = time;
         self
-    }
-
-    /// The layout of the memory.
-    pub const fn layout(&self) -> &Layout {
-        &self.layout
     }
 }
 
@@ -486,7 +471,7 @@ mod tests {
                 n += 1;
                 let words: Box<[AtomicU64]> =
                     bytemuck::zeroed_slice_box(size - usize::from(n == short));
-                Region::borrowed(Box::leak(words))
+                Region::shared(Box::leak(words), Arc::new(()))
             })
         };
         assert!(Memory::new(layout, regions(0)).is_ok());

@@ -59,8 +59,8 @@ use self::slot::{
     Line, UNARMED, kind, narrow, narrow_hash, protocol_part, wide, wide_hash, wide_identity,
 };
 use self::sparse::Sparse;
+use self::wheel::Wheel;
 pub(crate) use self::wheel::tick_of;
-use self::wheel::{Entries, Wheel};
 use super::{Draft, flag};
 use crate::{Instant, Protocol};
 
@@ -155,9 +155,7 @@ impl Slots {
         let buckets = self.buckets(narrow);
         (buckets > 0).then(|| Buckets::of(self.hash(narrow, client, protocol), buckets))
     }
-}
 
-impl Entries for Slots {
     #[inline]
     fn entry(&self, handle: u32) -> Entry<'_> {
         if handle < self.wide {
@@ -172,6 +170,7 @@ impl Entries for Slots {
         Entry::wide(region.line(line), region.line(line + 1))
     }
 
+    /// Loads the cache lines that the removal of an entry will need.
     #[inline]
     fn warm(&self, handle: u32) -> u64 {
         if !self.in_place(handle) {

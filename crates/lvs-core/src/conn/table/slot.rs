@@ -465,8 +465,8 @@ impl<'a> Entry<'a> {
         low(self.hot(HOT_CONTROL))
     }
 
-    pub(crate) fn set_control(self, control: u32) {
-        self.set_hot(HOT_CONTROL, both(control, self.armed()));
+    pub(crate) fn clear_control(self) {
+        self.set_hot(HOT_CONTROL, both(NO_SLOT, self.armed()));
     }
 
     /// Index of the template that controls the connection; `None` if no template does.

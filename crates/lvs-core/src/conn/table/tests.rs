@@ -3,6 +3,7 @@
 
 use std::boxed::Box;
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::Duration;
 use std::vec;
 
@@ -624,7 +625,8 @@ fn borrowed(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
 }
 
 fn memory(layout: Layout, words: &[&'static [core::sync::atomic::AtomicU64]; 5]) -> Memory {
-    Memory::new(layout, words.map(memory::Region::borrowed)).unwrap()
+    let regions = words.map(|words| memory::Region::shared(words, Arc::new(())));
+    Memory::new(layout, regions).unwrap()
 }
 
 fn agree(table: &ConnTable, naive: &Naive) {

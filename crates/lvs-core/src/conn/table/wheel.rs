@@ -22,6 +22,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::Slots;
 use super::slot::{Entry, UNARMED};
 use crate::Instant;
 
@@ -61,14 +62,6 @@ pub(crate) const fn tick_of(when: Instant) -> u64 {
 
 pub(crate) const fn start_of(tick: u64) -> Instant {
     Instant::from_nanos(tick << TICK_SHIFT)
-}
-
-/// The slots whose timers the wheel contains.
-pub(super) trait Entries {
-    fn entry(&self, handle: u32) -> Entry<'_>;
-
-    /// Loads the cache lines that the removal of an entry will need.
-    fn warm(&self, handle: u32) -> u64;
 }
 
 #[derive(Debug)]
@@ -157,7 +150,7 @@ impl Wheel {
     /// `limit` or the budget is used up.
     pub(super) fn next_tick(
         &mut self,
-        entries: &impl Entries,
+        slots: &Slots,
         limit: u64,
         budget: &mut usize,
     ) -> Option<u64> {
@@ -169,7 +162,7 @@ impl Wheel {
                 }
                 return None;
             }
-            if !self.spread(entries, budget) {
+            if !self.spread(slots, budget) {
                 return None;
             }
             if self.heads[tick_bucket(self.tick)] != 0 {
@@ -186,7 +179,7 @@ impl Wheel {
     /// and appends them to `due`.
     pub(super) fn take_due(
         &mut self,
-        entries: &impl Entries,
+        slots: &Slots,
         now: Instant,
         budget: &mut usize,
         due: &mut Vec<u32>,
@@ -200,12 +193,12 @@ impl Wheel {
             *budget -= looked_at;
             let from = at(chunk) + HEADER;
             let end = from + fill;
-            let deadlines = self.load(entries, end - looked_at..end);
+            let deadlines = self.load(slots, end - looked_at..end);
             // Visit the entries from the end: a removal moves only entries that were visited
             // already.
             for place in (end - looked_at..end).rev() {
                 let handle = self.chunks[place];
-                let entry = entries.entry(handle);
+                let entry = slots.entry(handle);
                 let deadline = Instant::from_nanos(deadlines[place - from]);
                 if deadline <= now {
                     self.unlink_at(place);
@@ -224,14 +217,14 @@ impl Wheel {
     }
 
     /// The deadlines of some records of one chunk, by position in the chunk.
-    fn load(&self, entries: &impl Entries, places: core::ops::Range<usize>) -> [u64; RECORDS] {
+    fn load(&self, slots: &Slots, places: core::ops::Range<usize>) -> [u64; RECORDS] {
         let mut deadlines = [0; RECORDS];
         let from = places.start & !(CHUNK - 1) | HEADER;
         let mut warmed = 0;
         for place in places {
             let handle = self.chunks[place];
-            deadlines[place - from] = entries.entry(handle).expires().as_nanos();
-            warmed ^= entries.warm(handle);
+            deadlines[place - from] = slots.entry(handle).expires().as_nanos();
+            warmed ^= slots.warm(handle);
         }
         core::hint::black_box(warmed);
         deadlines
@@ -312,21 +305,21 @@ impl Wheel {
     }
 
     /// Distributes the portions that are due. `false` if the budget is used up first.
-    fn spread(&mut self, entries: &impl Entries, budget: &mut usize) -> bool {
+    fn spread(&mut self, slots: &Slots, budget: &mut usize) -> bool {
         let page = self.tick >> PAGE_BITS;
         // A book is distributed to its pages before the first of these pages is distributed.
         let book = TICKS + PAGES + ring(page_to_book(page + 2), BOOKS);
-        if self.heads[book] != 0 && !self.empty(entries, book, usize::MAX, budget) {
+        if self.heads[book] != 0 && !self.empty(slots, book, usize::MAX, budget) {
             return false;
         }
         let present = page_bucket(page);
-        if self.heads[present] != 0 && !self.empty(entries, present, usize::MAX, budget) {
+        if self.heads[present] != 0 && !self.empty(slots, present, usize::MAX, budget) {
             return false;
         }
         if self.owed > 0 {
             let before = *budget;
             let owed = self.owed;
-            let done = self.empty(entries, page_bucket(page + 1), owed, budget);
+            let done = self.empty(slots, page_bucket(page + 1), owed, budget);
             let left = owed.saturating_sub(before - *budget);
             self.owed = if done { 0 } else { left };
             return done;
@@ -336,13 +329,7 @@ impl Wheel {
 
     /// Moves up to `most` records of a bucket to the buckets of their slots' deadlines. `false` if
     /// the budget is used up first.
-    fn empty(
-        &mut self,
-        entries: &impl Entries,
-        bucket: usize,
-        most: usize,
-        budget: &mut usize,
-    ) -> bool {
+    fn empty(&mut self, slots: &Slots, bucket: usize, most: usize, budget: &mut usize) -> bool {
         let mut left = most;
         while left > 0 && self.heads[bucket] != 0 {
             if *budget == 0 {
@@ -351,13 +338,13 @@ impl Wheel {
             let chunk = self.heads[bucket];
             let end = at(chunk) + HEADER + self.fills[bucket] as usize;
             let many = (self.fills[bucket] as usize).min(left).min(*budget);
-            let deadlines = self.load(entries, end - many..end);
+            let deadlines = self.load(slots, end - many..end);
             for place in (end - many..end).rev() {
                 let handle = self.chunks[place];
                 self.unlink_at(place);
                 let deadline = deadlines[place % CHUNK - HEADER];
                 let armed = self.link(handle, tick_of(Instant::from_nanos(deadline)));
-                entries.entry(handle).set_armed(armed);
+                slots.entry(handle).set_armed(armed);
             }
             left -= many;
             *budget -= many;

@@ -206,30 +206,30 @@ impl Shield {
         batch.add_ingress_chain(&chain, interface, PRIORITY);
         if let Some(mark) = self.given_back {
             batch.add_rule(&chain, |rule| {
-                rule.load_mark(REG)
-                    .equal(REG, &mark.to_ne_bytes())
-                    .clear_mark(REG)
+                rule.load_mark()
+                    .equal(&mark.to_ne_bytes())
+                    .clear_mark()
                     .accept();
             });
         }
         batch.add_rule(&chain, |rule| {
-            rule.load_packet_type(REG)
-                .not_equal(REG, &[libc::PACKET_HOST])
+            rule.load_packet_type()
+                .not_equal(&[libc::PACKET_HOST])
                 .accept();
         });
         for outer in [vlan::TAG, vlan::SERVICE_TAG] {
             for inner in [vlan::TAG, vlan::SERVICE_TAG] {
                 batch.add_rule(&chain, |rule| {
                     rule.load(Base::Link, 12, 2, REG)
-                        .equal(REG, &outer.to_be_bytes())
+                        .equal(&outer.to_be_bytes())
                         .load(Base::Link, 14, 2, REG)
-                        .mask(REG, &[0x0f, 0xff])
-                        .equal(REG, &[0, 0])
+                        .mask(&[0x0f, 0xff])
+                        .equal(&[0, 0])
                         .load(Base::Link, 16, 2, REG)
-                        .equal(REG, &inner.to_be_bytes())
+                        .equal(&inner.to_be_bytes())
                         .load(Base::Link, 18, 2, REG)
-                        .mask(REG, &[0x0f, 0xff])
-                        .equal(REG, &[0, 0])
+                        .mask(&[0x0f, 0xff])
+                        .equal(&[0, 0])
                         .drop();
                 });
             }
@@ -237,18 +237,18 @@ impl Shield {
         for family in [V4, V6] {
             batch.add_rule(&chain, |rule| {
                 rule.load(Base::Link, 12, 2, REG)
-                    .equal(REG, &family.ether_type)
+                    .equal(&family.ether_type)
                     .jump(&family.name(HIDE));
             });
             for tag in [vlan::TAG, vlan::SERVICE_TAG] {
                 batch.add_rule(&chain, |rule| {
                     rule.load(Base::Link, 12, 2, REG)
-                        .equal(REG, &tag.to_be_bytes())
+                        .equal(&tag.to_be_bytes())
                         .load(Base::Link, 14, 2, REG)
-                        .mask(REG, &[0x0f, 0xff])
-                        .equal(REG, &[0, 0])
+                        .mask(&[0x0f, 0xff])
+                        .equal(&[0, 0])
                         .load(Base::Link, 16, 2, REG)
-                        .equal(REG, &family.ether_type)
+                        .equal(&family.ether_type)
                         .jump(&family.name(HIDE));
                 });
             }

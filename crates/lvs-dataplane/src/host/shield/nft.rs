@@ -233,24 +233,24 @@ impl RuleBody<'_> {
     }
 
     /// Loads the type of the frame's link-layer destination (`PACKET_HOST` and others).
-    pub(super) fn load_packet_type(&mut self, register: u32) -> &mut Self {
-        self.meta(19, register)
+    pub(super) fn load_packet_type(&mut self) -> &mut Self {
+        self.meta(19, REG)
     }
 
     /// Loads the mark, in the host's byte order.
-    pub(super) fn load_mark(&mut self, register: u32) -> &mut Self {
-        self.meta(META_MARK, register)
+    pub(super) fn load_mark(&mut self) -> &mut Self {
+        self.meta(META_MARK, REG)
     }
 
     /// Sets the packet's mark to 0.
-    pub(super) fn clear_mark(&mut self, register: u32) -> &mut Self {
+    pub(super) fn clear_mark(&mut self) -> &mut Self {
         self.expression("immediate", |b| {
-            b.attr_be32(1, register);
+            b.attr_be32(1, REG);
             b.nest(2, |b| b.attr(1, &[0; 4]));
         });
         self.expression("meta", |b| {
             b.attr_be32(2, META_MARK);
-            b.attr_be32(3, register);
+            b.attr_be32(3, REG);
         })
     }
 
@@ -261,33 +261,33 @@ impl RuleBody<'_> {
         })
     }
 
-    pub(super) fn mask(&mut self, register: u32, mask: &[u8]) -> &mut Self {
+    pub(super) fn mask(&mut self, mask: &[u8]) -> &mut Self {
         self.expression("bitwise", |b| {
-            b.attr_be32(1, register);
-            b.attr_be32(2, register);
+            b.attr_be32(1, REG);
+            b.attr_be32(2, REG);
             b.attr_be32(3, u32::try_from(mask.len()).unwrap_or(0));
             b.nest(4, |b| b.attr(1, mask));
             b.nest(5, |b| b.attr(1, &[0; 16][..mask.len()]));
         })
     }
 
-    pub(super) fn equal(&mut self, register: u32, value: &[u8]) -> &mut Self {
-        self.compare(0, register, value)
+    pub(super) fn equal(&mut self, value: &[u8]) -> &mut Self {
+        self.compare(0, value)
     }
 
-    pub(super) fn not_equal(&mut self, register: u32, value: &[u8]) -> &mut Self {
-        self.compare(1, register, value)
+    pub(super) fn not_equal(&mut self, value: &[u8]) -> &mut Self {
+        self.compare(1, value)
     }
 
     /// Continues with the next expression if the number in the register, in network byte order, is
     /// less than `value`.
-    pub(super) fn less(&mut self, register: u32, value: &[u8]) -> &mut Self {
-        self.compare(2, register, value)
+    pub(super) fn less(&mut self, value: &[u8]) -> &mut Self {
+        self.compare(2, value)
     }
 
-    fn compare(&mut self, op: u32, register: u32, value: &[u8]) -> &mut Self {
+    fn compare(&mut self, op: u32, value: &[u8]) -> &mut Self {
         self.expression("cmp", |b| {
-            b.attr_be32(1, register);
+            b.attr_be32(1, REG);
             b.attr_be32(2, op);
             b.nest(3, |b| b.attr(1, value));
         })
@@ -312,7 +312,7 @@ impl RuleBody<'_> {
             b.attr_be32(3, NFTA_FIB_F_DADDR);
         });
         // The register holds RTN_LOCAL in the host's byte order.
-        self.not_equal(REG, &u32::from(libc::RTN_LOCAL).to_ne_bytes())
+        self.not_equal(&u32::from(libc::RTN_LOCAL).to_ne_bytes())
     }
 
     /// Continues with the next expression if the IPv6 packet has a fragment header.
@@ -326,14 +326,14 @@ impl RuleBody<'_> {
             b.attr_be32(4, 1);
             b.attr_be32(5, NFT_EXTHDR_F_PRESENT);
         });
-        self.equal(REG, &[1])
+        self.equal(&[1])
     }
 
     /// Loads the "next header" byte of an IPv6 fragment header.
-    pub(super) fn load_next_header_of_fragment(&mut self, register: u32) -> &mut Self {
+    pub(super) fn load_next_header_of_fragment(&mut self) -> &mut Self {
         const IPPROTO_FRAGMENT: u8 = 44;
         self.expression("exthdr", |b| {
-            b.attr_be32(1, register);
+            b.attr_be32(1, REG);
             b.attr(2, &[IPPROTO_FRAGMENT]);
             b.attr_be32(3, 0);
             b.attr_be32(4, 1);

@@ -48,7 +48,7 @@ impl IpVersion {
         });
         if self.walks_to_ah() {
             batch.add_rule(&hide, |rule| {
-                rule.load_protocol(REG).equal(REG, &[Protocol::AH.0]);
+                rule.load_protocol(REG).equal(&[Protocol::AH.0]);
                 address(rule, self.destination);
                 rule.in_set(&self.name(VIPS)).drop();
             });
@@ -133,7 +133,7 @@ impl IpVersion {
         if self.walks_to_ah() {
             batch.add_rule(&hide, |rule| {
                 rule.load_protocol(REG)
-                    .equal(REG, &[Protocol::AH.0])
+                    .equal(&[Protocol::AH.0])
                     .load(Base::Network, self.source, len, REG)
                     .in_set(&self.name(addresses));
                 concerns(rule);
@@ -169,20 +169,20 @@ impl IpVersion {
             let least = header.saturating_add(ip_header);
             batch.add_rule(short, |rule| {
                 rule.load_protocol(REG)
-                    .equal(REG, &protocol)
+                    .equal(&protocol)
                     .load(Base::Network, length_at, 2, REG)
-                    .not_equal(REG, &[0, 0])
-                    .less(REG, &least.to_be_bytes())
+                    .not_equal(&[0, 0])
+                    .less(&least.to_be_bytes())
                     .drop();
             });
             batch.add_rule(short, |rule| {
                 rule.load_protocol(REG)
-                    .equal(REG, &protocol)
+                    .equal(&protocol)
                     .load(Base::Transport, (header - LAST).into(), LAST.into(), REG)
                     .go_back();
             });
             batch.add_rule(short, |rule| {
-                rule.load_protocol(REG).equal(REG, &protocol).drop();
+                rule.load_protocol(REG).equal(&protocol).drop();
             });
         }
     }
@@ -198,8 +198,8 @@ impl IpVersion {
             // The "more fragments" flag, or an offset.
             '4' => rule
                 .load(Base::Network, 6, 2, REG)
-                .mask(REG, &[0x3f, 0xff])
-                .not_equal(REG, &[0, 0]),
+                .mask(&[0x3f, 0xff])
+                .not_equal(&[0, 0]),
             _ => rule.has_fragment_header(),
         };
     }
@@ -208,18 +208,18 @@ impl IpVersion {
     fn load_fragmented_protocol(self, rule: &mut RuleBody<'_>) {
         match self.suffix {
             '4' => rule.load_protocol(REG),
-            _ => rule.load_next_header_of_fragment(REG),
+            _ => rule.load_next_header_of_fragment(),
         };
     }
 
     fn icmp_error(self, rule: &mut RuleBody<'_>) {
         rule.load_protocol(REG)
-            .equal(REG, &[self.icmp])
+            .equal(&[self.icmp])
             .load(Base::Transport, 0, 1, REG);
         match self.suffix {
             '4' => rule.in_set(ICMP_ERRORS),
             // Messages with the high bit are not errors (RFC 4443, 2.1).
-            _ => rule.mask(REG, &[0x80]).equal(REG, &[0]),
+            _ => rule.mask(&[0x80]).equal(&[0]),
         };
     }
 }

@@ -176,10 +176,3 @@ pub struct Changes {
     /// Whether events were lost, and all tables were read again.
     pub resynchronised: bool,
 }
-
-impl Changes {
-    /// Whether nothing has changed.
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-}

@@ -105,7 +105,7 @@ fn unchanged_route_causes_no_notification() {
     let mut b = Builder::new(1);
     route(&mut b, ADD, "10.0.0.0/8", libc::RTN_UNICAST, (0, 1));
     assert!(apply(&mut state, &b).routes);
-    assert!(apply(&mut state, &b).is_empty());
+    assert_eq!(apply(&mut state, &b), Changes::default());
 }
 
 /// Builds a message about a link that is up, with a carrier if it is `running`.

@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::thread;
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
 /// A network namespace without a name.
 pub(crate) struct Host(OwnedFd);
 
@@ -15,7 +17,8 @@ impl Host {
         let fd = thread::spawn(|| {
             lvs_sys::unshare_network().expect("this test makes network namespaces: run it as root");
             sh("ip link set lo up; sysctl -qw net.ipv6.conf.default.accept_dad=0");
-            lvs_sys::current_network().expect("/proc is mounted")
+            let file = std::fs::File::open("/proc/thread-self/ns/net");
+            file.expect("/proc is mounted").into()
         })
         .join()
         .expect("a namespace can be made");
@@ -36,7 +39,8 @@ impl Host {
     ) -> thread::JoinHandle<T> {
         let fd = self.0.try_clone().expect("descriptors are available");
         thread::spawn(move || {
-            lvs_sys::enter_network(&fd).expect("run as root");
+            let network = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(fd.as_fd(), network).expect("run as root");
             f()
         })
     }

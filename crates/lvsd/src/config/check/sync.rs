@@ -242,7 +242,7 @@ mod tests {
         let facts = Facts::with_address([192, 0, 2, 1].into());
         let path = "lvsd.toml";
         let read = Config::read(path, &text, path.into(), Some(&facts));
-        read.map(drop).map_err(|report| report.render(false))
+        read.map(drop).map_err(|report| report.to_string())
     }
 
     #[test]
@@ -343,7 +343,7 @@ mod tests {
         file(sync, "10.0.0.7:80").expect("a server of the same family is accepted");
         let report =
             file(sync, "[2001:db8::7]:80").expect_err("a server of the other family is refused");
-        let message = report.render(false);
+        let message = report.to_string();
         assert_eq!(report.errors(), 1, "{message}");
         assert!(
             message.contains("of the server [2001:db8::7]:80 differs from its service's"),

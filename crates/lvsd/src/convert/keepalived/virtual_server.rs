@@ -215,10 +215,10 @@ fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
 }
 
 impl Method {
-    /// Parses `NAT` or `TUN type gue port 6080 csum`, from word `from` on. Adds messages about
+    /// Parses `NAT` or `TUN type gue port 6080 csum` after the keyword. Adds messages about
     /// unconverted words to `lost`.
-    fn parse(item: &Item, from: usize, lost: &mut Vec<String>) -> Option<Self> {
-        let forward = match item.word(from) {
+    fn parse(item: &Item, lost: &mut Vec<String>) -> Option<Self> {
+        let forward = match item.word(1) {
             "NAT" => "nat",
             "DR" => "dr",
             "TUN" => "tun",
@@ -226,7 +226,7 @@ impl Method {
             _ => return None,
         };
         if forward != "tun" {
-            for at in from + 1..item.len() {
+            for at in 2..item.len() {
                 let why = format!("keepalived ignores `{}`", item.word(at));
                 lost.push(item.lost(&why));
             }
@@ -235,7 +235,7 @@ impl Method {
                 tunnel: None,
             });
         }
-        let tunnel = tunnel(item, from + 1);
+        let tunnel = tunnel(item, 2);
         if let Err(why) = &tunnel {
             lost.push(item.lost(&format!(
                 "{why}: the tunnel of the enclosing block applies, or IPIP, as with keepalived"
@@ -386,7 +386,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 }
                 Err(why) => service.lose(format!("{}: {why}", item.at())),
             },
-            "lb_kind" | "lvs_method" => match Method::parse(item, 1, &mut service.lost) {
+            "lb_kind" | "lvs_method" => match Method::parse(item, &mut service.lost) {
                 Some(method) => method.set(&mut service.keys, None),
                 None => service.lose(item.lost("NAT is used, as by keepalived")),
             },
@@ -460,7 +460,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 }
             }
             "sorry_server_lvs_method" => {
-                sorry_method = Method::parse(item, 1, &mut service.lost);
+                sorry_method = Method::parse(item, &mut service.lost);
                 if sorry_method.is_none() {
                     service.lose(item.lost("the service's method is used"));
                 }
@@ -629,7 +629,7 @@ fn real_server(
                 }
                 Err(_) => server.lose(item.lost("not a number")),
             },
-            "lb_kind" | "lvs_method" => match Method::parse(item, 1, &mut server.lost) {
+            "lb_kind" | "lvs_method" => match Method::parse(item, &mut server.lost) {
                 Some(method) if method.forward == "fullnat" && service.local_group.is_none() => {
                     server.lose(item.lost("full NAT needs local_addresses in [dataplane]"));
                 }

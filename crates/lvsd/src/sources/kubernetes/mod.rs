@@ -579,10 +579,7 @@ impl<'a> Session<'a> {
             && let Some((key, addresses)) = self.assigned.wanted.pop_first()
         {
             if let Some(service) = self.model.services.get(&key) {
-                let change = Change::patch(
-                    path_of(&key, "services", "/status"),
-                    status(service, &addresses),
-                );
+                let change = Change::patch(status_path(&key), status(service, &addresses));
                 let known = Model::ingress(service).eq(addresses.iter().copied());
                 due.push((change, (key, addresses, known)));
             }
@@ -737,10 +734,10 @@ fn log_new(known: Option<&String>, why: &str) {
     }
 }
 
-/// API path of an object, with the subresource `part`.
-fn path_of(key: &str, plural: &str, part: &str) -> String {
+/// API path of the status of a Service.
+fn status_path(key: &str) -> String {
     let (namespace, name) = key.split_once('/').unwrap_or_default();
-    format!("/api/v1/namespaces/{namespace}/{plural}/{name}{part}")
+    format!("/api/v1/namespaces/{namespace}/services/{name}/status")
 }
 
 impl Watch {
