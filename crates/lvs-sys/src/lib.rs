@@ -226,7 +226,6 @@ mod tests {
         "sched_setattr",
         "sendmmsg",
         "sendto",
-        "setns",
         "setsockopt",
         "signal",
         "socket",
