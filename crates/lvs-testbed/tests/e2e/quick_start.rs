@@ -13,8 +13,8 @@ use lvs_testbed::programs;
 /// client eth0 192.0.2.2 - 192.0.2.1, server 10.0.0.2 - 10.0.0.1.
 const HOSTS: &str = r"
 mount --make-rprivate /
-for directory in /etc/lvsd /run /var/lib/lvsd /root; do mkdir -p $directory; mount -t tmpfs tmpfs $directory; done
-cd /root
+for directory in /etc/lvsd /run /var/lib/lvsd; do mkdir -p $directory; mount -t tmpfs tmpfs $directory; done
+cd /run
 unshare --net sleep 6000 & client=$!
 unshare --net sleep 6000 & server=$!
 until [ $(readlink /proc/$client/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.05; done
