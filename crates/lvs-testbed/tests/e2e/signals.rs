@@ -5,6 +5,7 @@ use crate::common;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -99,7 +100,7 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     let words = ["-q", "-c", "bash --norc -i", "/dev/null"];
     let mut terminal = site.director.spawn("script", &words)?;
     terminal.send(&format!(
-        "{program} --own-vips --interface eth0 & echo $! > {number}\n"
+        "{program} --own-vips --interface eth0 & echo $! $$ > {number}\n"
     ))?;
     wait_until(
         "the dataplane to answer on its control socket",
@@ -107,20 +108,19 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
         || site.director.has_dataplane(),
     )
     .with_context(|| terminal.log())?;
-    wait_until("the shell to write the process id", PATIENCE, || {
+    wait_until("the shell to write the process ids", PATIENCE, || {
         fs::read_to_string(&number).is_ok_and(|text| text.ends_with('\n'))
     })?;
-    let pid = fs::read_to_string(&number)?.trim().to_owned();
+    let text = fs::read_to_string(&number)?;
+    let (pid, shell) = text
+        .trim()
+        .split_once(' ')
+        .context("the shell did not write two process ids")?;
     terminal.signal(Signal::SIGKILL)?;
     terminal.wait(PATIENCE)?;
     // The shell receives SIGHUP from its terminal, and forwards it to its children.
     wait_until("the shell to exit", PATIENCE, || {
-        let parent = site.director.sh(&format!("ps -o ppid= -p {pid} || true"));
-        let parent = parent.unwrap_or_default();
-        let name = site
-            .director
-            .sh(&format!("ps -o comm= -p {} || true", parent.trim()));
-        !name.is_ok_and(|name| name.contains("bash"))
+        !Path::new("/proc").join(shell).exists()
     })?;
     let answer = site.lvsadm("-L -n");
     site.director.sh(&format!("kill {pid} || true"))?;
