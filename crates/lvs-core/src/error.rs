@@ -105,7 +105,7 @@ impl fmt::Display for Error {
             Self::UnknownHelper => "there is no helper of this name; the only helper is ftp",
             Self::HelperPorts => "a helper has up to 8 different ports from 1 to 65535",
             Self::TooManyPins => {
-                "the maximum of 16384 expected health check connections is reached; an unused one expires after 11 minutes"
+                "the maximum of 16384 expected health check connections is reached; an unused one is removed within 17 minutes"
             }
             Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),
         })

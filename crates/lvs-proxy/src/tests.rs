@@ -463,11 +463,12 @@ async fn datagram_flood_evicts_only_its_own_clients() {
     const MOST: usize = 64;
     let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let there = server.local_addr().unwrap();
-    // The server answers every client; it sees only the address of the proxy.
+    // The server answers every client with the port of the proxy's socket for this client.
     tokio::spawn(async move {
         let mut buffer = [0; 2000];
-        while let Ok((length, client)) = server.recv_from(&mut buffer).await {
-            let _ = server.send_to(&buffer[..length], client).await;
+        while let Ok((_, client)) = server.recv_from(&mut buffer).await {
+            let port = client.port().to_string();
+            let _ = server.send_to(port.as_bytes(), client).await;
         }
     });
     let address = free();
@@ -480,8 +481,8 @@ async fn datagram_flood_evicts_only_its_own_clients() {
             client.send(b"?").await.unwrap();
             let answer = client.recv(&mut buffer);
             let answer = tokio::time::timeout(Duration::from_millis(200), answer).await;
-            if matches!(answer, Ok(Ok(1))) {
-                return;
+            if let Ok(Ok(length)) = answer {
+                return buffer[..length].to_vec();
             }
         }
         panic!("the client received no answer to 500 datagrams");
@@ -489,13 +490,11 @@ async fn datagram_flood_evicts_only_its_own_clients() {
     let ask = async |from: String| {
         let client = UdpSocket::bind(from).await.unwrap();
         client.connect(address).await.unwrap();
-        asked(&client).await;
-        asked(&client).await;
-        client
+        let port = asked(&client).await;
+        assert_eq!(asked(&client).await, port);
+        (client, port)
     };
-    // The server receives the client's datagrams from one socket as long as the client keeps its
-    // slot.
-    let talking = ask("127.0.0.1:0".to_owned()).await;
+    let (talking, port) = ask("127.0.0.1:0".to_owned()).await;
     for n in 0..1000_u16 {
         let [high, low] = n.to_be_bytes();
         let one = UdpSocket::bind(format!("127.1.{high}.{low}:0"))
@@ -507,7 +506,7 @@ async fn datagram_flood_evicts_only_its_own_clients() {
         }
     }
     let _newcomer = ask("127.2.0.1:0".to_owned()).await;
-    asked(&talking).await;
+    assert_eq!(asked(&talking).await, port, "the client was evicted");
     let counts = bench.proxy.counts();
     assert!(counts.evicted > 0, "{counts:?}");
     assert_eq!(counts.most, MOST);

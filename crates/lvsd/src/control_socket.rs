@@ -74,7 +74,10 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),
         Ok(_) => {
-            let why = format!("{} is not a socket; remove it", path.display());
+            let why = format!(
+                "{} is not a socket: name another path, or remove the file",
+                path.display()
+            );
             Err(io::Error::other(why))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -84,7 +84,7 @@ fn echo(host: &Host) -> Result<Proc> {
 
 /// Sends datagrams of many sizes from one socket of the director. Each must be answered before the
 /// next is sent, with the same bytes and `seen` as the address of its sender. A datagram without an
-/// answer is sent again.
+/// answer is sent again, at most five times in all; none may have more answers.
 fn exchange_datagrams(site: &Site, vip: IpAddr, seen: &str) -> Result<()> {
     let script = format!(
         r#"use Socket qw(:DEFAULT inet_pton pack_sockaddr_in6);
@@ -94,17 +94,19 @@ fn exchange_datagrams(site: &Site, vip: IpAddr, seen: &str) -> Result<()> {
         connect(S, $six ? pack_sockaddr_in6({ECHO}, $addr) : pack_sockaddr_in({ECHO}, $addr)) or die $!;
         $SIG{{ALRM}} = sub {{ die "no answer" }}; alarm 60;
         vec(my $ready = "", fileno(S), 1) = 1;
-        my %earlier;
+        my ($again, %sent, %answers) = 0;
         for my $n (1 .. 100) {{
             my $data = "$n " . chr(32 + $n % 64) x ($n * 13);
-            my $answer = "";
-            while ($answer ne "{seen} $data") {{
-                select(my $is_ready = $ready, undef, undef, 0) or send(S, $data, 0) or die $!;
+            my $wanted = "{seen} $data";
+            while (!$answers{{$wanted}}) {{
+                if (!select(my $is_ready = $ready, undef, undef, 0)) {{
+                    $sent{{$wanted}}++ and ++$again > 5 and die "$n: too many datagrams without an answer";
+                    send(S, $data, 0) or die $!;
+                }}
                 select($is_ready = $ready, undef, undef, 1) or next;
-                recv(S, $answer, 65536, 0);
-                $answer eq "{seen} $data" or $earlier{{$answer}} or die "$n: " . substr($answer, 0, 60);
+                recv(S, my $answer, 65536, 0);
+                ++$answers{{$answer}} <= ($sent{{$answer}} || 0) or die "$n: " . substr($answer, 0, 60);
             }}
-            $earlier{{$answer}} = 1;
         }}"#
     );
     site.director.run("perl", &["-e", &script]).map(drop)
@@ -483,22 +485,25 @@ my $addr = inet_pton($family, $vip);
 connect(S, $six ? pack_sockaddr_in6(0, $addr) : pack_sockaddr_in(0, $addr)) or die $!;
 $SIG{ALRM} = sub { die "no answer" }; alarm 60;
 vec(my $ready = "", fileno(S), 1) = 1;
+my $again = 0;
 for my $port (40001 .. 40004) {
-    my %earlier;
+    my (%sent, %answers);
     for my $n (0 .. 20) {
         my ($type, $reply) = $n == 0 ? (1, 2) : $n == 1 ? (10, 11) : (0, 0);
         my $data = pack("CCn", $type, 3, 24) . pack("NnnNa8", $n, 0, 1, 0, "x" x ($n % 8));
         my $packet = packet($port, 3868, $data);
         substr($data, 0, 1) = chr $reply;
-        while (!$earlier{$data}) {
-            # A packet without an answer is sent again.
-            select(my $is_ready = $ready, undef, undef, 0) or send(S, $packet, 0) or die $!;
+        while (!$answers{$data}) {
+            # A packet without an answer is sent again, at most five times in all.
+            if (!select(my $is_ready = $ready, undef, undef, 0)) {
+                $sent{$data}++ and ++$again > 5 and die "$port $n: too many packets without an answer";
+                send(S, $packet, 0) or die $!;
+            }
             select($is_ready = $ready, undef, undef, 1) or next;
             recv(S, my $p, 65536, 0);
             my ($sport, $dport, $chunk) = chunks($p, $six);
-            next if $dport != $port || $earlier{$chunk};
-            $sport == 3868 && $chunk eq $data or die "$port $n: another answer";
-            $earlier{$data} = 1;
+            next if $dport != $port;
+            $sport == 3868 && ++$answers{$chunk} <= ($sent{$chunk} || 0) or die "$port $n: another answer";
         }
     }
 }

@@ -5,7 +5,6 @@ use crate::common;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -120,7 +119,8 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     terminal.wait(PATIENCE)?;
     // The shell receives SIGHUP from its terminal, and forwards it to its children.
     wait_until("the shell to exit", PATIENCE, || {
-        !Path::new("/proc").join(shell).exists()
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.split(' ').nth(3) != Some(shell)
     })?;
     let answer = site.lvsadm("-L -n");
     site.director.sh(&format!("kill {pid} || true"))?;

@@ -129,11 +129,12 @@ fn host_key<'a>(fault: &'a Fault<'_>) -> (&'static str, &'a str, &'a str, IpAddr
 }
 
 impl Fault<'_> {
-    /// The reason, if the code does not name the cause: the server has answered the check. The
-    /// reasons of other faults differ in addresses and numbers.
+    /// The reason, if the code does not name the cause: the answer to the check, or another host.
+    /// The reasons of other faults differ in addresses and numbers.
     fn detail(&self) -> &str {
         match self.code {
             "" | "check_failed" | "certificate" => &self.reason,
+            "next_hop" | "unreachable" | "filtered" | "other_gateway" => without_vip(&self.reason),
             _ => "",
         }
     }

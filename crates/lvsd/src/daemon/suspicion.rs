@@ -68,8 +68,8 @@ impl<P: Prober> Inputs<P> {
     }
 
     /// Treats suspicious servers as down if their checks have `passive = true`. Any sender of
-    /// packets can make servers suspicious, so at least half of a service's servers that are up
-    /// remain in use.
+    /// packets can make servers suspicious, so at least half of a service's servers that are up, or
+    /// that are down for this reason, remain in use.
     fn take_out_suspects(&mut self) {
         let mut out = Vec::new();
         for (key, suspicion) in &self.suspects {
@@ -79,14 +79,12 @@ impl<P: Prober> Inputs<P> {
             let Some(service) = self.service(&key.0) else {
                 continue;
             };
-            let up = service
-                .servers
-                .iter()
-                .filter(|one| self.is_up(service, one));
             let (mut all, mut suspects) = (0, 0);
-            for server in up {
-                all += 1;
-                suspects += usize::from(self.suspects.contains_key(&(key.0, server.address)));
+            for server in &service.servers {
+                let one = (key.0, server.address);
+                let is_out = self.checks.is_out(&one);
+                all += usize::from(is_out || self.is_up(service, server));
+                suspects += usize::from(is_out || self.suspects.contains_key(&one));
             }
             if 2 * suspects <= all {
                 out.push((*key, suspicion.reason(key)));

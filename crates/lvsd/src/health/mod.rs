@@ -78,6 +78,8 @@ pub struct Report {
     reason: Reason,
     /// Whether the last check has failed; the reason is in `reason`.
     failed: bool,
+    /// Whether the server is down because clients got no answer (`passive = true`).
+    is_out: bool,
     advice: Advice,
     /// The reason why this host cannot make the check, and since when; `None` while it can.
     not_made: Option<NotMade>,
@@ -166,6 +168,8 @@ struct Task {
     advice: Advice,
     since: Instant,
     not_made: Option<NotMade>,
+    /// Whether the server is down because clients got no answer (`passive = true`).
+    is_out: bool,
     record: Arc<Mutex<Record>>,
     /// For each service, the number of unanswered connection attempts that no longer count: they
     /// have led to a check, or occurred while the server was down.
@@ -319,6 +323,7 @@ impl<P: Prober> Checks<P> {
             advice,
             since,
             not_made: None,
+            is_out: false,
             record,
             unanswered: HashMap::new(),
             prompts,
@@ -342,6 +347,7 @@ impl<P: Prober> Checks<P> {
         task.advice = report.advice;
         task.reason.clone_from(&report.reason);
         task.not_made = report.not_made;
+        task.is_out = report.is_out;
         let Some(up) = report.up else {
             return news;
         };
@@ -421,6 +427,11 @@ impl<P: Prober> Checks<P> {
             // One queued request is sufficient.
             let _ = task.prompts.try_send(Prompt::TakeOut(cause));
         }
+    }
+
+    /// Whether [`take_out`](Self::take_out) is the reason why the server is down.
+    pub fn is_out(&self, key: &Key) -> bool {
+        self.task(key).is_some_and(|task| task.is_out)
     }
 
     /// Maximum number of descriptors that all checks need at a time.
@@ -607,7 +618,7 @@ impl<P: Prober> Runner<P> {
     /// Marks the server as down because clients got no answer; false if the receiver was dropped.
     fn take_out(&mut self, mut cause: Reason) -> bool {
         self.out_until = Some(Instant::now() + OUT);
-        cause.text.push_str(" (passive)");
+        cause.text.push_str(PASSIVE);
         self.state.condemn().is_none() || self.report(cause, true)
     }
 
@@ -616,6 +627,19 @@ impl<P: Prober> Runner<P> {
     fn is_out(&self) -> bool {
         let begun = self.out_until.filter(|_| self.state.up() == Some(false));
         begun.is_some_and(|until| Instant::now() < until || self.client_failures > 0)
+    }
+
+    /// The reason why a server is down although its own address answers: the fault that the checks
+    /// on the path of clients find, or otherwise the first reason.
+    fn out_reason(&self) -> Reason {
+        let found = lock(&self.record).client_path();
+        found.map_or_else(
+            || self.reason.clone(),
+            |mut found| {
+                found.text.push_str(PASSIVE);
+                found
+            },
+        )
     }
 
     /// Checks the server at once, because clients got no answer; false if the receiver was dropped.
@@ -792,9 +816,12 @@ impl<P: Prober> Runner<P> {
         let serves = !good && self.state.up().is_none() && self.serves().await;
         let out = good && self.is_out();
         let changed = !out && self.state.observe(good, serves).is_some();
+        if self.state.up() == Some(true) {
+            self.out_until = None;
+        }
         let advice_changed = self.advice.take(advice);
         let reason = match self.state.up() {
-            Some(false) if out => self.reason.clone(),
+            Some(false) if out => self.out_reason(),
             Some(false) if good => {
                 let rise = self.check.rise;
                 format!(
@@ -830,6 +857,7 @@ impl<P: Prober> Runner<P> {
             up: self.state.up(),
             reason,
             failed,
+            is_out: self.is_out(),
             advice: self.advice,
             not_made: self.unmade.long(),
         };
@@ -864,10 +892,16 @@ impl<P: Prober> Runner<P> {
         }
     }
 
+    /// Whether the last checks on the path of clients failed, and the next one decides whether the
+    /// server is suspicious.
+    fn is_client_path_uncertain(&self) -> bool {
+        (1..CLIENT_FAILURES).contains(&self.client_failures)
+            && self.reason_for_own_address().is_none()
+    }
+
     /// Returns the seconds until the next check: the interval, varied at random by `jitter`.
     fn pause(&self) -> f64 {
-        let is_uncertain =
-            self.state.is_uncertain() || (1..CLIENT_FAILURES).contains(&self.client_failures);
+        let is_uncertain = self.state.is_uncertain() || self.is_client_path_uncertain();
         let pause = match is_uncertain {
             true => self.check.fast_interval,
             false => self.check.interval,
@@ -876,6 +910,9 @@ impl<P: Prober> Runner<P> {
         pause.as_secs_f64() * (1.0 + spread * (2.0 * fraction() - 1.0))
     }
 }
+
+/// The end of the reason of a server that `passive = true` has taken out.
+const PASSIVE: &str = " (passive)";
 
 /// Time for which successful checks have no effect after clients got no answer: a check may succeed
 /// although clients get no answer. The time equals the period in which unanswered clients are

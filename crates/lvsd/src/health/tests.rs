@@ -203,7 +203,12 @@ async fn server_taken_out_stays_down_while_the_path_of_clients_fails() {
     assert_eq!(down.reason.code, Code::ClientPath);
     assert_eq!(down.reason.to_string(), "no answer (passive) (repair it)");
     tokio::time::sleep(Duration::from_secs(200)).await;
-    assert!(reports.try_recv().is_err(), "the server was reported up");
+    // The checks name the cause, the first reason only the effect.
+    while let Ok(report) = reports.try_recv() {
+        assert!(checks.take(report).changes.is_empty());
+    }
+    let reason = checks.known(&key).expect("the server is checked").reason;
+    assert!(reason.text.ends_with("(passive)") && reason.text != "no answer (passive)");
     // The dataplane restarts: the director cannot check the path of clients for a while.
     *paths.drops.lock().unwrap() = true;
     tokio::time::sleep(Duration::from_secs(100)).await;
@@ -220,6 +225,15 @@ async fn server_taken_out_stays_down_while_the_path_of_clients_fails() {
         checks.take(report);
     }
     assert_eq!(checks.health(&key), Health::Up);
+    // Later, the server is down for another reason, and returns although its path fails.
+    for (fail, health) in [([true, true], Health::Down), ([true, false], Health::Up)] {
+        *paths.fail.lock().unwrap() = fail;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        while let Ok(report) = reports.try_recv() {
+            checks.take(report);
+        }
+        assert_eq!(checks.health(&key), health);
+    }
 }
 
 /// A prober whose checks through the service fail, because this host drops their replies.

@@ -96,3 +96,28 @@ async fn passive_check_keeps_half_of_the_servers_up() {
     daemon.both(1, 3).await;
     daemon.stop().await;
 }
+
+/// A fault of the director makes its servers suspicious one after another.
+#[tokio::test(start_paused = true)]
+async fn passive_check_takes_out_at_most_half_of_servers_that_fail_one_after_another() {
+    let file = FILE.replace("fall = 2", "fall = 2, passive = true")
+        + "[[service.server]]\naddress = \"10.0.0.3:80\"\n[[service.server]]\naddress = \"10.0.0.4:80\"\n";
+    let daemon = Running::start(World::default(), Dead::default(), &file);
+    let weights = |one, two| {
+        [
+            ("10.0.0.1:80", one),
+            ("10.0.0.2:80", two),
+            ("10.0.0.3:80", 1),
+            ("10.0.0.4:80", 1),
+        ]
+    };
+    daemon.weights(&weights(1, 3)).await;
+    daemon.world.set_attempts("10.0.0.1:80", 20, 15);
+    daemon.weights(&weights(0, 3)).await;
+    daemon.world.set_attempts("10.0.0.2:80", 20, 15);
+    daemon.weights(&weights(0, 0)).await;
+    daemon.world.set_attempts("10.0.0.3:80", 20, 15);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&weights(0, 0)).await;
+    daemon.stop().await;
+}
