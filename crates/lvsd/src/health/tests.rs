@@ -107,17 +107,26 @@ impl Prober for Paths {
 const BY_DEFAULT: &str = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
     check = { type = \"tcp\", interval = \"1s\", timeout = \"1s\", jitter = 0 }\nservers = [\"10.0.0.1:80\"]\n";
 
-#[tokio::test(start_paused = true)]
-async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason() {
-    let paths = Paths::default();
-    let (mut checks, mut reports) = Checks::new(paths.clone(), None);
-    let (config, _) =
-        Config::from_toml("test.toml", BY_DEFAULT).expect("the configuration is valid");
+/// Starts the check of the only server of the configuration `text`, and waits until the server is
+/// up.
+async fn one_up<P: Prober>(
+    prober: P,
+    text: &str,
+) -> (Checks<P>, mpsc::UnboundedReceiver<Report>, Key) {
+    let (mut checks, mut reports) = Checks::new(prober, None);
+    let (config, _) = Config::from_toml("test.toml", text).expect("the configuration is valid");
     let key = keys(&config)[0];
     checks.take_serving(Serving::default());
     checks.set(checks_of(&config.services));
     let report = reports.recv().await.expect("the check reports a result");
     assert!(checks.take(report).changes[0].up);
+    (checks, reports, key)
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason() {
+    let paths = Paths::default();
+    let (mut checks, mut reports, key) = one_up(paths.clone(), BY_DEFAULT).await;
     for (fail, fault) in [
         ([true, false], true),
         ([false, false], false),
@@ -158,17 +167,11 @@ async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason(
 #[tokio::test(start_paused = true)]
 async fn first_failed_check_on_the_path_of_clients_is_repeated_soon() {
     let paths = Paths::default();
-    let (mut checks, mut reports) = Checks::new(paths.clone(), None);
     let text = BY_DEFAULT.replace(
         "\"1s\", timeout",
         "\"100s\", fast_interval = \"1s\", timeout",
     );
-    let (config, _) = Config::from_toml("test.toml", &text).expect("the configuration is valid");
-    let key = keys(&config)[0];
-    checks.take_serving(Serving::default());
-    checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("the check reports a result");
-    assert!(checks.take(report).changes[0].up);
+    let (checks, _reports, key) = one_up(paths.clone(), &text).await;
     tokio::time::sleep(Duration::from_secs(150)).await;
     *paths.fail.lock().unwrap() = [true, false];
     paths.take();
@@ -185,14 +188,8 @@ async fn first_failed_check_on_the_path_of_clients_is_repeated_soon() {
 #[tokio::test(start_paused = true)]
 async fn server_taken_out_stays_down_while_the_path_of_clients_fails() {
     let paths = Paths::default();
-    let (mut checks, mut reports) = Checks::new(paths.clone(), None);
     let text = BY_DEFAULT.replace("jitter", "passive = true, jitter");
-    let (config, _) = Config::from_toml("test.toml", &text).expect("the configuration is valid");
-    let key = keys(&config)[0];
-    checks.take_serving(Serving::default());
-    checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("the check reports a result");
-    assert!(checks.take(report).changes[0].up);
+    let (mut checks, mut reports, key) = one_up(paths.clone(), &text).await;
     *paths.fail.lock().unwrap() = [true, false];
     tokio::time::sleep(Duration::from_secs(5)).await;
     let fault = Reason::from("no answer").of(Code::ClientPath);
@@ -252,14 +249,7 @@ impl Prober for Strict {
 
 #[tokio::test(start_paused = true)]
 async fn server_whose_replies_rp_filter_of_this_host_drops_is_not_suspicious() {
-    let (mut checks, mut reports) = Checks::new(Strict, None);
-    let (config, _) =
-        Config::from_toml("test.toml", BY_DEFAULT).expect("the configuration is valid");
-    let key = keys(&config)[0];
-    checks.take_serving(Serving::default());
-    checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("the check reports a result");
-    assert!(checks.take(report).changes[0].up);
+    let (checks, mut reports, key) = one_up(Strict, BY_DEFAULT).await;
     tokio::time::sleep(Duration::from_secs(100)).await;
     assert_eq!(checks.client_path(&key), None);
     let known = checks.known(&key).expect("the server is checked");
@@ -273,14 +263,7 @@ async fn server_whose_replies_rp_filter_of_this_host_drops_is_not_suspicious() {
 async fn check_dropped_by_dataplane_uses_own_address_of_server() {
     let paths = Paths::default();
     *paths.drops.lock().unwrap() = true;
-    let (mut checks, mut reports) = Checks::new(paths.clone(), None);
-    let (config, _) =
-        Config::from_toml("test.toml", BY_DEFAULT).expect("the configuration is valid");
-    let key = keys(&config)[0];
-    checks.take_serving(Serving::default());
-    checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("the check reports a result");
-    assert!(checks.take(report).changes[0].up);
+    let (checks, mut reports, key) = one_up(paths.clone(), BY_DEFAULT).await;
     tokio::time::sleep(Duration::from_secs(20)).await;
     let through = paths.take();
     assert!(
