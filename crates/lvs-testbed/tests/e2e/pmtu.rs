@@ -258,7 +258,7 @@ fn pmtu_is_discovered_with_jumbo_frames_on_one_side() -> Result<()> {
         options.mtu = 9000;
         let mut site = Site::new(options)?;
         site.serve("big", SIZE)?;
-        // The link of the server has an MTU of 9,000, so that a route tells it the path MTU.
+        // The link of the server has an MTU of 9,000; a route sets the smaller path MTU.
         site.director.sh("ip link set eth1 mtu 1500")?;
         site.director
             .sh("ip route replace 10.0.0.0/24 dev eth1 mtu lock 1500")?;
