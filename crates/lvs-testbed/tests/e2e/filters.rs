@@ -1,7 +1,7 @@
 //! Filters: the host's own rules for packets that are passed to the host, and the director's own
 //! filters.
 
-use crate::common::{self, IN_TIME};
+use crate::common::{self, IN_TIME, SOON};
 
 use std::net::IpAddr;
 
@@ -34,10 +34,8 @@ fn send(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
 fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let before = seen(&site.director)?;
     let came = || seen(&site.director).is_ok_and(|now| now > before);
-    soon(&format!("{bytes} bytes to {to}"), || {
-        send(site, to, bytes).is_ok()
-            && wait_until("the host's UDP stack to count the datagram", IN_TIME, came).is_ok()
-    })
+    let what = format!("the host's UDP stack to count a datagram of {bytes} bytes to {to}");
+    common::send_until(&what, SOON, || send(site, to, bytes), came).map(drop)
 }
 
 /// Sends datagrams of `bytes` bytes until a rule of the host counts one. Checks that the host's UDP
@@ -51,11 +49,9 @@ fn is_dropped(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
             .sum()
     };
     let (before, already) = (seen(&site.director)?, dropped()?);
-    soon(&format!("{bytes} bytes to {to} to be dropped"), || {
-        let more = || dropped().is_ok_and(|now| now > already);
-        send(site, to, bytes).is_ok()
-            && wait_until("the rule to count the datagram", IN_TIME, more).is_ok()
-    })?;
+    let more = || dropped().is_ok_and(|now| now > already);
+    let what = format!("the rule to count a datagram of {bytes} bytes to {to}");
+    common::send_until(&what, SOON, || send(site, to, bytes), more)?;
     let now = seen(&site.director)?;
     ensure!(now == before, "{} packets passed the rules", now - before);
     Ok(())
@@ -210,10 +206,8 @@ fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
     // learn the client's address at the director's port.
     let (leaked, received) = (seen(&site.director)?, received(&site)?);
     let handled = || self::received(&site).is_ok_and(|now| now >= received + 3);
-    soon("the dataplane to handle the fragments", || {
-        send(&site, vip, 3000).is_ok()
-            && wait_until("the dataplane to count them", IN_TIME, handled).is_ok()
-    })?;
+    let what = "the dataplane to handle the fragments";
+    common::send_until(what, SOON, || send(&site, vip, 3000), handled)?;
     let dataplane = site
         .dataplane
         .as_ref()

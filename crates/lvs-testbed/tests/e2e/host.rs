@@ -180,10 +180,8 @@ fn errors_in_transit(site: &Site, expected: &[u8]) -> Result<bool> {
     );
     let has = |number: &u8| listener.log().contains(&format!("got {number}\n"));
     let all = || expected.iter().all(has);
-    wait_until("the client to receive the ICMP errors", limit, || {
-        site.servers[0].sh(&send).is_ok()
-            && wait_until("the errors to arrive", common::IN_TIME, all).is_ok()
-    })?;
+    let send = || site.servers[0].sh(&send).map(drop);
+    common::send_until("the client to receive the ICMP errors", limit, send, all)?;
     Ok(has(&1))
 }
 

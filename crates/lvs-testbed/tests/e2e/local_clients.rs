@@ -7,9 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::servers::nginx;
-use lvs_testbed::{
-    Forward, Host, LoadOptions, Proc, Site, SiteOptions, Vip, content, soon, wait_until,
-};
+use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, Vip, content, soon};
 use nix::sys::signal::Signal;
 
 /// The port of the UDP servers.
@@ -302,11 +300,14 @@ fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
     }
     let honest = [4000, ECHO].map(|port| (port, format!("{client} {port} forged\n")));
     for (port, line) in &honest {
-        soon("a datagram of the client to arrive", || {
-            let arrived = || listener.log().contains(line);
-            forge(&site.client, &client, *port, &vip, 7000).is_ok()
-                && wait_until("it to arrive", common::IN_TIME, arrived).is_ok()
-        })?;
+        let send = || forge(&site.client, &client, *port, &vip, 7000);
+        let arrived = || listener.log().contains(line);
+        common::send_until(
+            "a datagram of the client to arrive",
+            common::SOON,
+            send,
+            arrived,
+        )?;
     }
     let log = honest
         .iter()

@@ -102,8 +102,10 @@ fn hand_over(site: &Site, from: &Host, to: &Host) -> Result<()> {
     Ok(())
 }
 
+const PATIENCE: Duration = Duration::from_secs(30);
+
 fn wait(what: &str, done: impl FnMut() -> bool) -> Result<()> {
-    wait_until(what, Duration::from_secs(30), done)
+    wait_until(what, PATIENCE, done)
 }
 
 /// The listed connections of a director, without their timers.
@@ -723,9 +725,7 @@ fn fragments_and_icmp_errors_at_another_director_reach_their_server() -> Result<
     let router = site.router.as_ref().context("the site has a router")?;
     router.sh(&format!("ip route replace {vip}/32 via {TWO}"))?;
     let client = "198.51.100.100";
-    let mut rounds = 0;
-    let mut send = || -> Result<()> {
-        rounds += 1;
+    let send = || -> Result<()> {
         let words = ["-e", SEND, &vip, "5002", "2", "3000"];
         site.client.run("perl", &words)?;
         for port in ["5001", "5002"] {
@@ -748,9 +748,12 @@ fn fragments_and_icmp_errors_at_another_director_reach_their_server() -> Result<
     };
     let came = || least(all("whole"), whole) && least(all("error"), [1, 1]);
     let arrived = || format!("{:?} {:?}", all("whole"), all("error"));
-    wait("datagrams and ICMP errors to reach their servers", || {
-        send().is_ok() && wait_until("them to arrive", common::IN_TIME, came).is_ok()
-    })
+    let rounds = common::send_until(
+        "datagrams and ICMP errors to reach their servers",
+        PATIENCE,
+        send,
+        came,
+    )
     .with_context(|| format!("{} {:?}", arrived(), site.lvsadm_on(&second, "drops")))?;
     let most = |counts: Vec<u64>, most: [u64; 2]| {
         let mut pairs = counts.iter().zip(most);

@@ -441,10 +441,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
         let before = count()?;
         let counted = || count().is_ok_and(|now| now > before);
         let what = format!("the counter {name} to increase");
-        wait_until(&what, PATIENCE, || {
-            messages += 1;
-            send(&site, &bytes).is_ok() && wait_until(&what, common::IN_TIME, counted).is_ok()
-        })?;
+        messages += common::send_until(&what, PATIENCE, || send(&site, &bytes), counted)?;
     }
     // A lost message is sent again; each message that arrives is counted once.
     let names = [

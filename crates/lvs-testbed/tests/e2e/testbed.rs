@@ -118,16 +118,12 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
         vip = site.vip,
         server = site.real_address(0)
     );
-    let mut sent = 0;
     let arrived = || {
         let now = site.client.counter("Icmp", "InEchoReps");
         now.is_ok_and(|now| now > before)
     };
-    lvs_testbed::soon("the echo reply to arrive", || {
-        sent += 1;
-        site.director.sh(&script).is_ok()
-            && lvs_testbed::wait_until("the reply", common::IN_TIME, arrived).is_ok()
-    })?;
+    let send = || site.director.sh(&script).map(drop);
+    let sent = common::send_until("the echo reply to arrive", common::SOON, send, arrived)?;
     let replies = site.client.counter("Icmp", "InEchoReps")? - before;
     ensure!(
         replies <= sent,

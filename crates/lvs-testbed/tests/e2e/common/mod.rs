@@ -46,6 +46,22 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// full, and all network namespaces share this queue.
 pub(crate) const IN_TIME: Duration = Duration::from_millis(500);
 
+/// Repeats `send` until its effect is there, but no longer than `limit`; returns how often it was
+/// called. Each call has the time [`IN_TIME`] for its effect.
+pub(crate) fn send_until(
+    what: &str,
+    limit: Duration,
+    mut send: impl FnMut() -> Result<()>,
+    has_effect: impl Fn() -> bool,
+) -> Result<u64> {
+    let mut sent = 0;
+    lvs_testbed::wait_until(what, limit, || {
+        sent += 1;
+        send().is_ok() && lvs_testbed::wait_until(what, IN_TIME, &has_effect).is_ok()
+    })?;
+    Ok(sent)
+}
+
 /// Waits until the host has its state from before the dataplane. The kernel removes some objects
 /// only after the process has exited.
 pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
