@@ -638,7 +638,7 @@ pub struct CheckStatus {
 /// Checks of a server that lvsd's host cannot perform: the server's state is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckNotMade {
-    /// Time in seconds since which no check could be performed.
+    /// Time in seconds for which no check could be performed.
     pub seconds: u64,
     /// The reason why the host cannot perform the checks.
     pub reason: String,

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_without_command_is_unchanged() {
+    fn fix_that_requires_nothing_is_unchanged() {
         let nothing = "Nothing: this is what --fast-path is for.";
         assert_eq!(with_keys(nothing), nothing);
     }
