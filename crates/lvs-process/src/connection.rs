@@ -124,7 +124,10 @@ pub(super) fn serve_connection(
         // the dataplane.
         let _answer = place.answer();
         let (id, answer) = match serde_json::from_slice::<RawRequest<'_>>(&line) {
-            Err(error) => (0, Err(malformed(format!("the line is not a request: {error}")))),
+            Err(error) => (
+                0,
+                Err(malformed(format!("the line is not a request: {error}"))),
+            ),
             Ok(request) => {
                 let mut out = Sink::new(request.id, &mut writer);
                 (request.id, session.answer(&request, &mut out))

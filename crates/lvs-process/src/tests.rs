@@ -251,9 +251,7 @@ fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
     let thread = thread::spawn(move || {
         let places = Arc::<Places>::default();
         let reader = denied.map(|_| 1000);
-        let place = places
-            .take(reader)
-            .expect("the reader gets the first slot");
+        let place = places.take(reader).expect("the reader gets the first slot");
         // The only error is that the client has closed its connection.
         let _ = serve_connection(&server, &place, denied, &Fake::new());
     });
