@@ -280,7 +280,7 @@ pub struct AdminSpec {
     /// End of the override in seconds since 1970; `None`: it has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
-    /// Permits the removal of the last usable server of a service.
+    /// Permits an override that leaves a service without a usable server.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
