@@ -176,7 +176,7 @@ fn shown(messages: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn netlink_answers_equal_those_of_kernel() {
+fn netlink_answers_equal_kernel_answers() {
     let recorded = recorded();
     let of = |title: &str| -> Vec<&Vec<u8>> {
         let with_title = recorded.iter().filter(|(of, _)| *of == title);
