@@ -59,7 +59,7 @@ pub struct Counts {
     pub drift: u64,
     /// Number of times that another dataplane replaced the previous one.
     pub dataplane_restarts: u64,
-    /// Numbers of checks, by kind.
+    /// Counters of the checks, by kind.
     pub checks: BTreeMap<String, CheckCounts>,
     /// Delays of checks after the time at which they were due.
     pub lag: Times,
@@ -67,7 +67,7 @@ pub struct Counts {
     pub prompted: u64,
     /// Numbers of HTTP responses by their status code.
     pub http: BTreeMap<u16, u64>,
-    /// Number of HTTP connections that were refused because the limit was reached.
+    /// Number of HTTP connections that were refused because the limit of connections was reached.
     pub http_no_place: u64,
 }
 
@@ -92,7 +92,7 @@ impl Counters {
         self.counts().clone()
     }
 
-    /// Records the duration of a check of this kind.
+    /// Counts a check of this kind, with its duration and its outcome.
     pub fn check(&self, kind: &str, time: Duration, outcome: CheckOutcome) {
         let mut counts = self.counts();
         let check = match counts.checks.get_mut(kind) {
@@ -150,7 +150,7 @@ impl Counters {
         *self.counts().http.entry(code).or_default() += 1;
     }
 
-    /// Counts an HTTP connection that was refused because of the limit.
+    /// Counts an HTTP connection that was refused because the limit of connections was reached.
     pub fn no_place(&self) {
         self.counts().http_no_place += 1;
     }
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checks_are_counted_by_kind_and_time() {
+    fn checks_are_counted_by_outcome_and_duration() {
         let counters = Counters::default();
         counters.check("tcp", Duration::from_millis(3), CheckOutcome::Good);
         counters.check("tcp", Duration::from_secs(60), CheckOutcome::Failed);

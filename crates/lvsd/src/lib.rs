@@ -25,11 +25,11 @@
 //! facts           interfaces, groups and addresses of the host
 //! clock           deadlines that a step of the wall clock does not move
 //! text/           findings with their place in a text, and keys of tables
-//! schema          the keys of the file, for editors and manual pages
+//! schema          the keys of the configuration file, for editors and manual pages
 //! ```
 //!
-//! The daemon may crash or be killed at any time: the dataplane continues to forward, and the next
-//! daemon attaches to it and has nothing to change.
+//! The daemon may crash or be killed at any time: the dataplane continues to forward. The next
+//! daemon attaches to it, and changes only the settings that differ from the desired ones.
 #![forbid(unsafe_code)]
 // Printing blocks on a slow reader and panics without one. `lvs_process::log` does neither.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]

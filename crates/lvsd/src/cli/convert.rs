@@ -15,7 +15,7 @@ use crate::convert::{
 
 /// Exit code if some statements have no counterpart, and are comments in the result.
 const EXIT_LOSSY: u8 = 4;
-/// Exit code if keepalived could not run, so that the result was not compared.
+/// Exit code if the result was not compared, for example because keepalived could not run.
 const EXIT_NOT_COMPARED: u8 = 5;
 
 /// Format of the source file.
