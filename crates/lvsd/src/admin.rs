@@ -126,8 +126,8 @@ pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
 
 impl Admin {
     /// Reads the overrides at `path`, which later writes replace. Without a path, overrides are not
-    /// stored. A file that is not a JSON list is renamed, and this is logged. A file that cannot be read, or that has invalid entries, is renamed before the next
-    /// write.
+    /// stored. A file that is not a JSON list is renamed, and this is logged. A file that cannot be
+    /// read, or that has invalid entries, is renamed before the next write.
     pub fn recall(path: Option<PathBuf>) -> Self {
         Self::read(path, true, Now::read())
     }
@@ -311,8 +311,8 @@ impl Admin {
         }
     }
 
-    /// Waits until all requested writes are complete, but at most five seconds; a warning in the log
-    /// reports that they are not.
+    /// Waits until all requested writes are complete, but at most five seconds; a warning in the
+    /// log reports that they are not.
     pub fn settled(&self) -> impl Future<Output = ()> + use<> {
         let keeper = self.keeper.clone();
         async move {

@@ -156,7 +156,8 @@ enum Command {
         /// Name or address of a service, to show also the durations of its servers' checks, their
         /// failures and their clients. Default: all services.
         name: Option<String>,
-        /// Only services that are broken, or have servers that are down, suspicious, slow or flapping.
+        /// Only services that are broken, or have servers that are down, suspicious, slow or
+        /// flapping.
         #[arg(long)]
         broken: bool,
         /// Show the state again every two seconds until interrupted.

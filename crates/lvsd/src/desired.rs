@@ -62,8 +62,9 @@ pub fn usable(servers: &[ServerView]) -> usize {
 }
 
 /// Decides about a service; `before` is the previous decision, if any. Until all servers have been
-/// checked (`settled`), a service can reach its quorum, but not lose it, because an unchecked server
-/// may complete it. A service that is not settled and below its quorum keeps the decision `before`.
+/// checked (`settled`), a service can reach its quorum, but not lose it, because an unchecked
+/// server may complete it. A service that is not settled and below its quorum keeps the decision
+/// `before`.
 pub fn decide(
     service: &Service,
     servers: &[ServerView],

@@ -1,6 +1,6 @@
 //! Runs the notification program once for each event, with the event as JSON on its standard input.
-//! One process runs at a time, and lvsd kills it after a time limit. No other part of lvsd waits for
-//! it.
+//! One process runs at a time, and lvsd kills it after a time limit. No other part of lvsd waits
+//! for it.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ pub async fn serve(
             continue;
         }
         if let Err(why) = run(&notice, &event).await {
-            tracing::warn!("the notify command failed for the event {}: {why}", event.event);
+            tracing::warn!("the notify command failed for {}: {why}", event.event);
         }
     }
 }

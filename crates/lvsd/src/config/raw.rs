@@ -122,7 +122,8 @@ pub(super) struct RawDataplane {
     /// Time without an answer after which the dataplane is killed and replaced. Default: 10s.
     #[serde(skip_serializing)]
     pub(super) hang_limit: Option<Spanned<RawDuration>>,
-    /// `kernel` or `modern`. Default: `kernel`.
+    /// Initial timeouts of connections: those of the kernel's IPVS (`kernel`) or of RFC 5382
+    /// (`modern`). Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
     /// The dataplane owns the address of every service, including manually added services. Default:
     /// false.
@@ -524,7 +525,8 @@ pub(super) struct RawLimits {
 pub(super) enum RawPassive {
     /// Whether a suspicious server counts as down.
     TakesOut(bool),
-    /// The number of failed attempts to connect.
+    /// Number of consecutive unanswered connection attempts of clients after which the server is
+    /// checked at once.
     Number(Whole),
 }
 

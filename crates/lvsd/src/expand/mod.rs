@@ -123,8 +123,8 @@ impl Expanded {
     }
 
     /// Adds the services in the values of `keys`, and returns which keys are used and which are
-    /// refused. `origin` returns the name of a key in messages, and the name of its text in the list
-    /// of files.
+    /// refused. `origin` returns the name of a key in messages, and the name of its text in the
+    /// list of files.
     fn take_services(
         &mut self,
         config: &Config,
@@ -267,8 +267,8 @@ impl Expanded {
 }
 
 /// Returns the services of a key and their text, and the reason if the present text of the key is
-/// refused. The last valid text then replaces it, unless that text is now invalid, too, or conflicts
-/// with the services in `present`.
+/// refused. The last valid text then replaces it, unless that text is now invalid, too, or
+/// conflicts with the services in `present`.
 fn choose<'a>(
     config: &Config,
     present: &Present,
@@ -395,7 +395,10 @@ impl Present {
             return Some(format!("two services are called `{}`", service.name));
         }
         let reported = |server: SocketAddr, other: &Service| {
-            format!("the server {server} is the service {}", label(&other.id))
+            format!(
+                "the address of the server {server} belongs to the service {}",
+                label(&other.id)
+            )
         };
         let mut own = own_servers(service);
         let theirs =

@@ -231,7 +231,10 @@ fn invalid_etcd_service_is_ignored_or_replaced_by_its_last_valid_text() {
         ),
         (&remote("192.0.2.2:80", "nonsense"), "line 4"),
         // Another service of the file has the address of this server.
-        (&remote("10.0.0.1:80", "10.0.0.7:80"), "is the service"),
+        (
+            &remote("10.0.0.1:80", "10.0.0.7:80"),
+            "belongs to the service",
+        ),
     ] {
         let services =
             |good: Option<&str>| merged(&etcd(&[("a", wrong, good), ("b", &other, None)], &[]));
@@ -281,12 +284,12 @@ fn etcd_service_that_conflicts_with_earlier_key_is_refused() {
         (
             elsewhere.clone(),
             remote("192.0.2.5:80", "192.0.2.4:80"),
-            "the server 192.0.2.4:80 is the service tcp 192.0.2.4:80",
+            "the server 192.0.2.4:80 belongs to the service tcp 192.0.2.4:80",
         ),
         (
             remote("192.0.2.5:80", "192.0.2.4:80"),
             elsewhere.clone(),
-            "the server 192.0.2.4:80 is the service tcp 192.0.2.4:80",
+            "the server 192.0.2.4:80 belongs to the service tcp 192.0.2.4:80",
         ),
         (
             remote("192.0.2.5:80", "127.0.0.1:8080"),
@@ -294,7 +297,7 @@ fn etcd_service_that_conflicts_with_earlier_key_is_refused() {
                 &remote("0.0.0.0:8080", "10.0.0.4:80"),
                 "forward = \"proxy\"\n",
             ),
-            "the server 127.0.0.1:8080 is the service tcp 0.0.0.0:8080",
+            "the server 127.0.0.1:8080 belongs to the service tcp 0.0.0.0:8080",
         ),
         (
             of(
@@ -302,7 +305,7 @@ fn etcd_service_that_conflicts_with_earlier_key_is_refused() {
                 "forward = \"proxy\"\n",
             ),
             remote("192.0.2.5:80", "127.0.0.1:8080"),
-            "the server 127.0.0.1:8080 is the service tcp 0.0.0.0:8080",
+            "the server 127.0.0.1:8080 belongs to the service tcp 0.0.0.0:8080",
         ),
     ] {
         let expanded = merged(&etcd(&[("a", &a, None), ("b", &b, None)], &[]));

@@ -188,8 +188,8 @@ pub struct Plan {
     pub conflicts: Vec<ServiceId>,
     /// Removed servers whose connections continue, with the drain time of their service.
     pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
-    /// Servers that are not desired, but stay for now: their replacements are not checked yet, their
-    /// source has not answered, or lvsd has not decided whether the sorry server is needed.
+    /// Servers that are not desired, but stay for now: their replacements are not checked yet,
+    /// their source has not answered, or lvsd has not decided whether the sorry server is needed.
     pub held: Vec<(ServiceId, SocketAddr)>,
     /// Services of lvsd that no source contains, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,

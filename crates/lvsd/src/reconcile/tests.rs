@@ -466,8 +466,8 @@ fn changed_tunnel_edits_the_existing_server() {
     }
 }
 
-/// The plan for a service whose servers `there` (number, weight, active connections) are replaced by
-/// the servers `wanted`.
+/// The plan for a service whose servers `there` (number, weight, active connections) are replaced
+/// by the servers `wanted`.
 fn replaced(
     there: &[(u8, i32, u32)],
     wanted: &[(u8, Health)],

@@ -445,7 +445,7 @@ fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
 fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
     let alone = |key: &[String]| -> Vec<String> {
         let mut rule = key.to_vec();
-        // Every rule has a destination, which must be of the same family.
+        // A rule needs a destination of the same address family as the source.
         let six = key.last().is_some_and(|value| value.contains(':'));
         if key[0] != "--destination" {
             let other = if six { "2001:db8::1" } else { "192.0.2.1" };

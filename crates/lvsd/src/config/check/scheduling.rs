@@ -300,7 +300,8 @@ impl Checker<'_> {
     }
 }
 
-/// The fix for a scheduler that refuses clients: the flag of the scheduler, or the setting `key`.
+/// The fix for a scheduler that refuses clients: the setting `key`, or the flag `fallback` of the
+/// scheduler, if it has one.
 fn fix(fallback: Option<&str>, key: &str) -> String {
     match fallback {
         Some(flag) => format!("set {key}; or set scheduler_flags = [\"{flag}\"]"),

@@ -38,7 +38,7 @@ const EXAMPLES: [(&str, &str); 9] = [
     ),
 ];
 
-/// A configuration with every table and every key.
+/// A configuration with most tables and keys.
 const FULL: &str = r#"
 [lvsd]
 manage_all_services = true
