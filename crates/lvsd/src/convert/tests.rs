@@ -703,7 +703,7 @@ fn quorum_of_servers_equals_quorum_of_weights() {
 }
 
 #[test]
-fn converter_distinguishes_kinds_of_files() {
+fn format_of_file_is_detected_by_name_or_text() {
     assert_eq!(
         kind("/etc/keepalived/keepalived.conf", ""),
         Some(SourceFormat::Keepalived)
@@ -760,7 +760,7 @@ proptest! {
     }
 }
 
-/// Without the modifier, the expression would check the opposite.
+/// Without the modifier, the check would have another result.
 #[test]
 fn keepalived_regex_with_a_modifier_is_omitted_and_reported() {
     for modifier in [
@@ -929,7 +929,7 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
         "delay_loop 100000",
     ] {
         let reported = done.lost.iter().filter(|lost| lost.contains(line)).count();
-        // keepalived does not accept this number of retries in a check.
+        // `retry 0` is reported only once: keepalived accepts it in a check.
         assert_eq!(reported, 1, "{line}: {:#?}", done.lost);
     }
     assert_eq!(done.lost.len(), 10, "{:#?}", done.lost);
@@ -1048,7 +1048,7 @@ fn second_statement_on_a_line_is_reported_and_other_blocks_keep_their_lines() {
 }
 
 #[test]
-fn check_that_is_not_converted_is_reported_before_its_replacement() {
+fn check_without_equivalent_is_reported_beside_converted_check() {
     for checks in [
         "BFD_CHECK {\nname b\n}\nPING_CHECK {\n}",
         "PING_CHECK {\n}\nFILE_CHECK {\n}",

@@ -268,7 +268,7 @@ fn defaults_apply_to_services_without_their_own_keys() {
 }
 
 #[test]
-fn quorum_and_sorry_keys_are_checked() {
+fn invalid_quorum_and_sorry_keys_are_reported() {
     for [line, words] in cases(
         r#"
             quorum = 0 | quorum 0 is out of range
@@ -292,9 +292,9 @@ fn quorum_and_sorry_keys_are_checked() {
     }
 }
 
-/// lvsd does not check a sorry server, which therefore needs no port for the check.
+/// A check would need a port; lvsd does not check a sorry server.
 #[test]
-fn sorry_server_without_port_needs_no_port_for_the_check() {
+fn sorry_server_without_port_is_accepted_and_not_checked() {
     let config = load(
         "[[service]]\nfwmark = 9\nforward = \"nat\"\nsorry = \"10.0.0.8\"\ncheck = { type = \"tcp\" }\n\
          servers = [\"10.0.0.2:81\"]\n",
