@@ -1048,7 +1048,7 @@ fn second_statement_on_a_line_is_reported_and_other_blocks_keep_their_lines() {
 }
 
 #[test]
-fn check_without_equivalent_is_reported_beside_converted_check() {
+fn keepalived_check_without_equivalent_is_reported() {
     for checks in [
         "BFD_CHECK {\nname b\n}\nPING_CHECK {\n}",
         "PING_CHECK {\n}\nFILE_CHECK {\n}",

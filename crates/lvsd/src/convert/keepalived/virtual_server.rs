@@ -421,7 +421,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 parts.granularity = Some((value.to_owned(), item.clone()));
             }
             "persistence_engine" if value == "sip" => parts.engine = Some(value.to_owned()),
-            "persistence_engine" => service.lose(item.lost("lvsd has only the persistence engine sip")),
+            "persistence_engine" => service.lose(item.lost("lvsd has only the engine sip")),
             "ops" => parts.one_packet = Some(item.clone()),
             name @ ("hashed" | "sh-port" | "sh-fallback" | "mh-port" | "mh-fallback")
                 if scheduler_so_far != scheduler_of(name) =>
