@@ -142,7 +142,6 @@ pub struct About<'a> {
     pub code: &'a str,
 }
 
-/// Milliseconds since 1970.
 pub(crate) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let time = since.map_or(0, |since| since.as_millis());

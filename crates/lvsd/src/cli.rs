@@ -55,7 +55,6 @@ const EXIT_CONFIG: u8 = 3;
 /// Exit code for all other failures.
 const EXIT_FAILURE: u8 = 1;
 
-/// Default path of the configuration file.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
 /// The configuration that `lvsd init` writes.

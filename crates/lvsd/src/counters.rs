@@ -21,7 +21,6 @@ pub struct Times {
 }
 
 impl Times {
-    /// Adds a duration to the histogram.
     pub(crate) fn count(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         let class = BOUNDS.iter().position(|bound| seconds <= *bound);

@@ -97,7 +97,7 @@ pub(super) fn check(file: &Path, from: Option<From>, config_id: Option<&str>) ->
     });
     let lost = counted(converted.lost.len(), "thing");
     text.push_str(&format!(
-        "{}; {lost} not converted, which `lvsd convert` without --check names\n",
+        "{}; {lost} not converted: `lvsd convert` without --check lists them\n",
         match compared.differences.len() {
             0 => "no difference".to_owned(),
             number => counted(number, "difference"),

@@ -70,7 +70,6 @@ fn has_name(service: &ServiceStatus, name: &str) -> bool {
 /// Format of the output.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
-    /// Whether the output has colours.
     colour: bool,
     /// Maximum width of a line; if `None`, each server has one line of any length.
     width: Option<usize>,
@@ -311,7 +310,7 @@ fn director(status: &DirectorStatus, now: u64) -> String {
             let _ = write!(text, "; NOT READY, waits for {}", vrrp.waits_for);
         }
         if vrrp.ignored > 0 {
-            let _ = write!(text, "; {} lines were invalid", vrrp.ignored);
+            let _ = write!(text, "; {} lines in the FIFO were invalid", vrrp.ignored);
         }
         text.push('\n');
         for trouble in &vrrp.trouble {

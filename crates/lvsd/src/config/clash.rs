@@ -233,7 +233,7 @@ pub(crate) fn misfit(
         && method != Forwarding::Tunnel
     {
         return Some(Unfit::new(
-            "server and service are of different families",
+            "server and service have different address families",
             "use a server of the service's family, or set forward = \"tun\"",
         ));
     }

@@ -469,7 +469,6 @@ fn nowhere(table: DeTable<'_>) -> DeTable<'_> {
     all
 }
 
-/// Formats a table as text.
 fn as_text(table: &DeTable<'_>) -> String {
     let value = Spanned::new(0..0, DeValue::Table(table.clone()));
     let table = toml::Table::deserialize(ValueDeserializer::from(value));

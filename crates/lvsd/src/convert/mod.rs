@@ -81,7 +81,6 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
 
 /// Maximum size of a file in bytes.
 pub const LENGTH_MAX: u64 = 16 << 20;
-/// Maximum number of included files.
 const INCLUDES_MAX: usize = 256;
 /// Maximum number of addresses in all ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;

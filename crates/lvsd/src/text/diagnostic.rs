@@ -217,7 +217,6 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Adds a finding.
     pub(crate) fn push(&mut self, finding: Diagnostic) {
         self.reported += usize::from(finding.severity == Severity::Error);
         let mut hasher = DefaultHasher::new();
@@ -255,7 +254,6 @@ impl Findings {
         self.reported
     }
 
-    /// Whether there are no findings.
     pub(crate) fn is_empty(&self) -> bool {
         self.counts == [0, 0]
     }

@@ -133,7 +133,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::error(
                         interfaces.span(),
-                        format!("`{name}` cannot be an interface"),
+                        format!("`{name}` cannot be the name of an interface"),
                     )
                     .help(INTERFACE_NAME),
                 );
@@ -258,7 +258,7 @@ impl Checker<'_> {
             let used = raw.interface.as_ref().map(|names| &names.get_ref().0);
             if !is_interface(name) {
                 self.report(
-                    Diagnostic::error(xdp.span(), format!("`{name}` cannot be an interface"))
+                    Diagnostic::error(xdp.span(), format!("`{name}` cannot be the name of an interface"))
                         .help("write the name of an interface (`ip -br link` lists the interfaces), or auto"),
                 );
             } else if used.is_some_and(|names| !names.contains(name)) {
@@ -373,7 +373,7 @@ impl Checker<'_> {
         let (first, last) = (ports::MARKS.start(), ports::MARKS.end());
         self.report(
             Diagnostic::error(span, "this mark is reserved for services of several ports")
-                .help(format!("use one below {first} or above {last}")),
+                .help(format!("use a mark below {first} or above {last}")),
         );
     }
 

@@ -197,7 +197,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks the limits of a service.
     fn limits(&mut self, raw: &RawLimits) -> Limits {
         let mut number = |value: &Option<Spanned<Whole>>, what: &str, most: i64| {
             let n = self.number(value.as_ref(), what, 1..=most);

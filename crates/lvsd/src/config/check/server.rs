@@ -83,7 +83,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Checks the upper and the lower threshold.
+    /// Reads `max_connections` and `resume_below`, of which the latter must not be higher.
     fn thresholds(&mut self, raw: &RawServer) -> (Option<i64>, Option<i64>) {
         let bound = 0..=i64::from(i32::MAX);
         let upper = self.number(

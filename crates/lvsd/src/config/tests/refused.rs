@@ -14,7 +14,7 @@ fn inconsistent_settings_are_refused() {
              | address = "10.0.0.1:80" ; weight = -1 | weight -1 is out of range
              | address = "10.0.0.1:80" ; max_connections = 5 ; resume_below = 6 | `resume_below` (6) is above `max_connections` (5)
              | address = "10.0.0.1:80" ; resume_below = 6 | `resume_below` (6) is above `max_connections` (0)
-             | address = "[2001:db8::1]:80" | different families
+             | address = "[2001:db8::1]:80" | different address families
              | address = "224.0.0.1:80" | cannot be the address of a server
              | address = "web1:80" | not an address and a port
              | weight = 1 | `address` of the server is missing

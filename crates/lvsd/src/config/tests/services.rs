@@ -13,7 +13,6 @@ fn checked(keys: &str, top: &str) -> String {
     )
 }
 
-/// All services have the same defaults. A combination that harms clients causes a warning.
 #[test]
 fn failure_settings_have_defaults_and_harmful_combinations_cause_warnings() {
     let persistence = "persistence = { timeout = \"6m\" }";
@@ -382,7 +381,6 @@ fn passive_true_needs_tcp_and_number_needs_nat() {
     }
 }
 
-/// Without `via`, a check goes through the service if the dataplane can forward it to the server.
 #[test]
 fn check_goes_through_the_service_by_default_if_possible() {
     for (keys, by_default) in [
