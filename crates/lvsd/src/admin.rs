@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn number_of_overrides_is_bounded() {
+    fn override_above_the_maximum_number_is_refused() {
         let mut admin = Admin::default();
         let stored = |n: usize| {
             let port = u16::try_from(n % 60_000).unwrap();

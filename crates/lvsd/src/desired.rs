@@ -547,7 +547,7 @@ mod tests {
         /// below the quorum. A number of servers between `down` and `up` does not change the
         /// quorum.
         #[test]
-        fn decisions_for_any_health_are_consistent(
+        fn quorum_for_any_health_is_decided_by_up_and_down_numbers(
             up_at in 1u32..4,
             less in 0u32..4,
             share in 0u8..=100,

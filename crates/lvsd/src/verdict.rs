@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_of_usable_servers_is_ok() {
+    fn verdict_is_ok_with_usable_and_warning_with_suspicious_servers() {
         let mut status = director(&[("web", &["up", "unchecked"])]);
         let verdict = Verdict::of(&status);
         assert_eq!(verdict.level, Level::Ok);

@@ -96,7 +96,7 @@ fn macros_are_expanded_in_any_order() {
 }
 
 #[test]
-fn macros_can_contain_several_words_and_blocks() {
+fn macros_with_several_words_and_blocks_are_expanded() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "$VS=192.0.2.1 80\n$CHECK=TCP_CHECK { connect_timeout 3 }\n$SERVER=10.0.0.1 8080\n\
@@ -114,7 +114,7 @@ fn macros_can_contain_several_words_and_blocks() {
 
 /// In keepalived 2.2.7, a comma or parenthesis ends a macro name, as in `$FIRST,$LAST`.
 #[test]
-fn macros_can_be_the_bounds_of_a_sequence() {
+fn macros_as_bounds_of_a_sequence_are_expanded() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "$RS= \\\n real_server 10.0.0.$HOST 80 { \\\n }\n$FIRST=3\n$LAST=5\n\

@@ -176,8 +176,8 @@ fn service_in_no_source_keeps_vip_and_marks_until_all_sources_answered() {
     assert_eq!(plan.changes, []);
     let unnamed: HashSet<ServiceId> = plan.unnamed.into_iter().collect();
     assert_eq!(unnamed, [id(0), many].into());
-    // The dataplane releases the VIP if a service of the file or the sources has it, or if this
-    // director may own no VIPs.
+    // Only the desired VIPs count for a VIP of a service in the file or the sources, and for all VIPs
+    // if this director may own none.
     let given_up = [own(&[named].into())];
     assert_eq!(diff(&desired(Some(vip)), &before).changes, given_up);
     assert_eq!(diff(&desired(None), &before).changes, given_up);
@@ -271,7 +271,7 @@ proptest! {
     /// At any point of a plan, each service has at least as many usable servers as before or after
     /// it, whichever is less.
     #[test]
-    fn changes_leave_no_service_without_servers(desired in desired(), history in history()) {
+    fn usable_servers_between_changes_are_never_fewer_than_before_and_after(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
         let before = actual(&dataplane);
         let plan = diff(&desired, &before);

@@ -115,7 +115,7 @@ impl Checker<'_> {
         method: Forwarding,
         raw: &RawService,
     ) -> Option<Check> {
-        // With other settings, the dataplane does not always have the server and the VIP, and a
+        // With these two settings, the dataplane does not always have the server and the VIP, and a
         // through-VIP check would fail.
         let is_kept = !is(raw.on_check_failure.as_ref(), "remove")
             && !is(raw.below_quorum.as_ref(), "give-up");

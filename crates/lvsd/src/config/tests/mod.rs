@@ -272,7 +272,7 @@ fn unknown_key_is_refused_in_each_table() {
 }
 
 #[test]
-fn defaults_apply_and_full_file_is_parsed() {
+fn examples_and_full_file_are_parsed_with_defaults() {
     let config = load(EXAMPLES[0].1);
     let web = &config.services[0];
     assert_eq!(web.config.scheduler, "wlc");

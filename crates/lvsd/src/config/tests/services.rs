@@ -79,7 +79,7 @@ fn service_without_check_causes_warning_unless_check_is_none() {
 }
 
 #[test]
-fn duplicate_vip_reports_both_positions() {
+fn duplicate_service_is_reported_with_both_positions() {
     let found = errors(
         r#"[[service]]
 address = "192.0.2.10:80"
