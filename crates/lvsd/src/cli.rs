@@ -72,10 +72,10 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML
 /// file and with the health of the real servers.
 ///
-/// SIGHUP reads the file again and changes only what has changed. SIGTERM stops the daemon and does
-/// not change the dataplane, its services and addresses; SIGINT (Ctrl-C) stops the dataplane too.
-/// SIGUSR2 and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 invalid
-/// configuration.
+/// SIGHUP reads the file again and changes only what has changed; SIGUSR1 does the same without the
+/// limit max_removed_percent. SIGTERM stops the daemon and does not change the dataplane, its
+/// services and addresses; SIGINT (Ctrl-C) stops the dataplane too. SIGUSR2 and SIGALRM are
+/// ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 invalid configuration.
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
@@ -185,7 +185,7 @@ enum Command {
         json: bool,
     },
     /// Convert another program's configuration to a file for lvsd, and print it. Statements without
-    /// a counterpart become comments, and the exit code is 4.
+    /// a counterpart become comments; the exit code is then 4.
     Convert {
         /// keepalived.conf, ldirectord.cf, or lvs.conf of the LVS HOWTO's configure script.
         file: PathBuf,

@@ -46,15 +46,15 @@ pub struct CheckCounts {
 /// All counters of the daemon since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of times that lvsd has loaded a configuration.
+    /// Number of reloads in which lvsd has loaded the configuration, without the load at its start.
     pub reloads: u64,
-    /// Number of times that lvsd has refused a configuration.
+    /// Number of reloads in which lvsd has refused the configuration.
     pub reloads_refused: u64,
     /// Number of times that a server came up.
     pub ups: u64,
     /// Number of times that a server went down.
     pub downs: u64,
-    /// Number of manual changes in the dataplane.
+    /// Number of manual changes in the dataplane that lvsd has detected.
     pub drift: u64,
     /// Number of times that another dataplane replaced the previous one.
     pub dataplane_restarts: u64,
@@ -116,7 +116,7 @@ impl Counters {
         self.counts().prompted += 1;
     }
 
-    /// Counts a configuration that lvsd has loaded (`taken`) or refused.
+    /// Counts a reload in which lvsd has loaded (`taken`) or refused the configuration.
     pub fn reload(&self, taken: bool) {
         let mut counts = self.counts();
         match taken {

@@ -33,7 +33,7 @@ pub struct Decision {
     pub panic: bool,
     /// Whether the sorry server replaces the other servers.
     pub sorry: bool,
-    /// Whether the service's VIP is withdrawn.
+    /// Whether the dataplane releases the service's VIP, so that another director can take it over.
     pub withdrawn: bool,
 }
 

@@ -1,6 +1,6 @@
-//! Rules about the addresses of services and servers, in a file and from other sources: finds services
-//! that conflict with each other, servers that are services themselves, and servers that do not fit
-//! their service.
+//! Rules about the addresses of services and servers, in a file and from other sources: finds
+//! services that conflict with each other, servers that are services themselves, and servers that
+//! do not fit their service.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

@@ -395,7 +395,7 @@ pub enum BelowQuorum {
 }
 
 impl Service {
-    /// The virtual address; `None` for a service with a mark.
+    /// The virtual address and port; `None` for a service with a mark or with several ports.
     pub fn address(&self) -> Option<SocketAddr> {
         self.id.address()
     }
@@ -410,7 +410,7 @@ impl Service {
         servers.for_each(|server| server.line += by);
     }
 
-    /// The virtual address without its port or ports.
+    /// The virtual address without its port or ports; `None` for a service with a mark.
     pub fn virtual_ip(&self) -> Option<IpAddr> {
         let many = self.ports.as_ref().map(|many| many.ip);
         many.or_else(|| Some(self.address()?.ip()))

@@ -39,7 +39,7 @@ pub struct Converted {
     pub lost: Vec<String>,
     /// The lines that keepalived continues to use; empty for other formats.
     pub rest: String,
-    /// Whether keepalived's services are in another network namespace.
+    /// Whether keepalived's services are in another network namespace, at least on some hosts.
     pub elsewhere: bool,
 }
 

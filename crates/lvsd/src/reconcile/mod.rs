@@ -46,7 +46,7 @@ pub struct Desired {
     pub sysctls: Vec<(String, String)>,
     /// Synchronisation daemons; `None` leaves the dataplane's daemons unchanged.
     pub sync: Option<Vec<SyncDaemon>>,
-    /// Rules for marks; `None` leaves the dataplane's rules unchanged.
+    /// Rules for marks; `None` leaves the rules of other programs unchanged.
     pub marks: Option<Vec<String>>,
     /// Rules that set the marks of services with many ports, after the other rules.
     pub port_marks: Vec<String>,

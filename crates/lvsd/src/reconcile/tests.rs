@@ -176,8 +176,8 @@ fn service_in_no_source_keeps_vip_and_marks_until_all_sources_answered() {
     assert_eq!(plan.changes, []);
     let unnamed: HashSet<ServiceId> = plan.unnamed.into_iter().collect();
     assert_eq!(unnamed, [id(0), many].into());
-    // Only the desired VIPs count for a VIP of a service in the file or the sources, and for all VIPs
-    // if this director may own none.
+    // Only the desired VIPs count for a VIP of a service in the file or the sources, and for all
+    // VIPs if this director may own none.
     let given_up = [own(&[named].into())];
     assert_eq!(diff(&desired(Some(vip)), &before).changes, given_up);
     assert_eq!(diff(&desired(None), &before).changes, given_up);
