@@ -38,7 +38,7 @@ const EXAMPLES: [(&str, &str); 9] = [
     ),
 ];
 
-/// A configuration with every table and every key.
+/// A configuration with most tables and keys.
 const FULL: &str = r#"
 [lvsd]
 manage_all_services = true
@@ -272,7 +272,7 @@ fn unknown_key_is_refused_in_each_table() {
 }
 
 #[test]
-fn defaults_apply_and_full_file_is_parsed() {
+fn examples_and_full_file_are_parsed_with_defaults() {
     let config = load(EXAMPLES[0].1);
     let web = &config.services[0];
     assert_eq!(web.config.scheduler, "wlc");
