@@ -113,7 +113,7 @@ impl Slices {
     }
 }
 
-/// All objects by `NAMESPACE/NAME`.
+/// All objects by `NAMESPACE/NAME`, and Nodes by `NAME`.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     /// Services of type `LoadBalancer`. Those of other classes are included, because their
@@ -133,7 +133,8 @@ fn key(named: &Named) -> String {
     }
 }
 
-/// Whether Kubernetes permits the text as a name.
+/// Whether `name` has a length and characters that Kubernetes permits in names: 1 to 253 lower-case
+/// letters, digits, `-` and `.`.
 pub(crate) fn is_name(name: &str) -> bool {
     let right = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(right)

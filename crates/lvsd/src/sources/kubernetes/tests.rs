@@ -41,7 +41,7 @@ pub(super) fn model(services: &[String], slices: &[String], nodes: &[String]) ->
     model
 }
 
-/// A Node with this condition.
+/// A Node; `state` is `cordoned`, `not ready`, `deleted`, `excluded`, or empty for a ready Node.
 pub(super) fn node(name: &str, address: &str, state: &str) -> String {
     let mut node = json!({
         "metadata": { "name": name, "labels": {} }, "spec": {},
@@ -91,7 +91,7 @@ const END: &str = "END";
 /// Time limit for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A fake API server with these objects, which answers a few kinds of requests.
+/// A fake API server, which answers the kinds of requests that lvsd sends.
 #[derive(Default)]
 struct Fake {
     state: Mutex<State>,
@@ -100,7 +100,7 @@ struct Fake {
 
 #[derive(Default)]
 struct State {
-    /// Objects by kind and key.
+    /// Objects by kind and name.
     objects: BTreeMap<&'static str, BTreeMap<String, Value>>,
     /// Lines that watches of each kind have yet to send.
     lines: BTreeMap<&'static str, Vec<String>>,
@@ -440,7 +440,7 @@ async fn failed_status_write_is_repeated_without_a_change() {
 }
 
 #[tokio::test]
-async fn invalid_annotation_causes_one_event() {
+async fn refused_service_causes_one_event_for_each_reason() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &json!({ "lvsd/chek": "none" })));
     let director = Followed::start(address, |_| {});
@@ -461,7 +461,7 @@ async fn invalid_annotation_causes_one_event() {
             .collect::<Vec<_>>()
     };
     director.wait("the event", |_| !reported().is_empty()).await;
-    // The daemon has refused another Service.
+    // Now the daemon refuses the Service.
     let refused = [("shop/web".to_owned(), "its text is wrong".to_owned())];
     fake.put("services", &service("web", &Value::Null));
     director
@@ -585,7 +585,7 @@ async fn replaced_service_account_token_is_read_again() {
 }
 
 #[tokio::test]
-async fn last_state_is_kept_after_watch_error() {
+async fn kubernetes_services_are_kept_after_watch_error() {
     let (fake, address) = fake().await;
     let mut web: Value = serde_json::from_str(&service("web", &Value::Null)).unwrap();
     web["status"] = json!({ "loadBalancer": { "ingress": [{ "ip": "192.0.2.11" }] } });
@@ -602,7 +602,7 @@ async fn last_state_is_kept_after_watch_error() {
 }
 
 #[tokio::test]
-async fn only_one_of_two_directors_writes_statuses_at_a_time() {
+async fn second_director_takes_lease_only_after_it_has_ended() {
     let (fake, address) = fake().await;
     let first = Followed::start(address, |_| {});
     first
