@@ -90,7 +90,7 @@ fn parse(line: &[u8]) -> Message {
                 "BACKUP" => Message::State(State::Backup),
                 "FAULT" => Message::State(State::Fault),
                 "STOP" | "DELETED" => Message::State(State::Stopped),
-                // Priorities, and other instances.
+                // For example `MASTER_PRIORITY`.
                 _ => Message::Other,
             }
         }

@@ -332,7 +332,8 @@ impl Cluster {
     /// keepalived and the dataplane are informed first, because a busy disk may take seconds.
     ///
     /// # Errors
-    /// The change cannot be stored, and is reverted.
+    /// The name or the reason is too long or not a single line, or the change cannot be stored and
+    /// is reverted.
     pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: Now) -> Result<bool, String> {
         let on = spec.on;
         let before = self.maintenance.clone();

@@ -188,7 +188,8 @@ enum Input {
 /// Runs until a signal stops the daemon.
 ///
 /// # Errors
-/// At start-up only: no dataplane runs and none can be started.
+/// No dataplane has answered since the start and none can be started, the proxy cannot be started,
+/// or the dataplane does not answer or exit while the daemon stops; the text is the reason.
 pub async fn run<P: Prober>(
     options: Options,
     config: Config,

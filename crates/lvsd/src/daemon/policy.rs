@@ -17,7 +17,8 @@ use crate::health::Prober;
 pub(super) struct Policy {
     /// The last decision about each service; quorum has hysteresis.
     pub(super) decisions: HashMap<ServiceId, Decision>,
-    /// The VIPs that may be owned: the first checks of their services have ended or timed out.
+    /// The VIPs that may be owned: the states of their services are known, or their unchecked
+    /// servers can be checked only through the VIP.
     pub(super) announced: BTreeSet<IpAddr>,
     /// Whether the state of every service is known well enough to announce its VIP.
     pub(super) settled: bool,
@@ -94,7 +95,7 @@ impl Policy {
         transitions
     }
 
-    /// The present decision about a service.
+    /// The last decision about a service; the default before the first one.
     pub(super) fn decision(&self, id: &ServiceId) -> Decision {
         self.decisions.get(id).copied().unwrap_or_default()
     }
@@ -104,7 +105,8 @@ impl Policy {
         self.decisions.values().all(|decision| decision.quorum)
     }
 
-    /// The VIPs to announce to routers, each with the state of its services.
+    /// The VIPs to announce to routers, each with the announcement that the states of its services
+    /// require; `None` while a state is unknown.
     pub(super) fn announcements<P: Prober>(
         &self,
         inputs: &Inputs<P>,

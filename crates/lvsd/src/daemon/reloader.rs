@@ -169,7 +169,8 @@ impl Reloader {
         }
     }
 
-    /// The reason for the refusal of a configuration that removes too many servers.
+    /// The reason for the refusal of a configuration that removes too many servers; `None` if it is
+    /// accepted.
     fn refusal(&self, config: &Config, expanded: &Expanded, what: &str) -> Option<String> {
         let followed = config.kubernetes.is_some();
         let before = self.standing.iter();
@@ -499,7 +500,7 @@ pub fn too_much_away(
     (!allowed).then(|| {
         (
             format!(
-                "{left} of {servers} servers remain, which is less than `max_removed_percent` allows"
+                "{left} of {servers} servers left, fewer than `max_removed_percent` allows"
             ),
             "if this is intended, use `lvsd reload --force`",
         )
@@ -558,9 +559,9 @@ mod tests {
         assert_eq!(refusal(&file(30), 1), None);
         assert_eq!(refusal(&file(30), 0), None);
         let why = refusal(&file(14), 100).expect("the file has lost most servers");
-        assert!(why.starts_with("x has 14 of 30 servers remain"), "{why}");
+        assert!(why.starts_with("x has 14 of 30 servers left"), "{why}");
         // A file that has lost its table is refused.
         let why = refusal(&service("192.0.2.1:80", 30), 100).expect("the table is missing");
-        assert!(why.starts_with("x has 30 of 130 servers remain"), "{why}");
+        assert!(why.starts_with("x has 30 of 130 servers left"), "{why}");
     }
 }

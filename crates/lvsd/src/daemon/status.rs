@@ -113,7 +113,7 @@ impl<P: Prober> Daemon<P> {
         all
     }
 
-    /// The counters of synchronisation daemons, if there are any or have been.
+    /// The counters of synchronisation daemons, if the file has such daemons or a counter is not 0.
     fn sync_counts(&self) -> Option<SyncCounts> {
         let counts = self.inputs.dataplane.found.seen.info.sync;
         let wanted = self
@@ -348,12 +348,10 @@ fn recent_drops(reasons: &[ReasonCount]) -> Vec<ReasonCount> {
     drops
 }
 
-/// A duration in whole milliseconds.
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The servers of each service.
 fn by_service(
     servers: &HashMap<(ServiceId, SocketAddr), ObservedServer>,
 ) -> HashMap<ServiceId, Vec<(SocketAddr, ObservedServer)>> {
@@ -408,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_of_the_last_minutes_are_sorted_by_number() {
+    fn only_recent_drops_are_listed_most_packets_first() {
         let reason = |name: &str, action: &str, recent| ReasonCount {
             action: action.to_owned(),
             reason: name.to_owned(),

@@ -30,16 +30,16 @@ pub enum ControlError {
     /// The dataplane refused the request; nothing has changed.
     #[error("{}", .0.message)]
     Refused(Failure),
-    /// The dataplane closed the connection.
+    /// The connection to the dataplane failed, for example because the dataplane closed it.
     #[error("the dataplane does not answer: {0}")]
     Lost(String),
-    /// The dataplane does not answer, although it is connected.
+    /// The dataplane is connected and does not answer, or reports that a part of it hangs.
     #[error("the dataplane hangs: {0}")]
     Silent(String),
 }
 
 impl ControlError {
-    /// The reason, without a word about the dataplane.
+    /// The reason, without the beginning that names the dataplane.
     pub(super) fn why(self) -> String {
         match self {
             Self::Refused(failure) => failure.message,
@@ -326,7 +326,7 @@ impl<'a> CarryOut<'a> {
     /// input must be handled first.
     ///
     /// # Errors
-    /// The connection to the dataplane is lost.
+    /// The connection to the dataplane is lost, or the dataplane hangs.
     pub(super) fn run(
         &mut self,
         changes: &[Call],

@@ -22,7 +22,7 @@ pub trait Prober: Send + Sync + 'static {
 /// A prober that uses this host's own network.
 #[derive(Clone, Debug, Default)]
 pub struct Network {
-    /// The connection to the dataplane, for checks through a service.
+    /// The connection to the dataplane, without which no check through a service can be made.
     pub pins: Option<Pins>,
 }
 
@@ -255,7 +255,7 @@ impl Network {
     }
 
     /// Returns the host that forwarded the server's reply to a through-VIP check that got no
-    /// answer. `None` if no reply has arrived at the dataplane since `began`.
+    /// answer. `None` for other checks, and if the dataplane reports no reply since `began`.
     async fn forwarder(&self, check: &Check, began: Instant) -> Option<Forwarder> {
         let (Some(pins), Some(_)) = (&self.pins, check.via) else {
             return None;

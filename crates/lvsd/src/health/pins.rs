@@ -101,7 +101,7 @@ impl Pins {
     }
 
     /// Queries the host that forwarded the latest reply of `server` to a check; `None` if no reply
-    /// arrived after `began`.
+    /// arrived after `began`, or the dataplane does not answer.
     pub(super) async fn forwarder(&self, server: IpAddr, began: Instant) -> Option<Forwarder> {
         let (answer, _) = self.ask(Call::ServerReturnPath { server }).await.ok()?;
         let path: ReturnPath = serde_json::from_value(answer).ok()?;

@@ -169,7 +169,7 @@ pub(super) struct Progress {
 }
 
 impl Asked<'_> {
-    /// A check over the host's network without through-VIP checks, for tests.
+    /// A probe of `server` over this host's own routes, for tests.
     #[cfg(test)]
     pub(crate) const fn at(server: SocketAddr) -> Self {
         Self {
@@ -408,7 +408,7 @@ fn any(like: SocketAddr) -> SocketAddr {
     }
 }
 
-/// A check that cannot be used for a server.
+/// The reason why a check cannot be used for a server, and the fix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Misfit {
     pub(crate) title: &'static str,
@@ -541,7 +541,8 @@ macro_rules! kinds {
                 }
             }
 
-            /// The protocol of the services that a through-VIP check can use.
+            /// The protocol of the services that a through-VIP check can use; `None` if the kind
+            /// has no through-VIP check.
             pub(crate) fn via(&self) -> Option<Protocol> {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::VIA,)+

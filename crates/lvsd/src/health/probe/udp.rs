@@ -128,7 +128,7 @@ fn bytes(
     let read: Result<Vec<Option<u8>>, String> =
         read.and_then(|bytes: Vec<_>| match bytes.len() <= PAYLOAD_MAX {
             true => Ok(bytes),
-            false => Err(format!("more than {PAYLOAD_MAX} bytes")),
+            false => Err(format!("the value has more than {PAYLOAD_MAX} bytes")),
         });
     match read {
         Ok(bytes) => Some(Some(bytes)),
