@@ -78,7 +78,7 @@ pub(crate) fn refusal(code: StatusCode, why: &str) -> String {
 /// Serves one connection, on which one request is accepted.
 ///
 /// # Errors
-/// The client disconnected, or exceeded a time limit.
+/// The client disconnected, sent an invalid request, or exceeded a time limit.
 pub(crate) async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     api: Arc<Api>,

@@ -499,9 +499,7 @@ pub fn too_much_away(
     let allowed = forced || config.daemon.may_shrink(servers, left);
     (!allowed).then(|| {
         (
-            format!(
-                "{left} of {servers} servers left, fewer than `max_removed_percent` allows"
-            ),
+            format!("{left} of {servers} servers left, fewer than `max_removed_percent` allows"),
             "if this is intended, use `lvsd reload --force`",
         )
     })

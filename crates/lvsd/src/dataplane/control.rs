@@ -1,6 +1,6 @@
-//! Requests to a dataplane: a trait, its implementation over the control socket, and the application
-//! of a list of changes with as few requests as possible, without the changes that the dataplane
-//! refuses.
+//! Requests to a dataplane: a trait, its implementation over the control socket, and the
+//! application of a list of changes with as few requests as possible, without the changes that the
+//! dataplane refuses.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
