@@ -153,7 +153,7 @@ impl<'a> Service<'a> {
     }
 }
 
-/// A server of a service.
+/// The state of a server in the daemon and the dataplane.
 struct Server<'a> {
     status: &'a ServerStatus,
     dataplane: Option<&'a ServerInfo>,

@@ -97,7 +97,7 @@ pub struct Options {
     /// The runtime of the health checks: a separate thread, so that nothing delays them. `None`
     /// runs the checks in the main loop's thread.
     pub checks: Option<Handle>,
-    /// The paths and connections of a director with peers.
+    /// The paths and connections for VRRP, announcements and maintenance.
     pub cluster: Option<cluster::ClusterPaths>,
     /// The path of the stored answers of DNS, etcd and Kubernetes.
     pub sources: Option<PathBuf>,
@@ -171,7 +171,7 @@ enum Event {
     Sources,
     /// An input has changed.
     Input(Input),
-    /// The next pass of the main loop is due.
+    /// The next step towards the desired state is due.
     Step,
 }
 
@@ -323,7 +323,6 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Handles an input.
     fn take(&mut self, input: Input) {
         match input {
             Input::Cluster => self.take_cluster(),

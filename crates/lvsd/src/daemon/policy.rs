@@ -22,7 +22,7 @@ pub(super) struct Policy {
     pub(super) announced: BTreeSet<IpAddr>,
     /// Whether the state of every service is known well enough to announce its VIP.
     pub(super) settled: bool,
-    /// The number of services with a server that has not had its first check.
+    /// The number of services whose first checks have not all ended or timed out.
     unknown: usize,
 }
 
@@ -38,7 +38,8 @@ pub(super) struct Transition {
 }
 
 impl Policy {
-    /// Prepares for a configuration with these services.
+    /// Discards the decisions about services that `services` lacks. The state of every service must
+    /// then be determined again.
     pub(super) fn load(&mut self, services: &[Service]) {
         let wanted: HashSet<ServiceId> = services.iter().map(|service| service.id).collect();
         self.decisions.retain(|id, _| wanted.contains(id));

@@ -388,7 +388,7 @@ impl<P: Prober> Daemon<P> {
 /// been checked and count as up. `names` are the names of the running daemon's services.
 ///
 /// # Errors
-/// No dataplane runs, or it does not answer.
+/// No dataplane runs, or it does not answer, or refuses to list its services.
 pub fn plan(
     host: impl Host,
     (config, expanded): (&Config, &Expanded),

@@ -135,8 +135,8 @@ impl Reporter {
         self.events.send(event, about, words);
     }
 
-    /// Reports that a server does not answer connections of clients, with the reason and a fix, or
-    /// that it answers them again.
+    /// Reports that clients cannot use a server, with the reason and a fix, or that they can use it
+    /// again.
     pub(super) fn suspicion<P: Prober>(
         &mut self,
         inputs: &Inputs<P>,

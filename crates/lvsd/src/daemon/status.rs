@@ -23,7 +23,6 @@ use crate::sources::etcd::Director;
 use crate::verdict;
 
 impl<P: Prober> Daemon<P> {
-    /// The state of daemon and dataplane.
     pub(super) fn status(&self) -> Status {
         let (inputs, dataplane) = (&self.inputs, &self.inputs.dataplane);
         let now = Now::read();

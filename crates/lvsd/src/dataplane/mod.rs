@@ -142,8 +142,8 @@ pub trait Host: Send + 'static {
 pub struct Goal {
     /// Services, servers, sysctls, and VIPs.
     pub desired: Desired,
-    /// VIPs that the dataplane may take over, because their services have been checked. Other VIPs
-    /// that it already owns stay.
+    /// VIPs that the dataplane may take over. VIPs whose services are in an unknown state are
+    /// missing, and stay if the dataplane already owns them.
     pub announced: BTreeSet<IpAddr>,
     /// Options for starting a dataplane.
     pub dataplane: Dataplane,
@@ -284,7 +284,7 @@ pub struct Link {
 struct Starts {
     /// Whether lvsd never starts a dataplane.
     attach: bool,
-    /// Whether a dataplane has ever answered. Afterwards, no error stops lvsd.
+    /// Whether a dataplane has ever answered. Afterwards, no fault of a dataplane stops lvsd.
     ever: bool,
     /// The time of the last connection.
     connected: Instant,
@@ -624,7 +624,7 @@ impl Link {
         Ok(complete.then_some(refused))
     }
 
-    /// State of the dataplane after the changes of this step: `base`.
+    /// Returns the findings of a step; `base` is the state of the dataplane after its changes.
     fn found(&self, desired: &Desired, actual: &Actual, plan: &Plan, base: &Base) -> Found {
         let services = actual.services.iter();
         let seen = services.flat_map(|service| {
@@ -911,7 +911,6 @@ fn log_drained(names: &Names<'_>, changes: &[DrainChange]) {
     }
 }
 
-/// The connection to the dataplane.
 fn connected(
     control: &mut Option<Box<dyn DataplaneControl>>,
 ) -> Result<&mut dyn DataplaneControl, ControlError> {

@@ -161,7 +161,7 @@ struct Task {
     id: u64,
     keys: Vec<Key>,
     up: Option<bool>,
-    /// The reason why the server is down.
+    /// The reason why the server is down; empty while it is up.
     reason: Reason,
     /// The reasons that were logged since the server went down, up to [`REASONS_MAX`].
     logged: Vec<Reason>,
@@ -419,7 +419,7 @@ impl<P: Prober> Checks<P> {
     }
 
     /// Marks an up server as down, as if its check had failed: its clients get no answer, for this
-    /// `cause`. Successful checks mark it as up again, but not before `OUT` has passed.
+    /// `cause`. Successful checks mark it as up again, but not before a minute has passed.
     pub fn take_out(&self, key: &Key, cause: Reason) {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
@@ -486,7 +486,7 @@ impl<P: Prober> Checks<P> {
         self.questions.keys().filter_map(times).collect()
     }
 
-    /// Number of checks that this host has been unable to make several times in a row.
+    /// Number of checks that this host has been unable to make at least three times in a row.
     pub fn not_made(&self) -> usize {
         let tasks = self.tasks.values();
         tasks.filter(|task| task.not_made.is_some()).count()

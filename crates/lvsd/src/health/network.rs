@@ -14,8 +14,8 @@ use super::{Advice, Check, Code, Pins, ProbeError, Reason, Via, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
-    /// Performs one check within its timeout. The search for the reason for a failure may take as
-    /// long again.
+    /// Performs one check within its timeout. After a check through a service, each of up to two
+    /// queries to the dataplane may take as long again.
     fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
@@ -51,7 +51,6 @@ impl From<Result<Advice, ProbeError>> for OwnAddress {
 }
 
 impl OwnAddress {
-    /// Whether the server's own address answers.
     const fn answers(&self) -> bool {
         matches!(self, Self::Good | Self::Failed(_))
     }

@@ -72,7 +72,6 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     /// No answer, or an invalid one; the text is the reason.

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exec_probe_kills_its_child_processes() {
+    async fn exec_probe_kills_child_processes_at_its_timeout() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let mark = directory.path().join("mark");
         std::fs::write(&mark, "").expect("the file can be written");

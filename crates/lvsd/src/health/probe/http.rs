@@ -52,7 +52,6 @@ struct Page {
     redirects: u8,
 }
 
-/// A regular expression.
 #[derive(Clone)]
 struct Pattern(regex::bytes::Regex);
 

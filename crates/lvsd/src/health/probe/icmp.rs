@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, setsockopt, sockopt};
 
-/// An ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IcmpError {
     /// The host that sent the error, if the kernel reports it.
@@ -62,7 +61,7 @@ impl IcmpError {
         })
     }
 
-    /// Returns the name of the error.
+    /// Returns the name of the error, such as `ICMP host unreachable`.
     pub(super) fn name(self) -> String {
         let name = match (self.is_ipv6, self.kind, self.code) {
             (false, UNREACHABLE, 0) => "network unreachable",

@@ -50,7 +50,6 @@ pub struct Access {
     pub timeout: Duration,
 }
 
-/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     /// No answer, or an invalid one.

@@ -143,7 +143,6 @@ pub(in crate::sources) struct Model {
 pub(super) struct Concerns {
     /// Whether services or servers have changed.
     pub(super) config: bool,
-    /// Whether directors have changed.
     pub(super) directors: bool,
 }
 

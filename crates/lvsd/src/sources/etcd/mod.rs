@@ -78,8 +78,8 @@ impl Cluster {
     /// Maximum length of a prefix or a name in bytes.
     pub(crate) const NAME_MAX: usize = 128;
 
-    /// Whether `name` can be one part of an etcd key: it has 1 to [`NAME_MAX`](Self::NAME_MAX)
-    /// bytes, and no control characters, whitespace and slashes.
+    /// Whether `name` can be one part of an etcd key: it has 1 to 128 bytes, and no control
+    /// characters, whitespace and slashes.
     pub fn is_name(name: &str) -> bool {
         let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
         (1..=Self::NAME_MAX).contains(&name.len()) && name.chars().all(right)

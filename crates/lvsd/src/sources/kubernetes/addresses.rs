@@ -27,7 +27,6 @@ pub struct Range {
     last: u128,
 }
 
-/// Converts an address to a number.
 fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),
@@ -36,7 +35,6 @@ fn number(ip: IpAddr) -> u128 {
 }
 
 impl Range {
-    /// Whether the range contains an address.
     pub(crate) fn contains(&self, ip: IpAddr) -> bool {
         Family::of(&ip) == self.family && (self.first..=self.last).contains(&number(ip))
     }

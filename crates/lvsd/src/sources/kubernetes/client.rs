@@ -23,7 +23,6 @@ pub(super) const WRITERS: usize = 8;
 /// Maximum size of a token in bytes.
 const TOKEN_MAX: u64 = 64 << 10;
 
-/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
     /// No answer, or an invalid one.
@@ -180,7 +179,6 @@ impl Writers {
     }
 }
 
-/// A client of an API server.
 pub(super) struct Client {
     settings: Arc<Settings>,
     connection: Reopened,

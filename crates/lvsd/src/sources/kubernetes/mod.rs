@@ -710,7 +710,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Status of a Service with these addresses.
+/// Merge patch that sets the addresses in the status of a Service.
 fn status(service: &Service, addresses: &[IpAddr]) -> Value {
     let ports = service.spec.ports.iter().map(|port| {
         let protocol = port.protocol.as_deref().unwrap_or("TCP");

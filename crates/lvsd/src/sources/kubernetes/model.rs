@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_object_keeps_its_last_state() {
+    fn unreadable_kubernetes_object_keeps_its_last_state() {
         let mut model = Model::default();
         let lb = json!({ "type": "LoadBalancer", "ports": [{ "port": 80 }] });
         let broken = json!({ "type": "LoadBalancer", "ports": [{ "port": 80_000 }] });
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn object_with_hostile_name_is_refused() {
+    fn kubernetes_object_with_hostile_name_is_refused() {
         let mut model = Model::default();
         for name in ["", "a/b", "a\"b", "A", "a\nb", &"a".repeat(300)] {
             let lb = json!({ "type": "LoadBalancer" });
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_objects_are_refused_as_a_whole() {
+    fn too_many_kubernetes_objects_are_refused_as_a_whole() {
         let mut model = Model::default();
         let nodes = |count: usize| {
             let node = |n| json!({ "metadata": { "name": format!("n{n}") } }).to_string();

@@ -352,7 +352,7 @@ fn service(name: &str, annotations: &Value) -> String {
 }
 
 #[tokio::test]
-async fn new_service_gets_an_address_and_changes_are_followed() {
+async fn new_kubernetes_service_gets_an_address_and_changes_are_followed() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     fake.put("nodes", &node("n1", "10.0.0.1", ""));
@@ -388,7 +388,7 @@ async fn new_service_gets_an_address_and_changes_are_followed() {
 }
 
 #[tokio::test]
-async fn many_services_get_their_addresses_and_events_once() {
+async fn many_kubernetes_services_get_their_addresses_and_events_once() {
     const COUNT: usize = 50;
     let (fake, address) = fake().await;
     for n in 0..COUNT {
@@ -501,7 +501,7 @@ async fn kubernetes_objects_are_listed_again_after_compaction() {
 }
 
 #[tokio::test]
-async fn client_reopens_closed_connection_for_reads_only() {
+async fn kubernetes_client_reopens_closed_connection_for_reads_only() {
     // Each connection ends at its second request.
     let address = serving(|mut stream| async move {
         if request_of(&mut stream).await.is_some() {
@@ -526,7 +526,7 @@ async fn client_reopens_closed_connection_for_reads_only() {
 }
 
 #[tokio::test]
-async fn client_write_that_was_not_sent_is_repeated_over_new_connection() {
+async fn kubernetes_client_repeats_write_that_was_not_sent_over_new_connection() {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -653,7 +653,7 @@ async fn invalid_api_server_answers_are_errors() {
 }
 
 #[tokio::test]
-async fn endless_list_of_objects_is_an_error() {
+async fn endless_kubernetes_list_is_an_error() {
     // A list without an end.
     let address = serving(|mut stream| async move {
         let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
@@ -674,7 +674,7 @@ async fn endless_list_of_objects_is_an_error() {
 }
 
 #[tokio::test]
-async fn only_hostile_objects_are_omitted() {
+async fn kubernetes_source_omits_only_hostile_objects() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     let mut many: Value = serde_json::from_str(&service("many", &Value::Null)).unwrap();
@@ -808,7 +808,7 @@ async fn recorded_watch_with_change_deletion_and_expiry_is_applied() {
 }
 
 #[tokio::test]
-async fn next_watch_begins_at_recorded_bookmark() {
+async fn next_kubernetes_watch_begins_at_recorded_bookmark() {
     let (fake, address) = fake().await;
     let director = Followed::start(address, |_| {});
     director.wait_services(&[]).await;
