@@ -366,7 +366,7 @@ impl View {
                 "Delays of health checks after their due time";
             counters "lvs_health_transitions"
                 [([("to", "up")], counts.ups), ([("to", "down")], counts.downs)],
-                "Servers that went up or down";
+                "Times that servers went up or down";
         }
         Ok(())
     }
@@ -505,7 +505,7 @@ impl View {
             (
                 "host",
                 "lvs_left_to_host",
-                "Packets passed to or reinjected into the host, by the reason",
+                "Packets passed to the host's network stack, or reinjected into it, by reason",
             ),
             (
                 "kernel",

@@ -133,7 +133,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed != self.dataplane.found.unnamed && found.unnamed > 0 {
             tracing::warn!(
                 event = "unnamed",
-                "{} of the dataplane not in the file: unchanged until etcd and Kubernetes have answered",
+                "the dataplane has {} that the file lacks: unchanged until etcd and Kubernetes have answered",
                 counted(found.unnamed, "service")
             );
         }

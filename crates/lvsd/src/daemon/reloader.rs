@@ -332,8 +332,10 @@ impl<P: Prober> Daemon<P> {
         };
         let peers = config.dataplane.peers.as_ref();
         if let Some(why) = peers.and_then(Peers::unusable_key) {
-            tracing::warn!("[sync.peers]: {why}; the dataplane will not start with it");
-            message.push_str(&format!("; the dataplane will not start with it: {why}"));
+            tracing::warn!("[sync.peers]: {why}; no dataplane can start until this is corrected");
+            message.push_str(&format!(
+                "; no dataplane can start until this is corrected: {why}"
+            ));
         }
         tracing::info!(event = "reloaded", "{message}");
         for table in config.dataplane.changed_tables(&before.dataplane) {
@@ -341,7 +343,7 @@ impl<P: Prober> Daemon<P> {
         }
         if peers.is_some() && peers != before.dataplane.peers.as_ref() {
             tracing::warn!(
-                "without a new peer in the dataplane, this director is not ready, and other directors are preferred for its addresses"
+                "if [sync.peers] has a new peer, this director is not ready until the dataplane is restarted, and other directors are preferred for its addresses"
             );
         }
         if config.daemon.log != before.daemon.log {

@@ -200,7 +200,7 @@ impl Reporter {
 
     /// Reports a service that is removed because lvsd exits.
     pub(super) fn end(&mut self, service: &Service, before: Decision) {
-        let words = "the service ends with lvsd (remove_on_exit)";
+        let words = "the service is removed, because lvsd exits (remove_on_exit)";
         tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");
         let about = About {
             service: Some((&service.name, service.id)),

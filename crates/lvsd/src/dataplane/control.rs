@@ -425,7 +425,7 @@ impl<'a> CarryOut<'a> {
         let mut refusal = format!("cannot {what}: {}", failure.message);
         if let Call::ServiceAdd(spec) = change {
             self.broken.insert(spec.service);
-            refusal.push_str("; its servers are not added until the service is");
+            refusal.push_str("; its servers are added only after the service");
         }
         self.refusals.push(refusal);
     }
@@ -640,7 +640,7 @@ mod tests {
         assert!(
             refusals[1].starts_with(
                 "cannot add service web (tcp 192.0.2.1:80, scheduler no-such) at lvsd.toml:7: "
-            ) && refusals[1].ends_with("; its servers are not added until the service is"),
+            ) && refusals[1].ends_with("; its servers are added only after the service"),
             "{refusals:#?}"
         );
         assert!(

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const WAITING: usize = 1024;
 
 /// The reason why the result of a check does not concern its server.
-const NOT_FORWARDED: &str = "the dataplane received no packet of the check, or dropped each (lvsadm drops), or an earlier check had the same source port";
+const NOT_FORWARDED: &str = "the dataplane received no packet of the check, or dropped all of them (see `lvsadm drops`), or an earlier check had the same source port";
 
 /// Sends requests of checks to the dataplane.
 #[derive(Clone, Debug)]

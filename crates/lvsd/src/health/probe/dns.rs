@@ -135,7 +135,8 @@ impl Dns {
     fn judge(&self, answer: &Answer) -> Result<(), String> {
         if !self.codes.contains(&answer.code) {
             let code = CODES.get(usize::from(answer.code));
-            return Err(code.map_or_else(|| format!("code {}", answer.code), |c| (*c).to_owned()));
+            let unknown = || format!("with code {}", answer.code);
+            return Err(code.map_or_else(unknown, |c| (*c).to_owned()));
         }
         if answer.records < self.answers {
             let (count, least) = (answer.records, self.answers);

@@ -203,7 +203,7 @@ impl Model {
     fn understand(&mut self, kind: Kind, named: &Named, object: &str) -> Result<(), String> {
         let namespaced = kind != Kind::Node;
         if !is_name(&named.name) || namespaced && !is_name(&named.namespace) {
-            return Err("its name is not a name in Kubernetes".to_owned());
+            return Err("its name or namespace is not valid in Kubernetes".to_owned());
         }
         let key = key(named);
         match kind {

@@ -317,7 +317,11 @@ impl Followed {
             }
         });
         let state = || format!("{:#?}", self.shared.lock());
-        assert!(waited.await.is_ok(), "{what}: {}", state());
+        assert!(
+            waited.await.is_ok(),
+            "the wait for {what} has timed out: {}",
+            state()
+        );
     }
 
     async fn wait_services(&self, keys: &[&str]) {
@@ -700,7 +704,7 @@ async fn kubernetes_source_omits_only_hostile_objects() {
             state.kubernetes_view.refused == 4
                 && output("Service shop/many: the Service has more than 256 ports")
                 && output("Service shop/long: the annotations lvsd/... have 262150 bytes")
-                && output("Service shop/a[2Jb: its name is not a name in Kubernetes")
+                && output("Service shop/a[2Jb: its name or namespace is not valid in Kubernetes")
                 && output("Service shop/ports: invalid type: string")
         })
         .await;
