@@ -54,7 +54,7 @@ pub(super) async fn accept(listener: TcpListener, api: &Arc<Api>) {
         };
         let api = Arc::clone(api);
         tokio::spawn(async move {
-            // The only error is that the client has closed its connection.
+            // An error concerns only this client.
             let _ = serve(stream, api, Peer::Tcp(peer)).await;
             drop(place);
         });

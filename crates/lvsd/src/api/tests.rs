@@ -340,7 +340,7 @@ async fn every_api_answer_matches_openapi() {
     }
     let (ask, who) = received.recv().await.expect("the request arrives");
     assert!(matches!(ask, ChangeRequest::Admin(_)) && who == "token oncall");
-    // The API and the command have one source: both report the same.
+    // The API returns the same status as `lvsd status`.
     let (_, body) = get(&api, "/v1/status").await;
     let status: Status = serde_json::from_str(&body).expect("the JSON is valid");
     assert_eq!(status, snapshot("web").status);

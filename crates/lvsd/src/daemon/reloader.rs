@@ -489,7 +489,7 @@ pub fn too_much_away(
         (services + 1, all + servers)
     });
     if expanded.services.is_empty() && services > 0 && config.kubernetes.is_none() {
-        // An empty file is as likely a write in progress as an intention, and means an outage.
+        // An empty file may be a write in progress, and would cause an outage.
         return Some((
             "no [[service]]".to_owned(),
             "to remove all services, stop lvsd",

@@ -330,7 +330,7 @@ pub(super) fn lacking_peers<'a>(
 ) -> impl Iterator<Item = SocketAddr> + 'a {
     let wanted = wanted.filter(|_| info.pid != 0);
     let wanted = wanted.map_or(&[][..], |peers| &peers.addresses);
-    // A port that the file does not have is 0 here, and the usual one in the dataplane.
+    // A peer without a port in the file has port 0 here, and the default port in the dataplane.
     let is_missing = move |peer: &SocketAddr| {
         let peer = directors::with_port(*peer);
         let mut known = info.peers.iter().map(|known| known.peer);

@@ -322,8 +322,8 @@ impl<'a> CarryOut<'a> {
         }
     }
 
-    /// Applies the changes in order. If `news` is set, stops early and returns false, because new
-    /// input must be handled first.
+    /// Applies the changes in order, and returns true. If `news` is set between two requests, stops
+    /// there and returns false, because new input must be handled first.
     ///
     /// # Errors
     /// The connection to the dataplane is lost, or the dataplane hangs.

@@ -145,7 +145,7 @@ async fn lvsd_waits_for_starting_dataplane_without_answer() {
     assert_eq!(daemon.world.starts(), 1);
     daemon.stop().await;
 
-    // The wait is bounded: a dataplane that never answers is killed, and lvsd exits.
+    // The wait is bounded: a dataplane that never answers is killed.
     let world = World::default();
     world.start_slowly(u32::MAX);
     let daemon = Running::start(world, Dead::default(), FILE);

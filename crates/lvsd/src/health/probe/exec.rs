@@ -158,7 +158,7 @@ fn keep(message: &mut Vec<u8>, read: &[u8]) {
     message.extend_from_slice(&read[..read.len().min(room)]);
 }
 
-/// A program, which is killed with its process group at its timeout.
+/// A program, which is killed with its process group if this is dropped before the program exits.
 struct Group(Child);
 
 impl Drop for Group {

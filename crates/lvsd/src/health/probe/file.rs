@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(others.len(), READS_MAX - DIRECTORY_MAX);
         assert_eq!(READS.all().len(), 64);
         drop(others);
-        // When the disk answers again, the reads are free again.
+        // When the disk answers again, its files can be read again.
         drop(release);
         let back = READS.read(Path::new("/nfs/same"), Duration::from_secs(30), good);
         assert_eq!(back.await.unwrap(), b"up");

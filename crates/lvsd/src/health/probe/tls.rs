@@ -1,5 +1,5 @@
-//! TLS for checks: rustls with graviola, which needs no C compiler but some features of the
-//! processor; or with ring.
+//! TLS for checks, etcd and Kubernetes: rustls with graviola, which needs no C compiler but some
+//! features of the processor; or with ring.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
