@@ -510,7 +510,10 @@ fn servers_stay_up_while_dataplane_drops_checks() -> Result<()> {
             let now = health(&site, "web").into_iter();
             others.extend(now.filter(|(health, _)| health != "up"));
             let reasons = own_address();
-            reasons.len() == 2 && reasons.iter().all(|why| why.contains("dropped each"))
+            reasons.len() == 2
+                && reasons
+                    .iter()
+                    .all(|why| why.contains("dropped all of them"))
         },
     )
     .with_context(|| format!("{:?}\n{}", own_address(), lvsd.log()))?;
