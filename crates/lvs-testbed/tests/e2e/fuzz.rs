@@ -93,7 +93,7 @@ fn fuzz_replies_do_not_panic() {
 }
 
 #[test]
-fn every_target_has_a_fuzzer() {
+fn each_fuzz_target_has_a_program_below_fuzz() {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
     let manifest =
         std::fs::read_to_string(fuzz.join("Cargo.toml")).expect("fuzz/Cargo.toml cannot be read");

@@ -72,7 +72,10 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
         "{} -Lnc | head -n 3 | wc -l",
         lvs_testbed::programs::find("lvsadm")?.display()
     ))?;
-    ensure!(first.trim() == "3", "not `3`: {first}");
+    ensure!(
+        first.trim() == "3",
+        "the number of lines that head received is not 3: {first}"
+    );
     steady.wait_for_more(4)?;
     let report = steady.finish_ok()?;
     ensure!(

@@ -11,7 +11,7 @@ fn testbed(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn every_forwarding_method_has_scenarios() {
+fn cluster_list_option_prints_all_scenarios() {
     let output = testbed(&["cluster", "--list"]);
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -19,7 +19,7 @@ fn every_forwarding_method_has_scenarios() {
         let mut lines = text.lines();
         assert!(
             lines.any(|line| line.split_whitespace().next() == Some(scenario)),
-            "{scenario}: {text}"
+            "the scenario {scenario} is not listed: {text}"
         );
     }
 }
