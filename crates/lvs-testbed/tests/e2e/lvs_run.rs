@@ -106,7 +106,7 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
     wait_listed(&site, &program, &[(2, 1)])?;
 
     let status = program.stop(Signal::SIGTERM)?;
-    soon("the services of the program to be removed", || {
+    soon("keepalived to remove its services", || {
         site.lvsadm("-L -n")
             .is_ok_and(|text| rows(&text).is_empty())
     })
@@ -138,7 +138,7 @@ fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
 #[ignore = "by hand: needs the tests of moby/ipvs (make test-kubernetes)"]
 fn moby_ipvs_passes_its_own_tests() -> Result<()> {
     let program = std::env::var("LVS_MOBY_IPVS")
-        .context("LVS_MOBY_IPVS names no program: make test-kubernetes")?;
+        .context("LVS_MOBY_IPVS is not set to a program; run `make test-kubernetes`")?;
     let site = site("lvsrunmoby")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let names = site.director.sh(&format!("{program} -test.list ."))?;
@@ -205,15 +205,15 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     ))?;
     ensure!(
         status == "No such service\n255\n127\n",
-        "not `No such service / 255 / 127`: {status}"
+        "the output is not `No such service / 255 / 127`: {status}"
     );
     Ok(())
 }
 
-/// Servers see the local address, while the program lists NAT. Without a local address, the program
-/// gets an error.
+/// Servers see the local address, while ipvsadm lists NAT. Without a local address, ipvsadm reports
+/// an error.
 #[test]
-fn nat_server_added_by_a_program_uses_full_nat() -> Result<()> {
+fn nat_server_added_under_lvs_run_with_fullnat_uses_full_nat() -> Result<()> {
     let mut site = site("lvsrunfull")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let (service, server) = (site.service(80), site.real_address(0));
@@ -238,7 +238,10 @@ fn nat_server_added_by_a_program_uses_full_nat() -> Result<()> {
     let seen = site
         .client
         .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
-    ensure!(seen.trim() == "10.0.0.1", "not `10.0.0.1`: {seen}");
+    ensure!(
+        seen.trim() == "10.0.0.1",
+        "the server sees another client address than 10.0.0.1: {seen}"
+    );
     Ok(())
 }
 
@@ -250,7 +253,10 @@ fn ipvs_socket_options_are_answered() -> Result<()> {
     site.add_service(80, "rr")?;
     let info = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; my $i = getsockopt(S, 0, 1153) or die "$!"; print join(" ", unpack("L3", $i))'"#;
     let counted = site.director.sh(&format!("{launcher} -- {info}"))?;
-    ensure!(counted == "66049 4096 1", "not `66049 4096 1`: {counted:?}");
+    ensure!(
+        counted == "66049 4096 1",
+        "the version, table size and number of services are not `66049 4096 1`: {counted:?}"
+    );
     let flush = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; setsockopt(S, 0, 1157, "") or die "$!"'"#;
     site.director.sh(&format!("{launcher} -- {flush}"))?;
     let listing = site.lvsadm("-L -n")?;
@@ -296,13 +302,19 @@ fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
         "unexpected `.lvs-run` in {listed}"
     );
     let outside = site.director.sh("readlink /proc/net")?;
-    ensure!(outside == "self/net\n", "not `self/net`: {outside}");
+    ensure!(
+        outside == "self/net\n",
+        "outside of lvs-run, /proc/net does not point to `self/net`: {outside}"
+    );
 
     // Only root can write sysctls; other users can read them.
     let set = "cd /proc/sys/net/ipv4/vs; echo 1 > conntrack; cat conntrack; sysctl -n net.ipv4.vs.sync_threshold; \
                echo x > conntrack || cat conntrack";
     let values = run(&format!("sh -c '{set}' 2>/dev/null"))?;
-    ensure!(values == "1\n3\t50\n1\n", "not `1 / 3\t50 / 1`: {values:?}");
+    ensure!(
+        values == "1\n3\t50\n1\n",
+        "the values of the sysctls are not `1 / 3\t50 / 1`: {values:?}"
+    );
     let set = "sh -c 'echo 0 | tee /proc/sys/net/ipv4/vs/conntrack' 2>&1";
     let refused = run(&format!("{nobody} {set} || true"))?;
     ensure!(
@@ -332,7 +344,7 @@ fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
     let (inside, outside) = (run(&own)?, site.director.sh(&own)?);
     ensure!(
         inside == outside,
-        "a container sees another /proc/net inside lvs-run: {inside}{outside}"
+        "a container under lvs-run has another /proc/net than outside: {inside}{outside}"
     );
     Ok(())
 }

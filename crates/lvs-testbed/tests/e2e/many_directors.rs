@@ -72,7 +72,7 @@ fn tunnel_downloads_survive_suspended_dataplane_and_lost_datagrams() -> Result<(
     );
     ensure!(
         outcomes[1].reported.len() == 3,
-        "not 3 problems were reported: {outcomes:?}"
+        "the number of reported problems is not 3: {outcomes:?}"
     );
     Ok(())
 }
@@ -110,7 +110,7 @@ fn tunnel_downloads_survive_killed_bird_and_power_failure() -> Result<()> {
 }
 
 /// A script that makes one call over the dataplane's control socket, and prints the answer. In a
-/// call, `@9@x@` stands for nine times x.
+/// call, `@9@x@` stands for nine times x, separated by commas.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $method, $params) = @ARGV;
