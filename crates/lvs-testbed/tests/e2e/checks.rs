@@ -266,7 +266,6 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
     Ok(())
 }
 
-/// If an `https` check has no `ca`, a server is up with any certificate.
 #[test]
 fn https_without_ca_accepts_every_certificate() -> Result<()> {
     let mut options = SiteOptions::with_servers("certs", Forward::Nat, 1);
@@ -380,7 +379,8 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     }
     let text = match forward {
         Forward::Nat => text,
-        // Only NAT can translate ports. With the other methods, one service at port 80 is checked.
+        // Direct routing and tunnels cannot translate ports: only one service, at port 80, is
+        // checked.
         _ => {
             let (own, clients) = text
                 .split_once("[[service]]\nname = \"clients\"")

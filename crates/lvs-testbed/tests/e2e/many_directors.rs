@@ -92,13 +92,13 @@ fn direct_routing_downloads_survive_loss_of_etcd() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD, FRR and ExaBGP"]
-fn frr_and_exabgp_follow_announcements() -> Result<()> {
+fn maintenance_and_killed_dataplanes_of_frr_and_exabgp_directors_break_no_download() -> Result<()> {
     nothing_breaks(Scenario::Daemons, Forward::Dr)
 }
 
 #[test]
 #[ignore = "needs BIRD, FRR and ExaBGP"]
-fn frr_and_exabgp_follow_announcements_of_tun_backend() -> Result<()> {
+fn maintenance_of_frr_and_exabgp_directors_with_tun_backend_breaks_no_download() -> Result<()> {
     nothing_breaks(Scenario::Routed, Forward::Tun)
 }
 

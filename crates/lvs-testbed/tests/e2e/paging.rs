@@ -478,7 +478,7 @@ fn server_that_answers_arp_for_vip_is_reported_until_repaired() -> Result<()> {
 }
 
 /// Checks that the status names no fault until `process` exits, except faults that contain
-/// `blamed`.
+/// `blamed` if it is not empty. The process must exit with status 0.
 fn is_quiet(director: &Director, what: &str, mut process: Proc, blamed: &str) -> Result<()> {
     loop {
         let last = !process.is_running();
