@@ -202,7 +202,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     wait_usable(&site, &[0, 1, 2], &lvsd)?;
     wait_status(
         &site,
-        "the director to be listed by the other one",
+        "lvsd status to list this director and its servers",
         |status| {
             status.contains("director d1: revision")
                 && status.contains("1 service with 3 servers; this one")
@@ -251,7 +251,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         !status.contains("left out")
     })?;
 
-    // First one member is disconnected, then all others.
+    // First one member is disconnected, then all members are killed.
     let cut = "nft 'add table inet cut; add chain inet cut in { type filter hook input priority 0; }; \
                add chain inet cut out { type filter hook output priority 0; }; add rule inet cut in tcp dport 2380 drop; \
                add rule inet cut in tcp sport 2380 drop; add rule inet cut out tcp dport 2380 drop; add rule inet cut out tcp sport 2380 drop'";
@@ -423,7 +423,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn etcd_members_accept_tls_and_password() -> Result<()> {
+fn lvsd_connects_to_etcd_with_tls_and_password() -> Result<()> {
     let site = site("etcdtls")?;
     let dir = site.testbed.dir().display().to_string();
     let address = site.real_address(0);
@@ -687,7 +687,7 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
 /// The watch of lvsd receives no more events from etcd, although all other requests succeed.
 #[test]
 #[ignore = "needs etcd"]
-fn stuck_watch_is_replaced() -> Result<()> {
+fn stuck_etcd_watch_is_replaced() -> Result<()> {
     let site = site("etcdstuck")?;
     let _member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;

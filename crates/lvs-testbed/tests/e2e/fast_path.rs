@@ -84,13 +84,13 @@ macro_rules! method {
                 let (requests, replies) = shares(&site)?;
                 ensure!(requests > 1000, "the kernel fast path forwarded only {requests} requests");
                 let translated = matches!(Forward::$forward, Forward::Nat | Forward::FullNat);
-                ensure!((replies > 1000) == translated, "the kernel fast path forwarded {replies} replies");
+                ensure!((replies > 1000) == translated, "the kernel fast path forwarded {replies} replies; more than 1000 only if they are translated");
                 common::iperf_and_dns(&site)
             }
 
             #[test]
             $(#[$tier])?
-            fn fast_path_follows_added_and_removed_servers() -> Result<()> {
+            fn fast_path_uses_added_servers_and_avoids_removed_ones() -> Result<()> {
                 let label = format!("ink-{}-admin", stringify!($name));
                 common::administration(&site(&label, Forward::$forward, 3)?)
             }
@@ -570,7 +570,7 @@ fn fast_path_forwards_every_byte_over_ipv6() -> Result<()> {
         );
         ensure!(
             (replies > 100) == (forward != Forward::Dr),
-            "the kernel fast path forwarded {replies} replies"
+            "{forward:?}: the kernel fast path forwarded {replies} replies; more than 100 except with direct routing"
         );
     }
     Ok(())
@@ -716,12 +716,12 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
             let output = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(
                 output.starts_with("removed "),
-                "does not begin with `removed `: {output}"
+                "the output of --cleanup does not begin with `removed `: {output}"
             );
             let output = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(
                 output.starts_with("found no state"),
-                "does not begin with `found no state`: {output}"
+                "the output of --cleanup does not begin with `found no state`: {output}"
             );
             site.start_dataplane(&ON)?;
             ensure!(

@@ -135,7 +135,7 @@ fn local_client_reaches_tcp_service_on_host_address() -> Result<()> {
         let sent = std::fs::read(&file)?;
         ensure!(
             stored.iter().flatten().eq([&sent]),
-            "a datagram was changed or not stored: {vip}"
+            "the upload was changed, or was not stored exactly once: {vip}"
         );
         common::wait_for_counters(&site, "42 connections to be counted", |rows| {
             let row = rows.iter().find(|row| row.address == service.to_string());

@@ -79,7 +79,7 @@ fn tunnel_downloads_survive_suspended_dataplane_and_lost_datagrams() -> Result<(
 
 #[test]
 #[ignore = "needs BIRD"]
-fn direct_routing_connections_of_drained_server_without_synchronisation_stall() -> Result<()> {
+fn direct_routing_downloads_without_peers_survive_drain_and_maintenance() -> Result<()> {
     let options = options(Forward::Dr, 30);
     common::nothing_breaks(&play_in_turn(&[Scenario::Alone], &options)?)
 }

@@ -225,7 +225,7 @@ fn restarted_director_with_several_workers_takes_over_when_ready() -> Result<()>
 }
 
 #[test]
-fn peer_without_key_receives_nothing() -> Result<()> {
+fn peer_with_wrong_key_or_address_is_refused() -> Result<()> {
     let site = site("peerkey", Forward::Nat, 0)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let (right, wrong) = (
@@ -251,15 +251,19 @@ fn peer_without_key_receives_nothing() -> Result<()> {
             printed.contains("another key"),
             "no `another key` in {printed}"
         );
-        wait("the log to contain the message", || {
-            log.log().contains("sha256sum")
-        })
+        wait(
+            "the log to name sha256sum for a comparison of the keys",
+            || log.log().contains("sha256sum"),
+        )
         .with_context(|| log.log())?;
     }
     // The connection comes from an address that is not a peer's.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
     let printed = site.client.run("bash", &["-c", script])?;
-    ensure!(printed.trim() == "0", "not `0`: {printed}");
+    ensure!(
+        printed.trim() == "0",
+        "the director sent bytes to an address that is not a peer's: {printed}"
+    );
     wait("the refused address to be counted", || {
         number(&site, &second, "refused_address") == 1
     })?;
@@ -319,7 +323,7 @@ fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
         dataplane = start(wait)?;
         site.lvsadm_on(&first, "sync --wait 120s")?;
     }
-    wait("the alarm to be logged", || {
+    wait("the dataplane to log that it is ready", || {
         dataplane.log().contains("ready: ")
     })
     .with_context(|| dataplane.log())
@@ -561,7 +565,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     wait_for_tables(&site, "alike")?;
     shows("both directors have the same services and servers")?;
     for dataplane in [&one, &two] {
-        wait("the log to contain the message", || {
+        wait("the log to report that the difference has ended", || {
             dataplane.log().contains("as this director again")
         })
         .with_context(|| dataplane.log())?;
@@ -630,7 +634,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
         let printed = first.sh(&doctor);
         printed.is_ok_and(|printed| printed.contains("are not replicated to this director"))
     })?;
-    wait("the log to contain the message", || {
+    wait("the log to report the missing peer", || {
         one.log().contains("has not been in step for")
     })?;
     Ok(())
