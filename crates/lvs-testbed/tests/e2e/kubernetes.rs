@@ -101,7 +101,7 @@ impl Bed {
         for index in [0, 1] {
             bed.write_file(index)?;
             bed.start(index)?;
-            bed.wait("the director to renew its Lease", |bed| {
+            bed.wait("lvsd status to name d1 as the holder of the Lease", |bed| {
                 bed.status(index).contains("d1 writes addresses")
             })?;
         }
@@ -170,8 +170,9 @@ impl Bed {
     /// Starts the API server with an account of an administrator, and with one of the directors,
     /// who authenticate with `token`.
     fn start_api_server(&mut self, token: &str) -> Result<()> {
-        let program = std::env::var("LVS_KUBE_APISERVER")
-            .context("LVS_KUBE_APISERVER names no API server: make test-kubernetes")?;
+        let program = std::env::var("LVS_KUBE_APISERVER").context(
+            "LVS_KUBE_APISERVER is not set to an API server; run `make test-kubernetes`",
+        )?;
         let tokens = format!(
             "admin,admin,admin,\"system:masters\"\n{token},system:serviceaccount:lvsd:director,director\n"
         );
@@ -933,7 +934,7 @@ impl Downloads {
         Ok(Self { clients, hurry })
     }
 
-    /// Lets the servers send the rest, and checks that the downloads succeed.
+    /// Downloads the remaining bytes at full speed, and checks that the downloads succeed.
     fn finish(mut self) -> Result<()> {
         ensure!(
             self.clients.is_running(),
@@ -1387,7 +1388,7 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
 fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Result<()> {
     let web = format!("{SERVICES}/web");
     bed.merge(&web, &json!({ "spec": { "type": "ClusterIP" } }))?;
-    bed.wait("the Service without a class to have an address", |bed| {
+    bed.wait("the waiting Service to have the released address", |bed| {
         bed.address("mail") == "192.0.2.10"
     })?;
     bed.wait(
@@ -1425,15 +1426,16 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
 /// connections.
 fn director_lost(bed: &mut Bed) -> Result<()> {
     const DOWNLOADS: usize = 20;
-    // The second director takes over the Lease.
+    // The first director, which fails later, must hold the Lease.
     bed.director(1)?.stop(Signal::SIGTERM)?;
     bed.wait("the first director to hold the Lease", |bed| {
         bed.status(0).contains("d1 writes addresses")
     })?;
     bed.start(1)?;
-    bed.wait("the other director to take over", |bed| {
-        bed.status(1).contains("d1 writes addresses")
-    })?;
+    bed.wait(
+        "the second director to report that d1 holds the Lease",
+        |bed| bed.status(1).contains("d1 writes addresses"),
+    )?;
     let downloads = Downloads::start(bed, "lost", DOWNLOADS)?;
     let vip = bed.web();
     let known = |bed: &Bed, index: usize| {
