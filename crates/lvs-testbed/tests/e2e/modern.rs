@@ -350,7 +350,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     let mut ends = ends();
     ensure!(
         ends.len() == CLIENTS / 2,
-        "not half of the clients were reset: {}",
+        "the number of reset clients is not half of all clients: {}",
         ends.len()
     );
     ends.sort_unstable();
