@@ -129,7 +129,7 @@ impl Checked {
             .sh(&format!("{program} --config {path} {words}"))
     }
 
-    /// Name, and health and reason of the first server, of each service.
+    /// For each service: its name, and the health and the reason of its first server.
     fn states(&self) -> Vec<(String, String, String)> {
         let answer = self.ask("status --json").unwrap_or_default();
         let status: serde_json::Value = serde_json::from_str(&answer).unwrap_or_default();
@@ -162,8 +162,7 @@ impl Checked {
     }
 }
 
-/// An ICMP error of the server's firewall, or a route of the director that refuses the packets, sets
-/// the server down until it ends.
+/// The server is down until the rule of its firewall, or the route of the director, is removed.
 #[test]
 #[ignore = "long"]
 fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {

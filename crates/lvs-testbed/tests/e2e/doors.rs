@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
-/// Command that runs a program with a user id and group id that no account has.
+/// Command that runs a program without capabilities and with the user id of `nobody`.
 const NOBODY: [&str; 6] = [
     "setpriv",
     "--reuid=65534",

@@ -69,7 +69,8 @@ fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {
     })
 }
 
-/// Starts the etcd member on server `n`, in a cluster of `of` members.
+/// Starts the etcd member on server `n`, in a cluster of `of` members. If `more` contains options, the
+/// member serves its clients over https.
 fn member(site: &Site, n: usize, of: usize, more: &[&str]) -> Result<Proc> {
     let scheme = match more.is_empty() {
         true => "http",

@@ -115,8 +115,8 @@ method!(
     Tun
 );
 
-/// Packets and bytes that a server's host has counted: requests to port 80 of the address, and
-/// replies from that port.
+/// Counts at a server's host: packets to its port 80, packets from that port, bytes to that port, and
+/// bytes from it.
 fn counted(server: &Host) -> Result<[u64; 4]> {
     let listing = server.sh("nft -j list table inet seen")?;
     let listing: serde_json::Value = serde_json::from_str(&listing)?;
@@ -359,7 +359,7 @@ fn vxlan_datagrams_with_partial_inner_checksums_arrive_through_nat() -> Result<(
 /// without its program, and no connection breaks.
 #[test]
 #[ignore = "long"]
-fn fast_path_detects_earlier_program() -> Result<()> {
+fn bpf_program_before_fast_path_is_reported_and_breaks_no_connection() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;
     let mut download = download_in_the_kernel(&site)?;
     let doctor = || {

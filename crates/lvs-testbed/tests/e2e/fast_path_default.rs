@@ -8,8 +8,9 @@ use nix::sys::signal::Signal;
 use super::common::{READY, says};
 use super::fast_path::{is_permitted, require_permission, shares};
 
-/// Messages that the dataplane logs when it starts.
+/// Log message of a dataplane that uses the kernel fast path.
 const FAST_PATH: &str = "established connections are forwarded by the kernel fast path";
+/// Log message of a dataplane that does not use the kernel fast path.
 const BY_ITSELF: &str = "the dataplane itself forwards all packets";
 
 fn kill(site: &mut Site) -> Result<()> {

@@ -785,7 +785,7 @@ fn words(array: &Value) -> Vec<String> {
 struct Pod {
     run: Proc,
     host: Host,
-    /// Name of the first process of the container.
+    /// Process id of the first process of the container.
     first: String,
     /// Command of the readiness probe.
     probe: Vec<String>,
@@ -916,7 +916,7 @@ impl Downloads {
         Self::start_at(bed, &bed.site.vip.to_string(), name, count)
     }
 
-    /// [`start`](Self::start) from the client's address `address`.
+    /// Like [`start`](Self::start), from the service at `address` instead of the VIP.
     fn start_at(bed: &Bed, address: &str, name: &str, count: usize) -> Result<Self> {
         let (script, hurry) = (
             bed.path(&format!("{name}.sh")),
@@ -1384,7 +1384,8 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
     answers(&["\"rs1\""])
 }
 
-/// The address of a deleted Service is assigned to a waiting Service.
+/// The address of a Service that is deleted, or no longer a load balancer, is assigned to a waiting
+/// Service.
 fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Result<()> {
     let web = format!("{SERVICES}/web");
     bed.merge(&web, &json!({ "spec": { "type": "ClusterIP" } }))?;

@@ -56,7 +56,8 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
         .context("cannot start ldirectord: install the package ldirectord")
 }
 
-/// Waits until the listing contains exactly these servers (by number), with these weights.
+/// Waits until `ipvsadm` lists exactly the servers in `expected`: the number of each server, counted
+/// from 0, and its weight.
 fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result<()> {
     let listing = || site.director.sh("/sbin/ipvsadm -Ln");
     common::wait_listed(site, listing, expected).with_context(|| {

@@ -453,7 +453,8 @@ fn local_client_of_service_without_servers_is_refused() -> Result<()> {
 }
 
 /// Client and server of an SCTP association over raw sockets, because the kernel may lack SCTP.
-/// `flip` computes the checksum of RFC 9260; `open` makes a socket.
+/// `sum` computes the checksum of RFC 9260; `chunks` checks it, and returns the ports and the chunks
+/// of a packet.
 const SCTP: &str = r#"
 use Socket qw(:DEFAULT inet_pton pack_sockaddr_in6); $| = 1;
 sub sum {

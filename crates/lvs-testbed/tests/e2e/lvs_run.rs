@@ -64,7 +64,8 @@ fn keepalived(site: &Site, file: &std::path::Path) -> Result<Proc> {
         .context("cannot start keepalived: install the package keepalived")
 }
 
-/// Waits until the listing contains exactly these servers (by number), with these weights.
+/// Waits until `lvsadm` lists exactly the servers in `expected`: the number of each server, counted
+/// from 0, and its weight.
 fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result<()> {
     common::wait_listed(site, || site.lvsadm("-L -n"), expected).with_context(|| program.log())
 }
@@ -116,7 +117,7 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
 /// A keepalived that continued without `lvs-run` would leave dead servers in the table.
 #[test]
 #[ignore = "needs keepalived"]
-fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
+fn keepalived_exits_when_its_lvs_run_is_killed() -> Result<()> {
     let site = site("lvsrunkill")?;
     let file = configure(&site, [2, 1], 1)?;
     let mut program = keepalived(&site, &file)?;
@@ -245,9 +246,9 @@ fn nat_server_added_under_lvs_run_with_fullnat_uses_full_nat() -> Result<()> {
     Ok(())
 }
 
-/// A program uses the old socket options of IPVS instead of netlink.
+/// Some programs use the socket options of IPVS instead of netlink.
 #[test]
-fn ipvs_socket_options_are_answered() -> Result<()> {
+fn lvs_run_answers_ipvs_socket_options() -> Result<()> {
     let site = site("lvsrunopt")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     site.add_service(80, "rr")?;
@@ -266,7 +267,7 @@ fn ipvs_socket_options_are_answered() -> Result<()> {
 
 /// All users see the IPVS files in `/proc`, but only in the program's mount namespace.
 #[test]
-fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
+fn ipvs_proc_files_are_visible_only_under_lvs_run() -> Result<()> {
     let site = site("lvsrunproc")?;
     site.add_service(80, "rr")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
@@ -351,7 +352,7 @@ fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
 
 /// `lvs-run` adds the services of ipvsadm or keepalived to a restarted dataplane.
 #[test]
-fn restarted_dataplane_gets_the_services_of_the_program() -> Result<()> {
+fn lvs_run_restores_services_in_restarted_dataplane() -> Result<()> {
     let mut site = site("lvsrunagain")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let service = site.service(80);

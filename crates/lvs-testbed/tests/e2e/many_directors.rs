@@ -1,6 +1,6 @@
 //! Several active directors behind a router with BIRD: the scenarios of `lvs-testbed cluster` with
-//! small numbers, and the announced routes. The files are those of `examples`, with each director's
-//! own addresses.
+//! small numbers, and the announced routes. The configuration files are those of `examples`, with
+//! each director's own addresses.
 
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::{Forward, Proc, SiteOptions, programs, soon};
 use serde_json::Value;
 
-/// Time limit of each step on a busy machine.
+/// Time limit of each step.
 const SOON: Duration = Duration::from_secs(20);
 
 fn options(label: &str) -> SiteOptions {
@@ -236,7 +236,7 @@ fn captures_are_read_by_tshark() -> Result<()> {
 }
 
 #[test]
-fn doctor_and_drops_report_faults() -> Result<()> {
+fn doctor_reports_foreign_filter_missing_server_and_bypassing_replies() -> Result<()> {
     let site = common::site(options("doctor"))?;
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let doctor = |site: &lvs_testbed::Site| {

@@ -29,7 +29,7 @@ while (1) {
     print $c 'HTTP/1.1 ', $does =~ /(\d+)/ ? $1 : 200, " x\r\nContent-Length: 0\r\n\r\n"; exit;
 }
 "#;
-/// Settings of all checks in this file: interval, timeout and thresholds.
+/// Default settings of the checks in this file: intervals, timeout and thresholds.
 const TIMES: &str =
     "interval = \"300ms\", fast_interval = \"100ms\", timeout = \"1s\", fall = 2, rise = 1";
 

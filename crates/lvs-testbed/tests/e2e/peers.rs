@@ -452,7 +452,8 @@ fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
     })
 }
 
-/// Output of `lvsadm diff` on the first director, compared with the dataplane `other`.
+/// Returns the output of `lvsadm diff` on the first director, compared with the dataplane `other`.
+/// Checks that the exit status is 0 if nothing differs, and 1 otherwise.
 fn diff(site: &Site, other: &Proc) -> Result<String> {
     // Each host of the testbed has a /run of its own.
     let socket = format!(

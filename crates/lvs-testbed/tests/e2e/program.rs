@@ -25,7 +25,7 @@ fn cluster_list_option_prints_all_scenarios() {
 }
 
 #[test]
-fn unknown_scenario_is_refused() {
+fn unknown_cluster_scenario_is_refused() {
     let output = testbed(&["cluster", "nonsense"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty(), "{output:?}");

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 
-/// Time limit of each step on a busy machine.
+/// Time limit of each step.
 const SOON: Duration = Duration::from_secs(20);
 const KERNEL: [&str; 2] = ["--fast-path", "on"];
 const HOLDER: [&str; 4] = ["--fast-path", "off", "--warm-restart", "on"];

@@ -232,7 +232,7 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     })
 }
 
-/// Returns these drop counters, from `lvsadm drops`.
+/// Returns the counts of `reasons`, from `lvsadm drops --all`.
 pub(crate) fn drops<const N: usize>(site: &Site, reasons: [&str; N]) -> Result<[u64; N]> {
     let all: Value = serde_json::from_str(&site.lvsadm("drops --json --all")?)?;
     let items = all.as_array().context("the JSON value is not a list")?;
