@@ -562,7 +562,7 @@ fn dashboard_shows_state_and_makes_changes_in_browser() -> Result<()> {
         .unwrap_or_default();
     ensure!(
         row.split_whitespace().nth(3) == Some("0"),
-        "the weight is not 0: {listing}"
+        "the weight of the drained server is not 0: {listing}"
     );
     let entry = &json(&site, "v1/status")?["admin"][0];
     ensure!(
@@ -574,7 +574,7 @@ fn dashboard_shows_state_and_makes_changes_in_browser() -> Result<()> {
         "{services} button[aria-label='Put back {server} of web']"
     ))?;
     browser.click("#ask-go")?;
-    wait_until("the server to be back", long, || {
+    wait_until("the status to contain no operator override", long, || {
         json(&site, "v1/status").is_ok_and(|s| s["admin"] == serde_json::json!([]))
     })?;
 

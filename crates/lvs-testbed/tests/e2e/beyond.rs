@@ -61,7 +61,7 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
         if forward == Forward::Nat {
             ensure!(
                 seen.trim() == common::client_address(&site)?,
-                "the server sees another client address: {seen}"
+                "the server sees another address than the client's: {seen}"
             );
         } else {
             ensure!(

@@ -405,7 +405,7 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     let blamed = servers(&site, "clients");
     ensure!(
         blamed[1]["code"] == "client_path",
-        "the wrong fault is reported: {blamed:?}"
+        "the code of the second server is not client_path: {blamed:?}"
     );
     if forward == Forward::Nat {
         wait_health(&site, "own", &["up", "up"], &lvsd)?;
@@ -514,7 +514,10 @@ fn servers_stay_up_while_dataplane_drops_checks() -> Result<()> {
         },
     )
     .with_context(|| format!("{:?}\n{}", own_address(), lvsd.log()))?;
-    ensure!(others.is_empty(), "servers were blamed: {others:?}");
+    ensure!(
+        others.is_empty(),
+        "servers were not up while the dataplane dropped the checks: {others:?}"
+    );
     clients.stop(Signal::SIGKILL)?;
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())

@@ -108,7 +108,7 @@ fn doctor_reports_rp_filter_lro_lost_frames_and_interface_down() -> Result<()> {
     let down = findings_with_code(&site, "interface_down")?;
     ensure!(
         down.len() == 1 && down[0]["since"].is_u64(),
-        "the interface is not reported as down once: {down:?}"
+        "the interface is not reported as down exactly once: {down:?}"
     );
     site.director.sh("ip link set eth1 up")?;
     soon("doctor to report eth1 no more", || {

@@ -379,7 +379,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
             reported.contains("its servers are NOT KNOWN YET")
                 && !reported.contains("BELOW ITS QUORUM")
                 && !reported.contains("changed by hand"),
-            "the status is wrong: {lost}: {reported}"
+            "the status does not report the unknown servers, or reports another problem: {lost}: {reported}"
         );
         for words in [
             "deleted",
@@ -723,7 +723,7 @@ fn stuck_etcd_watch_is_replaced() -> Result<()> {
         port = local.filter(|_| all.len() == 2 && apart);
         port.is_some()
     })?;
-    let port = port.context("no port was found")?;
+    let port = port.context("lvsd has no connection of the watch to etcd")?;
     site.director.sh(&format!(
         "nft 'add table inet stuck; add chain inet stuck in {{ type filter hook input priority 0; }}; add rule inet stuck in tcp dport {port} drop'"
     ))?;

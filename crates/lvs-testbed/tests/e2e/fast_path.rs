@@ -383,7 +383,7 @@ fn bpf_program_before_fast_path_is_reported_and_breaks_no_connection() -> Result
     soon("the kernel to forward packets again", flows)?;
     let gone =
         || doctor().is_ok_and(|text| !text.replace("\n  ", " ").contains("is not the first"));
-    soon("doctor to report nothing about the program's place", gone)?;
+    soon("doctor to report no earlier program", gone)?;
     download.finish()
 }
 

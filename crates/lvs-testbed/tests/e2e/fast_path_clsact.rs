@@ -221,7 +221,10 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
     let program = programs::find("lvs-dataplane")?.display().to_string();
     for cleanup in [true, false] {
         end(&mut site, Signal::SIGKILL)?;
-        ensure!(filters(&site.director)? > 0, "the filters were removed");
+        ensure!(
+            filters(&site.director)? > 0,
+            "the filters were removed with the killed dataplane"
+        );
         if cleanup {
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(
@@ -247,7 +250,10 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
         }
         // A dataplane with `--fast-path off` removes the filters, too.
         site.start_dataplane(&["--fast-path", "off"])?;
-        ensure!(filters(&site.director)? == 0, "a filter still exists");
+        ensure!(
+            filters(&site.director)? == 0,
+            "a filter of the killed dataplane still exists"
+        );
     }
     Ok(())
 }

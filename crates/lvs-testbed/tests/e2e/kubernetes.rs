@@ -1030,9 +1030,11 @@ fn each_right_is_needed(bed: &Bed) -> Result<()> {
         let Right { resource, verb, .. } = &taken.1;
         let others: Vec<_> = rights.iter().filter(|right| *right != taken).collect();
         bed.permit_only(&others)?;
-        wait_until("the director's right to write to end", PATIENCE, || {
-            !bed.allows(taken)
-        })?;
+        wait_until(
+            "the revoked right of the directors to end",
+            PATIENCE,
+            || !bed.allows(taken),
+        )?;
         // With these objects missing, the director has to create and renew a Lease, write a status,
         // and write an Event.
         let _ = bed.ask("DELETE", LEASE, "", None);
@@ -1110,7 +1112,7 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
         })?;
         ensure!(bed.servers(0, &bed.web()) == bed.nodes(80, [1, 1, 1]));
         bed.annotate("web", "lvsd/chek", &Value::Null)?;
-        bed.wait("the refusal to end", |bed| {
+        bed.wait("both directors to accept the Service again", |bed| {
             [0, 1]
                 .iter()
                 .all(|&index| bed.status(index).contains("1 object REFUSED"))
@@ -1190,7 +1192,7 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
     let server = bed.wait_download(&pods(&all))?;
     let mut from = all.iter();
     let from = from.find(|pod| server == format!("{}:80", pod.address));
-    let node = from.context("no pod was found")?.node;
+    let node = from.context("no pod has the server of the download")?.node;
     for pod in all.iter_mut().filter(|pod| pod.node == node) {
         pod.ready = false;
     }

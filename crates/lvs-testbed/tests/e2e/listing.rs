@@ -55,7 +55,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
             .collect();
         ensure!(
             sources.len() == CONNECTIONS,
-            "not all connections are listed once: {}",
+            "the number of listed connections is wrong: {}",
             sources.len()
         );
         ensure!(sources.iter().collect::<HashSet<_>>().len() == CONNECTIONS);

@@ -22,7 +22,7 @@ fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<(
         .map(|&(name, count)| (name.to_owned(), count));
     ensure!(
         report.servers == expected.collect(),
-        "the requests were divided differently: {:?}",
+        "the servers answered other numbers of requests than expected: {:?}",
         report.servers
     );
     Ok(())

@@ -541,7 +541,7 @@ fn typo_in_configuration_file_is_reported_until_corrected() -> Result<()> {
     let found = doctor()?;
     ensure!(
         loaded["ok"] == false && found.len() == 1,
-        "the refused file is not reported once: {loaded} {found:?}"
+        "the refused file is not reported exactly once: {loaded} {found:?}"
     );
     let what = found[0]["what"].as_str().unwrap_or_default();
     for message in [

@@ -359,7 +359,9 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     let output = events.log();
     let down = output.lines().find(|line| line.contains("server_down"));
     let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
-    let down: u128 = down.context("the log has no such event")?.parse()?;
+    let down: u128 = down
+        .context("the log contains no event server_down")?
+        .parse()?;
     let after =
         |us: u128| i128::try_from(us / 1000).unwrap_or(0) - i128::try_from(down).unwrap_or(0);
     println!(

@@ -28,7 +28,7 @@ fn is_logged_once(site: &Site, what: &str) -> Result<()> {
     common::says(site, what)?;
     ensure!(
         logged(site, what) == 1,
-        "the message was not logged once: {what}: {}",
+        "the number of log lines with the message is not 1: {what}: {}",
         logged(site, what)
     );
     Ok(())

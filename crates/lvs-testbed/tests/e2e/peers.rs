@@ -446,7 +446,7 @@ fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
             .iter()
             .all(|director| tables(site, director) == word)
     };
-    wait(&format!("tables to be {word}"), || all(word)).with_context(|| {
+    wait(&format!("lvsadm sync to report {word}"), || all(word)).with_context(|| {
         let printed = directors.map(|director| site.lvsadm_on(director, "sync"));
         printed.into_iter().flatten().collect::<String>()
     })
@@ -469,7 +469,7 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
     let differ = !output.contains("the same services and servers");
     ensure!(
         output.contains(&format!("exit status {}\n", u8::from(differ))),
-        "the exit status is wrong: {output}"
+        "the exit status of lvsadm diff is wrong: {output}"
     );
     Ok(output)
 }
@@ -545,7 +545,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
         );
         Ok(())
     };
-    wait("the difference to be named", || is_named(&first))?;
+    wait("lvsadm sync to name the difference", || is_named(&first))?;
     shows(&format!("TCP {vip}:80\n    {line}\n"))?;
     wait_for_tables(&site, "alarm")?;
     wait("the alarm to be logged", || {
@@ -573,11 +573,11 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
         let log = dataplane.log();
         ensure!(
             log.matches("has not chosen").count() == 1,
-            "the difference was not logged once: {log}"
+            "the difference was not logged exactly once: {log}"
         );
         ensure!(
             log.matches("as this director again").count() == 1,
-            "the end of the difference was not logged once: {log}"
+            "the end of the difference was not logged exactly once: {log}"
         );
     }
 
@@ -588,7 +588,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     let server = server(1);
     site.lvsadm_on(&first, &format!("-e -t {vip}:80 -r {server} -m -w 0"))?;
     let line = format!("{server}: weight before it became 0: 1 here, 7 there");
-    wait("the difference to be named", || is_named(&first))?;
+    wait("lvsadm sync to name the difference", || is_named(&first))?;
     shows(&line)?;
     edit(1)?;
     edit(0)?;
@@ -610,7 +610,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     };
     again(&first, [0, 1])?;
     again(&second, [1, 0])?;
-    wait("the difference to be named", || is_named(&second))?;
+    wait("lvsadm sync to name the difference", || is_named(&second))?;
     shows("order of the servers: number 1 is")?;
     again(&second, [0, 1])?;
     wait_for_tables(&site, "alike")?;
@@ -619,7 +619,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     site.lvsadm_on(&second, &format!("-D -t {vip}:81"))?;
     for (director, side) in [(&first, "on this director"), (&second, "on the peer")] {
         let named = format!("TCP {vip}:81 only {side}");
-        wait("the service to be named", || {
+        wait("lvsadm sync to name the service", || {
             let printed = site.lvsadm_on(director, "sync");
             printed.is_ok_and(|printed| printed.contains(&named))
         })?;

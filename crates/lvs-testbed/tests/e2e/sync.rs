@@ -459,7 +459,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     let listing = site.lvsadm("-L -c -n")?;
     ensure!(
         listing.matches("192.0.2.100:40000").count() == 1,
-        "the connection of the valid part of a damaged message is not listed once: {listing}"
+        "the connection of the valid part of a damaged message is not listed exactly once: {listing}"
     );
     let load = site.load_of(20);
     common::ok(site.client.load(&load)?, 20)?;

@@ -130,7 +130,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
     let replies = site.client.counter("Icmp", "InEchoReps")? - before;
     ensure!(
         replies <= sent,
-        "{replies} replies to {sent} requests arrived"
+        "{replies} replies arrived, more than the {sent} requests"
     );
     Ok(())
 }

@@ -116,7 +116,7 @@ fn tun_backend_forwards_to_server_on_director() -> Result<()> {
     let expected = [("director", 47), ("rs1", 47)].map(|(name, n)| (name.to_owned(), n));
     ensure!(
         report.servers == expected.into(),
-        "the requests were divided differently: {:?}",
+        "the servers did not answer 47 requests each: {:?}",
         report.servers
     );
     // The web server on the director also answers clients that connect to it directly, although its

@@ -258,7 +258,7 @@ pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
         .collect();
     ensure!(
         counts == expected && report.servers.keys().all(|name| names.contains(name)),
-        "expected {expected:?}, found {:?}",
+        "the servers did not answer {expected:?} requests: {:?}",
         report.servers
     );
     Ok(())
@@ -326,7 +326,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     let count = listed.len() as u64;
     ensure!(
         count <= total && count + resets >= total,
-        "{count} connections are listed, {resets} were reset"
+        "the number of listed connections is wrong: {count}; {resets} were reset"
     );
     let client = client_address(site)?;
     for connection in &listed {
@@ -517,7 +517,12 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
             let lost = lost.saturating_sub(no_room()? - before);
             println!("iperf3 {option}: {lost} of {packets} lost");
             let good = packets > 1000 && lost * 20 < packets;
-            Ok((!good).then(|| format!("iperf3 {option}: {lost} lost: {}", end["sum"])))
+            Ok((!good).then(|| {
+                format!(
+                    "iperf3 {option}: too many datagrams were lost ({lost}), or too few sent: {}",
+                    end["sum"]
+                )
+            }))
         } else {
             let received = end["sum_received"]["bits_per_second"]
                 .as_f64()

@@ -23,7 +23,7 @@ impl Bed {
             found = self.servers(0, address);
             found == *wanted
         })
-        .with_context(|| format!("it has {found:?}"))
+        .with_context(|| format!("the service has {found:?}"))
     }
 }
 
