@@ -147,7 +147,6 @@ fn requests(site: &Site) -> Result<u64> {
     Ok(requests)
 }
 
-/// Number of established connections.
 pub(super) fn established(site: &Site) -> Result<u64> {
     let listing = site.lvsadm("-L -n -c")?;
     Ok(listing.matches("ESTABLISHED").count() as u64)

@@ -80,7 +80,7 @@ impl<'a> Download<'a> {
         Ok(download)
     }
 
-    /// Checks that the download succeeds.
+    /// Checks that the download succeeds with the right content, and removes the downloaded file.
     fn finish(mut self) -> Result<()> {
         let status = self.program.wait(Duration::from_secs(70))?;
         ensure!(
