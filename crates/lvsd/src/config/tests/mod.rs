@@ -319,7 +319,7 @@ fn tunnelled(service: &str, server: &str) -> String {
 
 /// Clients of a running daemon need not read a long file for its socket.
 #[test]
-fn socket_name_is_read_only_from_file_that_may_contain_one() {
+fn file_without_socket_key_is_known_to_name_no_socket() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("lvsd.toml");
     let named = "[dataplane]\nsocket = \"@other\"\n";

@@ -358,7 +358,7 @@ fn loopback_server_causes_warning_unless_proxied() {
 
 /// The parser reports the start of a key with too many parts, far from its end.
 #[test]
-fn error_with_a_distant_cause_is_reported() {
+fn overlong_key_or_string_causes_exactly_one_error() {
     let long = ["a"; 100_000].join(".");
     for text in [
         format!("{long} = 1\n"),
