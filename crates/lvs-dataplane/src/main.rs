@@ -345,8 +345,9 @@ impl FromStr for Helper {
     }
 }
 
-/// Whether a line of the file of rules sets a mark; otherwise it is a command of ipvsadm. Commands
-/// have options such as `-d`, too, but never the action of a rule.
+/// Whether a line of the file of rules is a rule for marks; otherwise it is a command of ipvsadm.
+/// Such commands contain options that begin with `-`, too, but never the action of a rule for
+/// marks.
 fn is_mark_rule(line: &str) -> bool {
     let first = line.split_whitespace().next().unwrap_or_default();
     let options = [
@@ -421,7 +422,7 @@ fn main() -> ExitCode {
         .with_env_var("LVS_LOG")
         .with_default_directive(Level::INFO.into())
         .from_env_lossy();
-    // lvsd has started this dataplane and writes to the same standard error.
+    // If lvsd has started this dataplane, both write to the same standard error.
     let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
     // Without a log, the dataplane still forwards packets.
     let _log = log::start(filter, mark, format, "lvs-dataplane").inspect_err(|error| {

@@ -98,7 +98,7 @@ impl Decider {
         self.drops[DropReason::TableFull.index()]
     }
 
-    /// Replaces the rules for marks, if they have changed.
+    /// Replaces the rules for marks and resets their counters, if the rules have changed.
     pub(super) fn take_marks(&mut self, marks: &Arc<[MarkRule]>) {
         if !Arc::ptr_eq(&self.marks, marks) {
             self.marks = marks.clone();

@@ -193,7 +193,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
 }
 
 /// Returns the fix for packets whose route leads over a device that the dataplane does not use,
-/// with the names of these devices; `None` for other reasons.
+/// with the names of these devices; `None` for other reasons, or if no such device is known.
 pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
     let no_link_layer = reason == FrameDrop::NoLinkLayer.name();
     if !no_link_layer && reason != FrameDrop::UnusedInterface.name() {

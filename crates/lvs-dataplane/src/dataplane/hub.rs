@@ -231,8 +231,8 @@ impl Outgoing {
         self.queue().bytes
     }
 
-    /// Waits for a message or request until `until`. Returns all requests, and a portion of the
-    /// messages.
+    /// Waits until `until`, or until there is a message, a request or a loss, or the session has
+    /// ended. Returns all requests, and a portion of the messages.
     pub(super) fn take(&self, until: Instant) -> Work {
         let mut queue = self.queue();
         loop {

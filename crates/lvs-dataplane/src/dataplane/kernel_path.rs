@@ -32,6 +32,7 @@ type Opened = (Arc<FastPath>, Vec<Memory>);
 
 impl Wanted {
     /// Opens the kernel fast path, if it is configured and possible; otherwise returns the reason.
+    /// With [`UseKernel::On`], the reason is a [`StartError`].
     pub(super) fn open(
         &mut self,
         control: &Control,

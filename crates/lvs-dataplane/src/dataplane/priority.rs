@@ -177,7 +177,7 @@ mod tests {
 
     /// A flood may begin at any time of a period.
     #[test]
-    fn cpu_hog_is_demoted_after_a_period_and_a_half() {
+    fn cpu_hog_is_demoted_within_a_period_and_a_half() {
         const STEP: Duration = Duration::from_millis(1);
         for calm in 0..200_u32 {
             let thread = Pretended::default();

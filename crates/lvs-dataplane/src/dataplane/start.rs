@@ -185,7 +185,7 @@ impl Dataplane {
         self.handle.apply(changes, true)
     }
 
-    /// Returns the address of the control socket.
+    /// Returns the address of the control socket; `None` while it is not open.
     pub fn address(&self) -> Option<&Address> {
         self.server.as_ref().map(server::Handle::address)
     }

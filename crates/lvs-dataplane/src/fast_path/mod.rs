@@ -143,8 +143,8 @@ struct Hops {
 pub struct FastPath {
     arrays: Arrays,
     filter: Program,
-    /// A short program that calls the filter, for sockets whose memory limit is too low for the
-    /// filter.
+    /// A short program that calls the filter, for kernels without tcx, and for sockets whose memory
+    /// limit is too low for the filter.
     jump: Jump,
     ingress: Program,
     /// The kernel's number of the ingress program.
@@ -294,7 +294,8 @@ impl FastPath {
         self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
     }
 
-    /// Sets the clock of the connections' deadlines to `now`.
+    /// Sets the clock of the connections' deadlines to `now`, and calls
+    /// [`is_alive`](Self::is_alive).
     pub fn set_clock(&self, now: Instant) {
         self.set(
             conf::BASE,
@@ -303,7 +304,8 @@ impl FastPath {
         self.is_alive(now);
     }
 
-    /// Records that the dataplane is running.
+    /// Permits a successor to take over until [`WITHOUT_DATAPLANE`] after `now`. After
+    /// [`LONG_ENOUGH`], also resets the number of successors that exited early.
     pub(crate) fn is_alive(&self, now: Instant) {
         let until = now + WITHOUT_DATAPLANE;
         self.set(conf::ALIVE, until.as_nanos());
@@ -315,7 +317,8 @@ impl FastPath {
 
     // --- next hops and services of connections ---------------------------------------------------
 
-    /// Returns the number of a next hop; `None` if all numbers are in use.
+    /// Returns the number of a next hop. Returns `None` if all numbers are used, and begins a new
+    /// epoch, which frees them; new next hops get numbers after [`HOPS_REST`].
     pub fn hop(&self, way: WayOut, now: Instant) -> Option<u16> {
         let mut hops = lock(&self.hops);
         if let Some(&hop) = hops.known.get(&way) {
@@ -563,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn bpf_object_contains_all_programs_and_invalid_object_is_refused() {
+    fn bpf_object_contains_programs_and_truncated_object_causes_no_panic() {
         for section in ["socket", "tc", "xdp"] {
             let code = object::code(OBJECT, section).expect("the object has this section");
             assert!(code.instructions.len() > 100 && !code.maps.is_empty());

@@ -139,7 +139,7 @@ impl FastPath {
     /// number.
     ///
     /// # Errors
-    /// A running dataplane uses the pins, or they cannot be read.
+    /// A running dataplane uses the pins, they cannot be read, or the filters cannot be listed.
     pub fn clean_up() -> io::Result<usize> {
         let pins = Pins::if_mounted()?;
         if !pins.are_there() {
@@ -176,7 +176,8 @@ impl FastPath {
         })
     }
 
-    /// Resets all maps for another director. This is faster than opening the fast path again.
+    /// Resets all arrays, and the map of local addresses and ports, for another director. This is
+    /// faster than opening the fast path again.
     ///
     /// # Panics
     /// If a table still uses its memory.

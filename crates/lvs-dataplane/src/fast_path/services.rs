@@ -100,8 +100,9 @@ impl FastPath {
     }
 }
 
-/// Converts a rule to words, for each of its ranges of ports. `has`: whether there is a service
-/// with a mark. `link`: the index of an interface.
+/// Converts a rule to words, for each of its ranges of ports. Omits a rule without addresses, and
+/// one whose interface does not exist. `has`: whether there is a service with a mark. `link`: the
+/// index of an interface.
 fn rule_words(
     spec: &MarkRule,
     has: impl Fn(Family, u32) -> bool,

@@ -98,8 +98,8 @@ impl Xdp {
     }
 }
 
-/// The XDP program of an interface. It is detached when this value is dropped, and stays attached
-/// when the process is killed.
+/// The XDP program of an interface. It is detached when this value is dropped. If the process is
+/// killed, the program stays attached if its link is pinned.
 #[derive(Debug)]
 pub(crate) struct AttachedXdp {
     kernel: Arc<FastPath>,

@@ -104,8 +104,8 @@ impl Filters {
     ///
     /// # Errors
     /// The interface does not exist, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
-    /// `CONFIG_NET_CLS_BPF`), or another program has filters of another kind at the first
-    /// preference.
+    /// `CONFIG_NET_CLS_BPF`), or another program uses the first preference for filters of another
+    /// kind, or the handle of this filter.
     pub(crate) fn put(&mut self, ifindex: u32, program: i32) -> io::Result<()> {
         let there = self.at(ifindex, INGRESS)?;
         let there = there

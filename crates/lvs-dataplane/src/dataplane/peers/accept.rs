@@ -201,7 +201,8 @@ pub(super) fn read_until(
     Ok(())
 }
 
-/// Closes an older session with a peer, and sends all connections to the peer.
+/// Closes an older session with a peer, and sends connections to the peer until the new session
+/// ends.
 fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &Handshake) {
     let Ok(sending) = stream.try_clone() else {
         return;

@@ -492,8 +492,9 @@ impl Peers {
     }
 
     /// Returns the reason why this director is not ready: the first peer that has not sent all
-    /// connections. Peers that stay unreachable for too long, or never send some of their
-    /// connections, do not count. `None` if it is ready; it then stays ready.
+    /// connections. Peers that stay unreachable for longer than `wait`, or never send some of their
+    /// connections, do not count; if `wait` is zero, no peer counts. `None` if it is ready; it then
+    /// stays ready.
     fn look_whether_ready(&self) -> Option<String> {
         if self.ready.load(Ordering::Acquire) {
             return None;
@@ -704,8 +705,9 @@ impl Peer {
         self.changed.notify_all();
     }
 
-    /// Ends a session with an earlier run of the peer, and waits until this director owns the
-    /// connections that it borrowed from that run. `identity` is that of the present run.
+    /// Ends a session with an earlier run of the peer, and waits, for `patience` at most, until
+    /// this director owns the connections that it borrowed from that run. `identity` is that of the
+    /// present run.
     fn settle(&self, identity: [u8; 16], patience: Duration) {
         let state = self.state();
         let old = |state: &mut State| {

@@ -180,7 +180,7 @@ impl Comparison {
         }
     }
 
-    /// The first services that differ.
+    /// Up to [`NAMED_MAX`] services that differ; none before the first comparison of a session.
     pub(super) fn differences(&self, now: Instant) -> Vec<TableDifference> {
         let differ = self.differ.iter().filter(|_| self.compared);
         let named = differ.take(NAMED_MAX).map(|one| TableDifference {

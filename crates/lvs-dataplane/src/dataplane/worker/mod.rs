@@ -59,8 +59,8 @@ const QUEUE_BYTES: usize = 16 << 10;
 /// Longest time that SYNs wait during a SYN flood.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
-/// A stopping worker sends the synchronisation messages that are due within this time. Each message
-/// is due within it.
+/// A stopping worker sends the synchronisation messages that are due within this time, which are
+/// all of them.
 const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
 /// Interval between two rounds of housekeeping.
