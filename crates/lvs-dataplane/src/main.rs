@@ -100,8 +100,9 @@ struct Links {
     #[arg(long, value_name = "auto|N")]
     clamp_mss: Option<ClampMss>,
 
-    /// ICMP errors per second to all receivers, a twentieth of them at once, and one per second to
-    /// a receiver after a burst of six; 0 disables all three limits.
+    /// Maximum number of ICMP errors per second to all receivers, at most a twentieth of them at
+    /// once; each receiver gets a burst of six, and then one per second. 0 disables all three
+    /// limits.
     #[arg(long, default_value_t = 1000, value_name = "N")]
     icmp_limit: u32,
 }
@@ -561,7 +562,7 @@ fn run(
     Ok(())
 }
 
-/// Builds the configuration from the arguments. Reads the files that they name.
+/// Builds the configuration from the arguments, and reads the file of `--rules`.
 fn config(args: Args) -> anyhow::Result<Config> {
     let (auto, xdp): (Vec<_>, _) = args
         .kernel_path

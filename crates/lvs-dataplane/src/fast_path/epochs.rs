@@ -34,9 +34,9 @@ impl Epochs {
 }
 
 impl FastPath {
-    /// Returns the present epoch; 0 while the kernel fast path is suspended. A worker that offloads
-    /// a connection reads the epoch before the configuration, so that a change in between
-    /// invalidates the offload.
+    /// Returns the present epoch; 0 while the kernel fast path is suspended or all epoch numbers
+    /// are used. A worker that offloads a connection reads the epoch before the configuration, so
+    /// that a change in between invalidates the offload.
     #[inline]
     pub fn epoch(&self) -> u16 {
         u16::try_from(self.arrays.conf.words()[conf::EPOCH].load(Acquire)).unwrap_or(0)

@@ -35,7 +35,7 @@ pub enum FastPathError {
         /// The free memory in MiB.
         free: u64,
     },
-    /// The maps cannot be kept for a successor.
+    /// The kernel has no tcx, and the maps cannot be kept for a successor.
     #[error(
         "this kernel attaches the programs of the kernel fast path as tc filters (clsact), which remain after a kill of the dataplane; without a BPF file system, the next dataplane cannot find their maps: {0}"
     )]
@@ -53,7 +53,7 @@ pub enum FastPathError {
     /// Another setting or another dataplane excludes the kernel fast path.
     #[error("{why}: {fix}")]
     Setting {
-        /// What excludes the kernel fast path.
+        /// The setting, or another dataplane, that excludes the kernel fast path.
         why: &'static str,
         /// The fix.
         fix: &'static str,

@@ -116,11 +116,12 @@ pub struct Shares {
     /// Number of frames that were passed to userspace, because the connection is not offloaded, or
     /// was offloaded before the last change.
     pub unpublished: u64,
-    /// Number of frames that were passed to userspace, because the packet may change the connection
-    /// or exceeds the MTU of its path.
+    /// Number of frames that were passed to userspace, because only the dataplane can forward the
+    /// packet: it may change the connection or exceeds the MTU of its path, for example.
     pub unfit: u64,
     /// Number of frames that were passed to userspace, because they are neither TCP nor UDP, are
-    /// fragments, or have IP options or a VLAN tag.
+    /// fragments, are damaged or for other hosts, or have IP options, a VLAN tag or a TTL that
+    /// expires.
     pub other: u64,
     /// Number of frames that were dropped while no dataplane ran; their senders repeat them.
     pub waiting: u64,
@@ -461,7 +462,7 @@ impl FastPath {
         }
     }
 
-    /// The fates of all frames since the start.
+    /// The numbers of frames by fate since the maps were created, perhaps by a predecessor.
     pub fn shares(&self) -> Shares {
         let mut sums = [0_u64; SHARE_WORDS];
         for words in self.arrays.shares.words().chunks_exact(SHARE_WORDS) {

@@ -54,8 +54,8 @@ impl FastPath {
 
     /// Opens the maps of a killed predecessor in this network namespace, if this dataplane can
     /// continue with them; otherwise creates maps, with a table of this layout for each worker of
-    /// `steering`. The maps stay for a successor. `xdp`: interfaces can have the XDP program.
-    /// `room` limits the memory of new maps.
+    /// `steering`. The maps stay for a successor if they can be pinned. `xdp`: interfaces can have
+    /// the XDP program. `room` limits the memory of new maps.
     ///
     /// # Errors
     /// As [`open`](Self::open).

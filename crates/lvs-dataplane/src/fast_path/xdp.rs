@@ -146,7 +146,8 @@ impl FastPath {
         xdp.is_some_and(|xdp| lock(&xdp.interfaces).contains(&ifindex))
     }
 
-    /// Whether a killed predecessor's program is still attached to an interface.
+    /// Whether a link of the XDP program is pinned for an interface, by this dataplane or by a
+    /// killed predecessor.
     pub(crate) fn has_pinned_xdp(&self, ifindex: u32) -> bool {
         let pins = self.pins.as_ref();
         pins.is_some_and(|pins| pins.xdp_link(ifindex).exists())

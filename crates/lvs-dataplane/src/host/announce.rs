@@ -176,7 +176,8 @@ impl Announced {
         }
     }
 
-    /// The announced addresses and their routes, and the seconds since the last update.
+    /// The announced addresses and their routes, and the seconds since the last update; `None` for
+    /// the seconds if no address is announced.
     pub(super) fn report(&self, now: Instant) -> (Vec<AnnouncedVip>, Option<u64>) {
         let all = self.all.iter().map(|(&address, vip)| AnnouncedVip {
             address,

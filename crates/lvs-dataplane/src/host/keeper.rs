@@ -109,7 +109,7 @@ pub(super) struct Next {
     /// Whether the next snapshot differs from the last one.
     pub(super) differs: bool,
     pub(super) tables_differ: bool,
-    /// Whether neighbours have changed without an effect on the route of a packet.
+    /// Whether neighbours have changed, perhaps only in their state.
     pub(super) neighbours_differ: bool,
     /// Incremented at each change that may affect a next hop.
     ways: u64,
@@ -326,7 +326,7 @@ impl Keeper {
             let next = next.fold(self.next_housekeeping, Ord::min);
             let wait = next.saturating_since(now) + Duration::from_millis(1);
             if let Err(error) = poller.wait(Some(wait)) {
-                error!("cannot wait for the kernel's events: {error}");
+                error!("the keeper stops: it cannot wait for the kernel's events: {error}");
                 break;
             }
             if poller.is_ready(netlink) {
@@ -548,7 +548,8 @@ impl Keeper {
         is_published && self.dataplane.taken() >= next.generation
     }
 
-    /// Whether the shield still hides answers of removed services or servers.
+    /// Whether the shield may still hide answers of removed servers, or answers to removed local
+    /// addresses of full NAT.
     fn has_remains(&mut self) -> bool {
         self.dataplane.control().has_removed() || {
             self.ask_for_pool();
@@ -661,7 +662,8 @@ impl Keeper {
         self.announced.report(self.dataplane.now())
     }
 
-    /// The virtual addresses that the dataplane owns, without the local addresses of full NAT.
+    /// The virtual addresses that the dataplane owns. A local address of full NAT counts only if it
+    /// is a virtual address, too.
     pub(crate) fn answered_vips(&self) -> Vec<IpAddr> {
         let local: HashSet<IpAddr> = self.local_addresses().collect();
         let own = self.intercept.own_vips.iter().copied();

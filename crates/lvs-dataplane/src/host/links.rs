@@ -134,8 +134,9 @@ impl Keeper {
     }
 
     /// Opens interfaces that are new or up again, closes removed ones, and applies changes of MTU
-    /// and MAC address. `starting`: an interface that cannot be opened is an error. Later, it is
-    /// opened again each second.
+    /// and MAC address. `starting`: an interface that cannot be opened is an error; later, the
+    /// keeper tries again each second. With the TUN backend, only calls
+    /// [`answer_on_links`](Self::answer_on_links).
     pub(super) fn attach_links(&mut self, starting: bool) -> Result<(), HostError> {
         if self.interception.is_routed() {
             return self.answer_on_links();
@@ -407,7 +408,7 @@ impl Keeper {
             debug!("{error}");
         }
         warn!(
-            "the interface {} was removed: its packets are lost until it exists again",
+            "the interface {} is no longer in use: it was removed, or became a port of a bridge or bond",
             gone.name
         );
     }

@@ -110,7 +110,7 @@ impl Neighbours {
     }
 
     /// Asks the kernel to resolve a neighbour for which a packet waits. Returns false if the kernel
-    /// refuses.
+    /// refuses, or the port was removed.
     pub(super) fn resolve(
         port: PortId,
         addr: IpAddr,
@@ -123,7 +123,8 @@ impl Neighbours {
         }
     }
 
-    /// Asks the kernel to confirm a neighbour, at most once in [`CONFIRM_PERIOD`].
+    /// Asks the kernel to confirm a neighbour, at most once in [`CONFIRM_PERIOD`]. Has no effect
+    /// with the TUN backend.
     pub(super) fn confirm(
         &mut self,
         port: PortId,
@@ -169,8 +170,9 @@ impl Neighbours {
         self.given_up.remove(&key);
     }
 
-    /// Records that the kernel has failed to resolve a neighbour. Requests one more resolution,
-    /// because a server with a new MAC address answers a broadcast.
+    /// Records that the kernel has failed to resolve a neighbour, if it is one of the kept next
+    /// hops. At the first failure, requests one more resolution, because a server with a new MAC
+    /// address answers a broadcast.
     pub(super) fn has_failed(
         &mut self,
         key: Key,

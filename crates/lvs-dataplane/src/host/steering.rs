@@ -174,7 +174,7 @@ impl Steering {
         self.read()
     }
 
-    /// Refuses a host that forwards no packets on the interfaces in use.
+    /// Refuses a host that forwards packets on none of the interfaces in use.
     ///
     /// # Errors
     /// [`SteeringError::NotForwarding`].

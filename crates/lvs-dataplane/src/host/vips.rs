@@ -1,4 +1,4 @@
-//! Virtual addresses: who answers ARP and neighbour discovery for them, conflicts with other hosts,
+//! Virtual addresses: answers to ARP and neighbour discovery, conflicts with other hosts,
 //! announcements and probes.
 //!
 //! The keeper has its own socket for announcements, probes and multicast listener reports, so that
@@ -38,7 +38,7 @@ const PROBES: u8 = 2;
 /// Interval between two rounds of probes for other hosts that have begun to use an address of this
 /// director.
 const WATCH_PERIOD: Duration = Duration::from_secs(10);
-/// Number of addresses in a round of probes.
+/// Maximum number of addresses in a round of probes.
 const WATCHED: usize = 64;
 /// Number of announcements of an address after another host has announced it.
 const DEFENCES: usize = 2;

@@ -54,9 +54,9 @@ const VERSION: u64 = 2;
 mod head {
     pub(super) const MAGIC: usize = 0;
     pub(super) const VERSION: usize = 1;
-    /// The time of `CLOCK_MONOTONIC` at the zero of the dataplane's clock.
+    /// The time of `CLOCK_MONOTONIC`, in nanoseconds, at the zero of the dataplane's clock.
     pub(super) const BASE: usize = 2;
-    /// The time of the dataplane's clock until which a successor may take over.
+    /// The time of the dataplane's clock, in nanoseconds, until which a successor may take over.
     pub(super) const ALIVE: usize = 3;
     /// Number of connection tables; 0 means one.
     pub(super) const TABLES: usize = 4;

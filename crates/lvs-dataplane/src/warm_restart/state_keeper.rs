@@ -577,8 +577,7 @@ mod tests {
 
     /// Any local process can listen on a free name and let clients wait.
     #[test]
-    fn foreign_process_with_socket_of_state_keeper_causes_timeout_error() -> io::Result<()>
-    {
+    fn foreign_process_with_socket_of_state_keeper_causes_timeout_error() -> io::Result<()> {
         let name = format!("test-deaf-{}", std::process::id());
         let full = format!("lvs-state:{name}");
         let address = SocketAddr::from_abstract_name(full.as_bytes())?;

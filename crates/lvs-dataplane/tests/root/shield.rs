@@ -642,7 +642,7 @@ fn killed_owner_helper_process() {
 }
 
 #[test]
-fn killed_owner_leaves_no_table() {
+fn killed_shield_owner_leaves_no_nftables_table() {
     let host = Host::new();
     host.run(|| {
         let mut child = Command::new(std::env::current_exe().unwrap())

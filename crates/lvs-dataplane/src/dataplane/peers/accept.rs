@@ -146,7 +146,7 @@ fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
             state.complained = Some(Instant::now());
             drop(state);
             warn!(
-                "{} has not proved that it has the key: compare `sha256sum` of the key files",
+                "peer {} has not proved that it has the key: compare `sha256sum` of the key files",
                 peer.address.ip()
             );
             None
