@@ -149,8 +149,8 @@ struct Connections {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Kernel fast path")]
 struct KernelPath {
-    /// Whether established connections are forwarded by the kernel fast path, by programs at the
-    /// interfaces that read the dataplane's connection table (Linux 6.1, root). Default: as auto,
+    /// Whether the kernel fast path forwards established connections: BPF programs at the
+    /// interfaces, which read the dataplane's connection table (Linux 6.1, root). Default: as auto,
     /// but if it is not possible, `lvsadm doctor` shows the reason and reports no problem.
     #[arg(long, value_enum)]
     fast_path: Option<UseKernel>,

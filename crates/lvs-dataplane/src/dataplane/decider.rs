@@ -58,8 +58,9 @@ pub(super) struct Decider {
     /// Whether the last decision is kept for a capture.
     pub(super) keeps_decisions: bool,
     decision: Option<(Tuple, Verdict)>,
-    /// The epoch of the kernel fast path, read before the worker switched to its snapshot; 0
-    /// without the kernel fast path.
+    /// The epoch of the kernel fast path, read before the worker switched to its snapshot; 0 if no
+    /// connection may be offloaded: without the kernel fast path, while it is suspended, and for
+    /// packets from other workers.
     pub(super) epoch: u16,
     /// Number of packets from the client after which a connection is offloaded.
     pub(super) offload_after: u32,

@@ -87,7 +87,7 @@ impl Priority {
         priority
     }
 
-    /// Decides about real-time scheduling again if the period has passed.
+    /// Decides about real-time scheduling again if [`PERIOD`] has passed since the last decision.
     pub(super) fn look(&mut self, now: SystemInstant) {
         let passed = now.saturating_duration_since(self.since);
         if !self.permitted || passed < PERIOD {

@@ -34,14 +34,14 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Stores the services for the BPF programs, which use them while no dataplane is running.
     fn set_services(&self, _services: &HeldServices) {}
 
-    /// Records that the dataplane is running.
+    /// Permits a successor to take over for some minutes from `now` on.
     fn is_alive(&self, _now: Instant) {}
 
     /// Stores the counters of the servers in these slots. Returns the next slot, if there are more.
     fn keep_portion(&self, places: Range<usize>, context: &Context) -> Option<usize>;
 
-    /// Records that the dataplane is running, and stores all counters. Locks the control half for
-    /// one portion of the servers at a time, because packets wait for it.
+    /// Stores all counters, and calls [`is_alive`](Self::is_alive). Locks the control half for one
+    /// portion of the servers at a time, because packets wait for it.
     fn keep_counts(&self, context: &Context) {
         self.is_alive(context.now());
         let mut next = Some(0);

@@ -39,7 +39,8 @@ impl Drop for Attached {
 }
 
 impl FastPath {
-    /// Attaches the ingress program to an interface whose packet socket has the filter.
+    /// Attaches the ingress program to an interface whose packet socket has the
+    /// [filter](Self::filter).
     ///
     /// # Errors
     /// The kernel refuses the link or the filter, except if filters of another program are in the

@@ -34,7 +34,8 @@ pub(super) const HOST_WORDS: usize = 4;
 pub(super) const ABOUT_WORDS: usize = HOST_WORDS + Layout::HEADER_WORDS + conf::DIVISION_WORDS;
 /// Number of words in the key of a virtual service.
 pub(crate) const SERVICE_WORDS: usize = 3;
-/// Bit in the last word of a key: clients of the service open data connections to other ports.
+/// Bit in the last word of a key: clients of the service open data connections to other ports
+/// (passive FTP).
 pub(super) const SERVICE_DATA: u64 = 1 << 32;
 /// Maximum number of rules for marks in the map; each has one range of ports.
 pub(super) const RULES: u32 = 1024;

@@ -30,7 +30,7 @@ use super::pins::{Maps, Pins};
 use super::services::halves;
 use lvs_sys::{ReferenceMap, Referents, SharedMap};
 
-/// Name of the array in which the programs find the map.
+/// Name of the array in which the programs find the map of local addresses and ports.
 const PLACE: &str = "lvs_locals";
 /// Name of the map of local addresses and ports.
 const ENDS: &str = "lvs_local_ends";
@@ -258,7 +258,7 @@ impl FastPath {
         }
     }
 
-    /// Whether the map exists. Does not request it.
+    /// Whether the map of local addresses and ports exists. Does not request it.
     pub(crate) fn has_locals(&self) -> bool {
         self.locals.ends.get().is_some()
     }

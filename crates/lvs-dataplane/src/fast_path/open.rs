@@ -587,7 +587,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
 }
 
 /// Returns the number of processors that this machine can have, including processors that are
-/// offline.
+/// offline; 1,024 if the kernel does not report it.
 fn processors() -> u32 {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let last = text.trim().rsplit([',', '-']).next();

@@ -28,7 +28,8 @@ impl Room {
         }
     }
 
-    /// Refuses a connection table of `table` bytes if it is too large.
+    /// Refuses a connection table of `table` bytes if all maps together would need more than a
+    /// quarter of the free memory.
     pub(super) fn takes(self, table: usize) -> Result<(), FastPathError> {
         let needs = BESIDE.saturating_add(table as u64);
         match self.free {

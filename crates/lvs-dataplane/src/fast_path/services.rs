@@ -55,7 +55,7 @@ impl HeldServices {
 }
 
 impl FastPath {
-    /// Replaces the services and rules in the maps.
+    /// Replaces the services and rules in the maps. Logs how many do not fit.
     pub(crate) fn set_services(&self, new: &HeldServices) {
         let mut known = lock(&self.known_services);
         let mut missing = 0;

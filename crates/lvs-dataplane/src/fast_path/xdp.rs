@@ -120,7 +120,7 @@ impl Drop for AttachedXdp {
 }
 
 impl FastPath {
-    /// Attaches the program to an interface. It passes all frames to the kernel until the MAC
+    /// Attaches the XDP program to an interface. It passes all frames to the kernel until the MAC
     /// address is set.
     pub(crate) fn attach_xdp(self: &Arc<Self>, ifindex: u32) -> io::Result<AttachedXdp> {
         let xdp = self.xdp.as_ref().ok_or(io::ErrorKind::Unsupported)?;

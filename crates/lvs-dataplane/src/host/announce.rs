@@ -104,7 +104,7 @@ impl Announced {
         self.all.contains_key(&addr)
     }
 
-    /// Returns the highest permitted preference of a route at the time `ago` after the last update.
+    /// Returns the highest permitted preference of a route if the last update is `ago` old.
     fn limit(&self, ago: Duration) -> Standing {
         match ago {
             _ if ago >= self.hold => Standing::Withdrawn,
@@ -151,7 +151,7 @@ impl Announced {
         }
     }
 
-    /// Logs once that updates are missing.
+    /// Logs each change of the limit, because updates are missing or arrive again.
     fn complain(&mut self, limit: Standing, ago: Duration) {
         let previous = self.limit.replace(limit);
         if previous.unwrap_or(Standing::Announced) == limit {

@@ -80,7 +80,7 @@ pub(crate) struct Keeper {
     pub(super) next: Next,
     /// The socket that reads the XDP features of interfaces, or the reason why there is none.
     pub(super) xdp: Result<XdpFeatures, String>,
-    /// The last logged reason why these features are unknown.
+    /// The last logged reason why the XDP features of interfaces are unknown.
     pub(super) unreported: Option<String>,
     pub(super) attached_xdp: HashMap<u32, AttachedXdp>,
     /// Virtual addresses that the configuration gives to the dataplane.
@@ -93,7 +93,7 @@ pub(crate) struct Keeper {
     /// Time of the last [`update_all`](Self::update_all).
     pub(super) updated: Instant,
     next_housekeeping: Instant,
-    /// Number of frames that bypassed the programs of the kernel fast path.
+    /// Number of times that frames bypassed the programs of the kernel fast path.
     pub(super) missed: u32,
     /// Suspends the kernel fast path while it is set.
     pub(super) aside: Option<Held>,

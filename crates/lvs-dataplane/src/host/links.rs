@@ -29,7 +29,8 @@ fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// Number of frames that may bypass the programs before the kernel fast path is suspended for good.
+/// Number of times that frames may bypass the programs before the kernel fast path is suspended
+/// until the dataplane is restarted.
 const MISSED_MAX: u32 = 8;
 
 impl Keeper {
@@ -87,7 +88,7 @@ impl Keeper {
         }
     }
 
-    /// Tries again to use configured interfaces.
+    /// Tries again to use the configured interfaces that are missing or could not be opened.
     pub(super) fn follow_missing(&mut self) {
         if let Err(error) = self.attach_links(false) {
             warn!("{error}");

@@ -37,13 +37,14 @@ pub(super) struct Neighbours {
     next_refresh: Instant,
     /// Time of the last confirmation of each neighbour.
     confirmed: HashMap<Key, Instant>,
-    /// Neighbours that the kernel has failed to resolve, and when. The kernel was asked once more.
+    /// Neighbours that the kernel has failed to resolve, and the time of the failure. The kernel
+    /// was asked once more.
     given_up: HashMap<Key, Instant>,
 }
 
 impl Neighbours {
-    /// The next hops on the routes to some servers. Empty with the TUN backend: the host resolves
-    /// its own neighbours.
+    /// The next hops on the routes to `servers`. Empty with the TUN backend: the host resolves its
+    /// own neighbours.
     fn next_hops_of(
         servers: impl IntoIterator<Item = IpAddr>,
         tables: &Tables,

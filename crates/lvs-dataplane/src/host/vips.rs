@@ -146,8 +146,8 @@ pub(super) struct Vips {
     claims: HashMap<IpAddr, Claim>,
     /// The time of the last defence of each own address.
     defended: HashMap<IpAddr, Instant>,
-    /// Addresses of services for which neither the host nor the dataplane answers, and which a
-    /// warning has named.
+    /// Addresses of services for which neither the host nor the dataplane answers, and which were
+    /// logged.
     unclaimed: HashSet<IpAddr>,
     answers: Answers,
 }
@@ -188,7 +188,7 @@ impl Vips {
         conflicts.map(move |(&addr, conflict)| (addr, conflict, conflict.answers.at(now)))
     }
 
-    /// Adds an own address of the dataplane.
+    /// Adds an own address of the dataplane, and schedules its announcements.
     pub(super) fn add(&mut self, addr: IpAddr, tables: &Tables) {
         for (_, port) in tables.interfaces() {
             self.listen(port, addr, true);
@@ -198,7 +198,7 @@ impl Vips {
         self.next_announcement = Some(Instant::ZERO);
     }
 
-    /// Removes own addresses of the dataplane.
+    /// Removes own addresses of the dataplane, and leaves their multicast groups.
     pub(super) fn remove(&mut self, gone: &[IpAddr], tables: &Tables) {
         for addr in gone {
             self.own.remove(addr);

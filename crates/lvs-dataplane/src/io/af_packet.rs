@@ -239,7 +239,7 @@ impl AfPacket {
     }
 }
 
-/// A socket that receives.
+/// A receiving socket, and its ring if it has one.
 #[derive(Debug)]
 struct Inlet {
     socket: PacketSocket,

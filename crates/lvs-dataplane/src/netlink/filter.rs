@@ -187,7 +187,7 @@ impl Filters {
         Ok(interfaces)
     }
 
-    /// Returns the filters in the order in which they run.
+    /// Returns the filters of an interface at `side`, in the order in which they run.
     fn at(&mut self, ifindex: u32, side: u32) -> io::Result<Vec<Filter>> {
         let mut filters = Vec::new();
         let header = header(ifindex, 0, side, 0);

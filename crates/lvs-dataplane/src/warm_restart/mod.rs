@@ -44,7 +44,7 @@ const TEXT: usize = 1 << 29;
 /// The reason for a successor without connections: the services and servers are incomplete.
 pub(crate) const INCOMPLETE: &str =
     "its services and servers could not be stored for a warm restart, see its log";
-/// The word "LVSOUTLV", which marks the memory.
+/// The first word of the memory ("LVSOUTLV"), by which a successor recognises it.
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
 /// Version of the memory's format, except the connection table. It changes with the meaning of any
 /// word.

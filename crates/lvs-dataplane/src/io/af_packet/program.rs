@@ -46,7 +46,7 @@ enum Label {
 #[derive(Default)]
 struct Assembler {
     ops: Vec<Op>,
-    /// Jumps whose target is not added yet.
+    /// Jumps to labels, whose distances `finish` computes.
     jumps: Vec<(usize, Label)>,
     places: Vec<(Label, usize)>,
 }
