@@ -128,7 +128,7 @@ impl StateKeeper {
         &self.memory
     }
 
-    /// The length of the memory in bytes.
+    /// The length of the memory in bytes; `None` if the kernel does not report it.
     pub(super) fn len(&self) -> Option<u64> {
         self.memory.metadata().ok().map(|meta| meta.len())
     }

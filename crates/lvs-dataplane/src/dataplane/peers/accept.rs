@@ -132,7 +132,9 @@ fn plain(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// Performs the handshake, in which each side proves that it has the key.
+/// Performs the handshake, in which each side proves that it has the key. Then waits until this
+/// director owns the connections of an earlier run of the peer, for [`SETTLE`] at most. Counts a
+/// failure, and returns `None`.
 fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
     let met = try_greet(peers, peer, stream);
     match met {

@@ -125,23 +125,24 @@ struct Peer {
 #[derive(Debug, Default)]
 struct State {
     step: Step,
-    /// Identifies the run of the peer from which this director receives.
+    /// Identifies the run of the peer from which this director may have borrowed connections;
+    /// `None` if it has borrowed none.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
-    /// Whether this director has borrowed connections of this peer.
+    /// Whether this director may have borrowed connections of this peer.
     lends: bool,
     trouble: Option<(Trouble, String)>,
     /// Number of connections received so far in the full sync.
     received: u64,
     bulk: Option<(u64, Duration, Instant)>,
-    /// Whether the borrowed connections were compared with a digest of the peer.
+    /// Whether, in this session, the borrowed connections were compared with a digest of the peer.
     compared: bool,
     /// Whether the borrowed connections still differ from the peer's digest after several repairs.
     given_up: bool,
     replicated: u64,
     missing: u64,
     last_message: Option<Instant>,
-    /// The last time at which the peer was in sync.
+    /// The last time at which the peer was in sync; `None` if it never was.
     in_step: Option<Instant>,
     /// Whether a warning was logged that the peer is not in sync.
     warned: bool,
@@ -316,7 +317,7 @@ impl Peers {
         context.map_or(lvs_core::Instant::ZERO, |context| context.now())
     }
 
-    /// Number of running packet workers.
+    /// Number of packet workers; 0 if the dataplane has ended.
     fn workers(&self) -> usize {
         let threads = self.workers.upgrade();
         threads.map_or(0, |threads| threads.workers().len())
@@ -612,7 +613,8 @@ impl State {
         text.unwrap_or_default()
     }
 
-    /// Whether no digest has arrived for two periods, so that the state of the peer is unknown.
+    /// Whether the peer has sent a digest in this session, but none for [`SILENT`]: its state is
+    /// unknown.
     fn is_silent(&self) -> bool {
         self.compared && self.last_message.is_some_and(|at| at.elapsed() >= SILENT)
     }
@@ -631,7 +633,8 @@ impl Peer {
         lock(&self.tables)
     }
 
-    /// The state of the replication from this peer, in a dataplane that started at `started`.
+    /// The state of the replication from this peer, in a dataplane that started at `started`. A
+    /// peer that was never in sync counts as out of sync since then.
     fn standing(&self, started: Instant) -> PeerStanding {
         let state = self.state();
         let mut standing = PeerStanding {
