@@ -199,7 +199,7 @@ impl WarmState for WarmRestart {
         };
         if let Err(error) = held {
             warn!(
-                "the state keeper does not keep the shield or the device: if this dataplane is killed, the host resets its connections: {error}"
+                "if this dataplane is killed, the host resets its connections: the state keeper cannot keep the nf_tables table or the TUN device that keeps packets of services from the host: {error}"
             );
         }
     }

@@ -329,7 +329,9 @@ impl FastPath {
         let found = found.inspect_err(|error| {
             // No local addresses and ports were stored.
             if error.kind() != io::ErrorKind::NotFound {
-                warn!("connections of full NAT have ended: {ENDS} cannot be read: {error}");
+                warn!(
+                    "connections of full NAT of the previous dataplane have ended: the BPF map {ENDS} cannot be read: {error}"
+                );
             }
         });
         found.ok()

@@ -94,7 +94,7 @@ impl FastPath {
         if missing > 0 {
             warn!(
                 code = "held_incomplete",
-                "{missing} services and rules for marks exceed the limit in the kernel: if this dataplane is killed, the host resets new connections to them"
+                "{missing} services and rules for marks do not fit into the BPF maps: if this dataplane is killed, the host resets new connections to them"
             );
         }
     }

@@ -299,7 +299,7 @@ impl Keeper {
         for (port, group) in &self.groups {
             if let Err(error) = group.divide(&plan) {
                 warn!(
-                    "packets of {} are divided among packet workers as before; workers pass on packets of other workers: {error}",
+                    "the kernel divides the frames of {} among packet workers as before the last change, and workers pass on frames of other workers: {error}",
                     self.tables.name(*port)
                 );
             }
@@ -619,7 +619,7 @@ impl Keeper {
         if again <= now {
             warn!(
                 code = "table_full",
-                "the connection table is full: {refused} packets that would have opened a connection were dropped. Its size is {capacity}; raise --max-connections",
+                "the connection table is full: {refused} packets that would have opened a connection were dropped. It has room for {capacity} connections: raise --max-connections",
             );
             self.full = (now + COMPLAINT_PERIOD, 0);
         }

@@ -117,7 +117,9 @@ fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
             Err(error) => {
                 let text = error.to_string();
                 if last_text != text {
-                    warn!("cannot listen at {listen}: {text}: is another program using the port?");
+                    warn!(
+                        "peers cannot connect: cannot listen at {listen}: {text}: is another program using the port?"
+                    );
                 }
                 last_text = text;
             }
