@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn epoch_is_reused_only_after_all_workers_withdraw() {
+    fn epoch_numbers_are_reused_after_all_workers_evict_connections() {
         let Some(fast_path) = open_for(2) else { return };
         for _ in 0..u16::MAX - 1 {
             fast_path.changed();

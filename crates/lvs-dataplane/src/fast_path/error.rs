@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_depends_on_error_of_the_kernel() {
+    fn fast_path_fix_depends_on_error_of_the_kernel() {
         let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).fix;
         assert!(advised(Errno::NOMEM).contains("--max-connections"));
         assert!(advised(Errno::PERM).contains("root"));

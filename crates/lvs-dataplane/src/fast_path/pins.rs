@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_is_claimed_by_one_dataplane_at_a_time() {
+    fn pin_directory_is_claimed_by_one_dataplane_at_a_time() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         let claim = pins.claim().expect("the directory is not locked");
@@ -349,7 +349,7 @@ mod tests {
     /// A sweep locks the directories of all other namespaces for a moment, while one of them may be
     /// claimed.
     #[test]
-    fn sweep_does_not_block_a_claim() {
+    fn sweep_of_pins_does_not_block_a_claim() {
         let root = tempfile::tempdir().expect("a directory");
         let (one, other) = (pins(root.path(), "1"), pins(root.path(), "2"));
         let _claim = one.claim().expect("the directory is not locked");
@@ -369,7 +369,7 @@ mod tests {
     /// A claim locks the directory that exists, even if another dataplane removes it at the same
     /// time.
     #[test]
-    fn claim_locks_existing_directory_during_concurrent_removal() {
+    fn claim_of_pins_locks_existing_directory_during_concurrent_removal() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         let claim = || {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_creates_no_directory() {
+    fn sweep_of_pins_creates_no_directory() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         assert!(pins.lock().expect("no error occurs").is_none());

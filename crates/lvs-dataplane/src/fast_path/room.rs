@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn table_may_use_a_quarter_of_free_memory() {
+    fn maps_above_a_quarter_of_free_memory_are_refused() {
         let room = Room {
             free: Some(1 << 30),
         };

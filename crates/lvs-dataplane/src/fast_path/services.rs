@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_of_an_unknown_interface_is_omitted() {
+    fn mark_rule_of_an_unknown_interface_is_omitted() {
         assert!(rules("--destination 192.0.2.1 --interface eth9 --mark 7").is_empty());
         let [words] = rules("--destination 192.0.2.1 --interface eth7 --mark 7")[..] else {
             panic!("one")

@@ -716,7 +716,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_probed_in_rounds() {
+    fn own_addresses_are_probed_in_rounds_of_bounded_size() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let addr = |n: usize| IpAddr::from([192, 0, 2, u8::try_from(n).expect("few")]);
         let mut vips = Vips::open(true).expect("no socket is needed");
@@ -745,7 +745,7 @@ mod tests {
     }
 
     #[test]
-    fn conflict_is_over_after_two_probes_without_an_answer() {
+    fn address_conflict_ends_after_two_unanswered_probes() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let addr = IpAddr::from([192, 0, 2, 10]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);
@@ -773,7 +773,7 @@ mod tests {
     }
 
     #[test]
-    fn conflict_is_over_when_director_no_longer_has_the_address() {
+    fn address_conflict_ends_when_director_no_longer_owns_address_alone() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let addr = IpAddr::from([192, 0, 2, 2]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);

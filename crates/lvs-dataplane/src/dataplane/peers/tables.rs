@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_difference_raises_one_alarm() {
+    fn lasting_difference_of_services_raises_one_alarm() {
         let ours = digests(1);
         let begun = Instant::now();
         let at = |second| begun + Duration::from_secs(second);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn comparison_starts_again_for_restarted_peer_and_skips_older_peer() {
+    fn service_comparison_starts_again_for_restarted_peer_and_skips_older_peer() {
         let (own, none) = (digests(1), ServiceDigests::default());
         let now = Instant::now();
         let mut it = Comparison::default();
