@@ -124,7 +124,9 @@ impl Wanted {
 pub(super) enum WithDataplane {
     #[error("the dataplane does not use the kernel fast path")]
     NotUsed,
-    #[error("the configuration is being changed")]
+    #[error(
+        "the kernel fast path is suspended: the configuration is being changed, or `lvsadm doctor` shows the reason"
+    )]
     Change,
     #[error("ignore_tunneled is set")]
     IgnoreTunneled,

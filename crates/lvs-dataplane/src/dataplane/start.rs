@@ -491,6 +491,7 @@ fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
 }
 
 /// Opens the memory that a state keeper keeps, and creates shards whose tables are in this memory.
+/// Logs a failure, and returns `None`.
 fn open_warm_restart(
     control: &Control,
     workers: NonZeroUsize,

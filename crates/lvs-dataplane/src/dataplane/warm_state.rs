@@ -28,7 +28,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Stores services and settings.
     fn save(&self, text: &[u8]) -> io::Result<()>;
 
-    /// The services and settings that were stored.
+    /// The services and settings that were stored; `None` if they are missing or incomplete.
     fn saved(&self) -> Option<Vec<u8>>;
 
     /// Stores the services for the BPF programs, which use them while no dataplane is running.
@@ -65,7 +65,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
         None
     }
 
-    /// The local addresses and ports of full NAT that a predecessor used.
+    /// The local addresses and ports of full NAT that a predecessor used; `None` if it stored none,
+    /// or they cannot be read.
     fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         None
     }

@@ -131,7 +131,8 @@ pub(super) struct Next {
 }
 
 impl Keeper {
-    /// The socket of the shield; the kernel removes the shield when the socket is closed.
+    /// The socket of the shield; the kernel removes the shield when the socket is closed. `None`
+    /// with the TUN backend.
     pub(crate) fn shield(&self) -> Option<BorrowedFd<'_>> {
         self.interception.shield()
     }
@@ -736,7 +737,8 @@ fn known_device(device: &Port) -> KnownPort {
     }
 }
 
-/// Free memory and buffers in pages of 4 KiB, as the kernel's `update_defense_level` counts them.
+/// Free memory and buffers in pages of 4 KiB, as the kernel's `update_defense_level` counts them;
+/// `None` if `/proc/meminfo` cannot be read.
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = |name: &str| -> Option<u64> {

@@ -91,7 +91,7 @@ pub(crate) struct Prepared {
 }
 
 impl Daemons {
-    /// Creates the set without running daemons.
+    /// Creates the set of synchronisation daemons, none of which is running.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             running: Mutex::default(),

@@ -369,7 +369,8 @@ impl Peers {
         Some(sum)
     }
 
-    /// Returns the digest of the connections that this director has borrowed from a peer.
+    /// Returns the digest of the connections that this director has borrowed from a peer; `None` if
+    /// a packet worker does not answer.
     fn borrowed(&self, peer: usize) -> Option<Digest> {
         self.digest_of_workers(move |decider| decider.shard.borrowed(peer))
     }

@@ -87,7 +87,7 @@ struct Difference {
 
 impl Comparison {
     /// Begins a session with a peer. `compares`: the peer sends digests of its services. Returns a
-    /// line to log.
+    /// line to log if the peer has restarted after an alarm.
     pub(super) fn begin(&mut self, identity: [u8; 16], compares: bool) -> Option<LogLine> {
         let mut line = None;
         // A restarted peer has no services at first.

@@ -101,7 +101,8 @@ impl Worker {
         }
     }
 
-    /// Returns the reason why no connection at all can be offloaded in this epoch.
+    /// Returns the reason why no connection at all can be offloaded in this epoch; `None` if
+    /// connections can be.
     fn publishes_none(&self, epoch: u16) -> Option<WithDataplane> {
         if epoch == 0 {
             return Some(WithDataplane::Change);
