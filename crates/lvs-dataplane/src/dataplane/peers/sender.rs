@@ -109,7 +109,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
     }
 }
 
-/// Reads the receiving peer's requests.
+/// Reads the receiving peer's requests and its answers to digests, until the session fails.
 fn read(
     asked: &mut Sequence,
     mut stream: &TcpStream,
