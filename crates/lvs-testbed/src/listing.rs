@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 /// A line of a listing: a service, or one of its servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// `TCP`, `UDP`, `FWM`; empty for a server.
+    /// `TCP`, `UDP`, `SCTP` or `FWM`; empty for a server.
     pub protocol: String,
     /// Address and port as printed.
     pub address: String,
@@ -25,7 +25,7 @@ impl Row {
     ///
     /// # Errors
     ///
-    /// When there is no number.
+    /// The column does not exist, or contains no number.
     pub fn number(&self, column: usize) -> Result<u64> {
         let word = self
             .words
@@ -62,7 +62,7 @@ pub fn rows(text: &str) -> Vec<Row> {
 /// A line of `-L -n -c`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// `TCP` or `UDP`.
+    /// `TCP` or `UDP`; `IP` for a template of a service with a mark.
     pub protocol: String,
     /// Remaining time in seconds.
     pub expires: u64,
@@ -76,11 +76,11 @@ pub struct Connection {
     pub destination: String,
 }
 
-/// The rows of `-L -n -c`.
+/// The rows of `-L -n -c`, without those of SCTP.
 ///
 /// # Errors
 ///
-/// When a line is not of that shape.
+/// A line does not have the columns of a connection, or its time is invalid.
 pub fn connections(text: &str) -> Result<Vec<Connection>> {
     text.lines()
         .filter(|line| {

@@ -27,7 +27,8 @@ pub struct PingOptions {
 ///
 /// # Errors
 ///
-/// No such reply arrives within 30 s, or the kernel does not permit a raw socket.
+/// No reply arrives within 30 s, the reply has other bytes, or the kernel does not permit a raw
+/// socket.
 pub fn run(options: &PingOptions) -> Result<()> {
     const HEADER: usize = 8;
     let (domain, protocol, request, reply) = match options.addr {
@@ -57,7 +58,7 @@ pub fn run(options: &PingOptions) -> Result<()> {
     loop {
         let now = Instant::now();
         if now >= begun + PATIENCE {
-            bail!("{} does not answer", options.addr);
+            bail!("{} has not answered for {PATIENCE:?}", options.addr);
         }
         if now >= next {
             socket.send(&message)?;

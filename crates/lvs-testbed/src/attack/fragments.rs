@@ -12,7 +12,7 @@ const PIECES: usize = 1024;
 /// Number of rounds after which IP identifications repeat.
 const ROUNDS: u16 = 1000;
 
-/// First sends datagrams without their last fragments, then all last fragments together, so that
+/// First sends 50 datagrams without their last fragments, then all last fragments together, so that
 /// one batch completes all stored datagrams.
 pub(super) struct TinyFragments {
     ipv6: bool,

@@ -73,7 +73,10 @@ fn run(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Output>
         .with_context(|| {
             format!("cannot run {program}: install it on the machine with the kernel")
         })?;
-    let mut stdin = child.stdin.take().context("no input")?;
+    let mut stdin = child
+        .stdin
+        .take()
+        .context("the program has no pipe to its standard input")?;
     stdin.write_all(input.as_bytes())?;
     drop(stdin);
     Ok(child.wait_with_output()?)
@@ -99,7 +102,6 @@ fn set(name: &str, value: &str) -> anyhow::Result<bool> {
     }
 }
 
-/// Sets a sysctl of IPVS.
 pub(super) fn set_ipvs(name: &str, value: &str) -> anyhow::Result<()> {
     ensure!(
         set(&format!("ipv4/vs/{name}"), value)?,
@@ -108,7 +110,7 @@ pub(super) fn set_ipvs(name: &str, value: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates the links of the test bed in a new network namespace.
+/// Moves this thread into a new network namespace, and creates the links of the test bed there.
 pub(super) fn links(mtu: [i64; 2]) -> anyhow::Result<[TunDevice; 2]> {
     unshare_network().context("cannot create a network namespace: run this as root")?;
     for (name, value) in SETTINGS {
@@ -275,8 +277,8 @@ impl Kernel {
         self.drain()
     }
 
-    /// Reads the frames that the kernel has sent on both links. Returns them without neighbour
-    /// solicitations, multicast listener reports and broadcasts.
+    /// Reads the frames that the kernel has sent on both links. Returns them without multicasts and
+    /// broadcasts, for example neighbour solicitations.
     pub(super) fn drain(&self) -> anyhow::Result<Vec<Emitted>> {
         let mut emitted = Vec::new();
         for (tap, (device, _)) in self.taps.iter().zip(LINKS) {
@@ -391,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_of_both_families_are_parsed() {
+    fn connection_entries_of_both_families_are_parsed() {
         let four = "TCP C0000201 0FA0 0A000909 0050 0A010909 1F90 SYN_RECV        59";
         let entry4 = entry(four).expect("an entry");
         assert_eq!(entry4["client"], "192.0.2.1:4000");

@@ -36,7 +36,7 @@ pub fn pipeline(bytes: &[u8]) {
     squall(bytes);
 }
 
-/// Passes the bytes to every parser of a health check's answer.
+/// Passes the bytes to every parser of a health check's answer, and to the parser of DNS answers.
 pub fn replies(bytes: &[u8]) {
     lvsd::health::probe::fuzz::reply(bytes);
     lvsd::sources::fuzz_dns(bytes);

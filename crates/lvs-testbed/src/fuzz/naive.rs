@@ -267,7 +267,7 @@ impl Model {
             .min_by_key(|&n| cost(n))
     }
 
-    /// Handles a client's segment. Returns the chosen server, or the reason for a drop.
+    /// Handles a client's segment. Returns the chosen server, or the verdict if none is chosen.
     fn client_sends(&mut self, client: SocketAddr, flags: u8) -> Result<SocketAddr, &'static str> {
         let found = (0..self.conns.len())
             .rev()
@@ -492,7 +492,7 @@ impl Model {
 /// An operation that is applied to both directors.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// A segment of the client with this number. The second number selects the TCP flags.
+    /// A segment of a client to the service: number of the client, and TCP flags.
     FromClient(u8, u8),
     /// A segment of a server to a client: number of the server, number of the client, and TCP
     /// flags.

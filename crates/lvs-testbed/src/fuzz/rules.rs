@@ -88,7 +88,10 @@ fn clean() {
         Call::MarkSet { rules: Vec::new() },
         Call::Info {},
     ] {
-        DATAPLANE.0.ask(call).expect("the dataplane is well");
+        DATAPLANE
+            .0
+            .ask(call)
+            .expect("the dataplane no longer answers");
     }
 }
 
@@ -127,7 +130,7 @@ fn configuration(text: &str) {
     }
 }
 
-/// Checks that the converted file is TOML, with at most as many services as `lvsd` accepts.
+/// Checks that the converted file is TOML, and that `lvsd` reads it without a panic.
 fn conversion(kind: u8, text: &str) {
     let kind = match kind % 3 {
         0 => SourceFormat::Keepalived,
