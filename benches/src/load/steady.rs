@@ -156,7 +156,6 @@ fn generator(site: &Site, yardsticks: &Yardsticks, more: &[&str]) -> Result<Proc
     site.client.spawn(yardsticks.path("gen"), &words)
 }
 
-/// Packet counters of the service.
 struct Counted {
     connections: u64,
     packets: u64,

@@ -297,7 +297,7 @@ fn times(quick: bool) -> (f64, f64) {
     if quick { (1.0, 0.5) } else { (3.0, 1.0) }
 }
 
-/// Restarts the dataplane with a defence.
+/// Restarts the dataplane with the defence that the peer's name contains.
 fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
     let dataplane = programs::find("lvs-dataplane")?.display().to_string();
     let lvsadm = programs::find("lvsadm")?;

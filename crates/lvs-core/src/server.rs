@@ -211,15 +211,23 @@ impl Server {
     }
 
     /// Flags of a new connection to the server, apart from those of IPVS. Attempts to open a TCP
-    /// connection are always counted.
+    /// connection are always counted, and UDP connections with NAT.
     #[inline]
     pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
         let watches = self.watches.load(Relaxed);
-        if protocol == Protocol::TCP {
-            watches | flag::TIMED
-        } else {
-            watches & !flag::TRACKED
+        match protocol {
+            Protocol::TCP => watches | flag::TIMED,
+            Protocol::UDP if self.forwarding().translates() => {
+                watches & !flag::TRACKED | flag::TIMED
+            }
+            _ => watches & !flag::TRACKED,
         }
+    }
+
+    /// Whether the settings of the service require the response time of each connection, also with
+    /// other protocols than TCP.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.watches.load(Relaxed) & flag::TIMED != 0
     }
 
     /// The kernel's flags of a new connection to the server (`ip_vs_bind_dest`).

@@ -143,7 +143,7 @@ fn change(bed: &Bed, count: usize, words: impl Fn(&str) -> String) -> Result<()>
         let words = words(&server_address(server));
         let words: Vec<&str> = words.split(' ').collect();
         let done = bed.director.run(&ipvsadm, &words);
-        done.with_context(|| format!("with {count} servers"))?;
+        done.with_context(|| format!("cannot change the servers after the first {count}"))?;
     }
     Ok(())
 }

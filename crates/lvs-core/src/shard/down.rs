@@ -32,6 +32,13 @@ use core::time::Duration;
 /// Number of packets that a client has sent if it has repeated its SYN once, and nothing else.
 const SYN_AND_REPEAT: u32 = 2;
 
+/// A UDP client that sends again after this time without an answer has waited for one.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A UDP client that sends this number of packets without a pause and without an answer does not
+/// wait for one. The connection is then not counted as an attempt, and can be offloaded.
+const BURST: u32 = 16;
+
 /// Longest time in seconds for which packets of a connection that was closed without a reset are
 /// dropped.
 const SILENCE: u32 = 120;
@@ -445,11 +452,18 @@ impl Shard {
         if slot.has(flag::TIMED) {
             slot.clear(flag::TIMED);
             let took = now.saturating_since(slot.last_restart());
+            let protocol = slot.protocol();
             if let Some(link) = self.link(index) {
-                link.server.latency().observe(took, now);
-                let refused =
-                    matches!(meta.transport, Transport::Tcp(flags) if flags.has(TcpFlags::RST));
-                link.server.note_answer(!refused);
+                let server = &link.server;
+                if protocol == Protocol::UDP {
+                    server.attempts().count_opened();
+                }
+                if protocol == Protocol::TCP || server.is_timed() {
+                    server.latency().observe(took, now);
+                    let refused =
+                        matches!(meta.transport, Transport::Tcp(flags) if flags.has(TcpFlags::RST));
+                    server.note_answer(!refused);
+                }
             }
         }
         if self.table.get(index).has(flag::GONE) {
@@ -477,10 +491,20 @@ impl Shard {
         }
         let Some(link) = self.link(index) else { return };
         let (server, before) = (&link.server, slot.in_packets());
+        let waited = now.saturating_since(slot.last_restart());
+        if slot.protocol() == Protocol::UDP {
+            if before > 0 && waited >= PAUSE {
+                server.attempts().count_opened();
+                server.attempts().count_unanswered();
+                slot.clear(flag::TIMED);
+            } else if before >= BURST && !server.is_timed() {
+                slot.clear(flag::TIMED);
+            }
+            return;
+        }
         let is_tcp = slot.protocol() == Protocol::TCP;
         if opens(meta) {
             if before > 0 && slot.method().translates() {
-                let waited = now.saturating_since(slot.last_restart());
                 server.latency().observe_at_least(waited, now);
                 server.note_answer(false);
             }
@@ -498,16 +522,20 @@ impl Shard {
     /// unanswered attempt, if the client's packets prove that there was no answer.
     pub(crate) fn note_expired_attempt(&self, index: u32) {
         let slot = self.table.get(index);
+        let Some(link) = self.link(index) else { return };
+        let (attempts, translates) = (link.server.attempts(), slot.method().translates());
+        if slot.protocol() == Protocol::UDP && translates {
+            attempts.count_opened();
+            attempts.count_unanswered();
+            return;
+        }
         // A second repetition was counted when it arrived. Without any repetition, the SYN may
         // belong to a flood; with direct routing and tunnels, the client may also have received an
         // answer and sent nothing more.
         let repeated = slot.in_packets() == SYN_AND_REPEAT;
-        let unanswered = repeated || slot.in_packets() == 1 && slot.method().translates();
-        if slot.state() == State::TCP_SYN_RECV
-            && unanswered
-            && let Some(link) = self.link(index)
-        {
-            link.server.attempts().count_unanswered();
+        let unanswered = repeated || slot.in_packets() == 1 && translates;
+        if slot.state() == State::TCP_SYN_RECV && unanswered {
+            attempts.count_unanswered();
         }
     }
 }

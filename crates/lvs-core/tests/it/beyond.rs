@@ -871,20 +871,65 @@ fn attempt_is_answered_by_the_servers_reply_or_the_clients_next_packet() {
     }
 }
 
+/// A client sends UDP packets at these times, and the connection expires later. The server answers
+/// the packet with number `answered`. Returns the numbers of all attempts and of the unanswered
+/// ones.
+fn datagrams(
+    config: ServiceConfig,
+    method: Forwarding,
+    times: &[u64],
+    answered: usize,
+) -> (u64, u64) {
+    let mut director = director(ServiceKey::udp(addr(VIP)), config, method, 1);
+    for (number, &millis) in times.iter().enumerate() {
+        let now = Instant::from_secs(1) + Duration::from_millis(millis);
+        let request = packet(addr(CLIENT), addr(VIP), Transport::Udp(b""));
+        let _ = director.handle_packet(&request, now);
+        if number == answered {
+            let reply = packet(server(1), addr(CLIENT), Transport::Udp(b""));
+            let _ = director.handle_packet(&reply, now);
+        }
+    }
+    director.advance(Instant::from_secs(2_000));
+    attempts(&director)
+}
+
+#[test]
+fn udp_attempt_behind_nat_is_unanswered_after_pause_or_its_timeout() {
+    let config = || service("rr", Extras::default());
+    let count = |times: &[u64], answered| datagrams(config(), Forwarding::Nat, times, answered);
+    for times in [&[0][..], &[0, 1], &[0, 1000], &[0, 0, 5000, 10_000]] {
+        assert_eq!(count(times, times.len()), (1, 1), "{times:?}");
+        assert_eq!(count(times, 0), (1, 0), "{times:?}");
+    }
+    assert_eq!(count(&[0, 999, 1_998], 2), (1, 0));
+    // The client does not wait for answers.
+    assert_eq!(count(&[0; 17], 17), (0, 0));
+}
+
+#[test]
+fn udp_attempt_whose_answer_the_director_cannot_see_is_not_counted() {
+    let once = ServiceConfig {
+        flags: ServiceFlags(ServiceFlags::ONE_PACKET),
+        ..service("rr", Extras::default())
+    };
+    assert_eq!(datagrams(once, Forwarding::Nat, &[0, 5000], 2), (0, 0));
+    for method in [Forwarding::Route, Forwarding::Tunnel] {
+        let config = service("rr", Extras::default());
+        assert_eq!(datagrams(config, method, &[0, 5000], 2), (0, 0));
+    }
+}
+
 /// Whether the attempts of the last minute make a server suspicious.
 fn has_suspect(director: &Director) -> bool {
     let service = director.control.services().next().unwrap();
     let of = |server: &Arc<Server>| director.control.server_attempts(server.id()).unwrap();
-    let minutes: Vec<Attempts> = service
-        .servers()
+    let servers: Vec<_> = service.servers().iter().map(of).collect();
+    let minutes = servers.iter().map(|server| server.last_minute);
+    let all = minutes.fold(Attempts::default(), |all, one| all + one);
+    servers
         .iter()
-        .map(|server| of(server).last_minute)
-        .collect();
-    (0..minutes.len()).any(|n| {
-        let others = minutes.iter().enumerate().filter(|(other, _)| *other != n);
-        let others = others.fold(Attempts::default(), |all, (_, one)| all + *one);
-        minutes[n].is_suspicious(others)
-    })
+        .any(|server| server.is_suspicious(all - server.last_minute, false))
 }
 
 /// Ten clients connect to three servers every two seconds: each client sends a SYN, the server

@@ -515,7 +515,7 @@ fn drop_entry_keeps_as_many_connections_as_the_kernel() {
 /// The kernel reads `am_droprate` when the mode changes, and then every second, but not when the
 /// present mode is written again.
 #[test]
-fn rewritten_defence_mode_has_no_immediate_effect() {
+fn drop_packet_written_again_does_not_apply_changed_am_droprate_at_once() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
     director.control.set_sysctl("am_droprate", "2").unwrap();
     director.control.set_sysctl("drop_packet", "3").unwrap();

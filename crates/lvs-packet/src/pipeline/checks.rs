@@ -145,7 +145,8 @@ impl Pipeline {
         u32::try_from(since.as_millis() % DAY_MS).unwrap_or(0)
     }
 
-    /// Lowers the maximum segment size in a SYN to the `mtu` of its path, if configured.
+    /// Lowers the maximum segment size in a SYN, if configured: to a fixed limit, or to a size that
+    /// fits into `mtu` and into the route back to the sender.
     #[inline]
     pub(super) fn clamp_mss<N: Net>(
         &self,

@@ -240,7 +240,7 @@ mod tests {
                 "a name without a final NUL was accepted"
             );
         }
-        // The request is shorter than its header says.
+        // The request is shorter than its header specifies.
         let bytes = request(WRITE, &[9; 41]);
         assert!(
             Request::of(&bytes)

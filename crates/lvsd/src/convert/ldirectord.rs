@@ -492,7 +492,7 @@ impl Building {
         };
         if let Some((directive, _)) = other {
             self.service
-                .lose(directive.lost("its family is not the service's"));
+                .lose(directive.lost("its address family is not the service's"));
         }
         if let Some((directive, value)) = fallback {
             self.fallback(&directive, &value);
@@ -500,7 +500,6 @@ impl Building {
         Some(self.service)
     }
 
-    /// Sets the scheduler flags.
     fn scheduler_flags(&mut self) {
         let scheduler = self
             .service
@@ -788,7 +787,7 @@ impl Building {
         match address(target) {
             Some((ip, _)) if ip.is_ipv6() != self.six => {
                 self.service
-                    .lose(directive.lost("its family is not the service's"));
+                    .lose(directive.lost("its address family is not the service's"));
             }
             Some((ip, number)) => {
                 self.service.sorry = Some(Sorry {

@@ -67,7 +67,7 @@ fn published_files_are_converted() {
 
 /// Known numbers of services and servers, so that an empty result does not pass.
 #[test]
-fn published_files_convert_to_expected_numbers() {
+fn published_files_convert_to_expected_numbers_of_services_and_servers() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let counts = |name: &str| {
         let (_, config) = checked(&directory.join(name));

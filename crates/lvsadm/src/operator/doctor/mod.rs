@@ -239,7 +239,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(u8::from(!findings.is_empty()))
 }
 
-/// Removes counters without packets in the period `since`.
+/// Removes packets that exceeded the MTU, and lost frames, if none occurred in the period `since`.
 fn forget_old(info: &mut Info, reasons: &[ReasonCount], since: Since) {
     let is_old = |name: &str| {
         let mut reasons = reasons.iter();
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_older_than_five_minutes_are_not_reported() {
+    fn doctor_losses_older_than_five_minutes_are_not_reported() {
         let left = |recent, since| {
             let text = r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#;
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn tun_backend_counts_as_routed() {
+    fn doctor_host_with_tun_backend_counts_as_routed() {
         let info = |backend: &str| -> Info {
             let text = format!(
                 r#"{{"interfaces": [{{"name": "x", "backend": "{backend}", "mtu": 1500, "up": true}}]}}"#

@@ -119,8 +119,8 @@
 
   function alerts(o) {
     const all = [];
-    if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: packets of services reach nobody that lvsd knows of. The log of lvsd says why.");
-    if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, the old configuration holds: ${o.loaded.message}`);
+    if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: lvsd does not know whether packets of services are forwarded. The log of lvsd contains the reason.");
+    if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, and the old configuration stays: ${o.loaded.message}`);
     for (const i of o.interfaces) if (!i.up) all.push(`Interface ${i.name} is down${i.down_since === undefined ? "" : ` for ${lasted(i.down_since)}`}.`);
     for (const c of o.conflicts) all.push(`Another host (${c.host ? `${c.host}, ` : ""}${c.mac}) answers for ${c.address}, too${c.since === undefined ? "" : `: for ${lasted(c.since)}, last ${lasted(c.ago)} ago`}.`);
     for (const hop of o.dataplane.silent_hops ?? []) all.push(`The next hop ${hop.address} on ${hop.interface} does not answer, for ${lasted(hop.since)}: packets to it are dropped.`);
@@ -291,9 +291,9 @@
   }
 
   const WHAT = {
-    drain: ["Drain", "gets no new connections; those that it has go on."],
-    maintenance: ["Maintenance", "is drained, for as long as the service's drain says, and then taken out."],
-    ready: ["Put back", "may have connections again, if its checks succeed."],
+    drain: ["Drain", "gets no new connections; its present connections continue."],
+    maintenance: ["Maintenance", "is drained for the time that `drain` of the service sets, and is then removed from the dataplane."],
+    ready: ["Put back", "gets new connections again if its checks succeed."],
   };
 
   function ask(name, service, server, state) {
