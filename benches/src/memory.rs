@@ -322,7 +322,9 @@ impl Pair {
                 .collect();
             let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
             ended
-                .map(|result| result.unwrap_or_else(|_| anyhow::bail!("a thread of a worker panicked")))
+                .map(|result| {
+                    result.unwrap_or_else(|_| anyhow::bail!("a thread of a worker panicked"))
+                })
                 .collect()
         });
         let mut rate = 0.0;

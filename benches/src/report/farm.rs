@@ -213,7 +213,8 @@ pub(super) fn asked(mut clients: Proc, seconds: f64) -> Result<Vec<Asked>> {
     let status = clients.wait(Duration::from_secs_f64(seconds + 10.0))?;
     let log = clients.log();
     let line = log.lines().last().unwrap_or_default();
-    serde_json::from_str(line).with_context(|| format!("the clients ({status}) printed no valid report:\n{log}"))
+    serde_json::from_str(line)
+        .with_context(|| format!("the clients ({status}) printed no valid report:\n{log}"))
 }
 
 /// Parses a number at the end of a line of `ipvsadm`'s listing, with the suffix of a shortened
