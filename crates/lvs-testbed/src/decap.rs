@@ -303,7 +303,7 @@ mod tests {
             (source(V4, GUE), &gue, 0x45, four),
             (source(V6, UDP), &udp, 0x45, four),
         ] {
-            let frame = unwrapped(from, headers, first).expect("a whole packet");
+            let frame = unwrapped(from, headers, first).expect("the packet is unpacked");
             assert_eq!(frame[..14], want, "{from:?}");
             assert_eq!(frame.len(), 14 + 43, "{from:?}");
         }

@@ -97,7 +97,7 @@ pub fn connections(text: &str) -> Result<Vec<Connection>> {
                 destination,
             ] = words[..]
             else {
-                anyhow::bail!("not a connection: {line:?}");
+                anyhow::bail!("the line is not a connection: {line:?}");
             };
             let (minutes, seconds) = expires
                 .split_once(':')
@@ -132,14 +132,14 @@ mod tests {
             ("TCP", "rr")
         );
         assert!(rows[1].is_server());
-        assert_eq!(rows[1].number(3).expect("a number"), 500);
+        assert_eq!(rows[1].number(3).expect("the column is a number"), 500);
     }
 
     #[test]
     fn connection_listing_is_parsed() {
         let text = "IPVS connection entries\npro expire state       source             virtual            destination\n\
                     TCP 01:59  TIME_WAIT   192.0.2.100:40000 192.0.2.10:80      10.0.0.11:80\n";
-        let connections = connections(text).expect("well formed");
+        let connections = connections(text).expect("the listing is parsed");
         assert_eq!(connections.len(), 1);
         assert_eq!(
             (connections[0].expires, connections[0].state.as_str()),

@@ -515,7 +515,7 @@ fn request(
     let mut stream = match connection.take() {
         Some(stream) => stream,
         None => {
-            let stream = connect(options, port, timeout).context("cannot connect")?;
+            let stream = connect(options, port, timeout).context("cannot connect to the server")?;
             BufReader::with_capacity(64 << 10, stream)
         }
     };

@@ -335,8 +335,8 @@ mod tests {
             }
             all.push(more);
             for packet in all {
-                SlicedPacket::from_ip(&packet).expect("a packet");
-                let parts = oracle::parts(&packet).expect("a header");
+                SlicedPacket::from_ip(&packet).expect("the packet is parsed");
+                let parts = oracle::parts(&packet).expect("the header is parsed");
                 assert_eq!(oracle::health(&packet, &parts), Health::Right);
                 assert_eq!((parts.src, parts.dst), (a.ip(), b.ip()));
             }
@@ -344,7 +344,11 @@ mod tests {
             let pieces = fragments(&whole, &[16, 48], 7);
             assert_eq!(pieces.len(), 3);
             for piece in pieces {
-                assert!(oracle::parts(&piece).expect("a header").fragment);
+                assert!(
+                    oracle::parts(&piece)
+                        .expect("the header is parsed")
+                        .fragment
+                );
             }
         }
     }

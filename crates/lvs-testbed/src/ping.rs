@@ -39,7 +39,7 @@ pub fn run(options: &PingOptions) -> Result<()> {
         .context("cannot open a raw socket (CAP_NET_RAW is needed)")?;
     socket.connect(&SocketAddr::new(options.addr, 0).into())?;
     let [a, b] = (std::process::id() & 0xffff).to_be_bytes()[2..] else {
-        bail!("four bytes");
+        bail!("the process id cannot be split into bytes");
     };
     let mut message = vec![request, 0, 0, 0, a, b, 0, 1];
     message.extend((0..options.size).map(|number| number.to_be_bytes()[1]));

@@ -57,7 +57,8 @@ pub struct Honest {
     /// 99th percentile of the times of the served connections, from the SYN to the last byte, in
     /// milliseconds.
     pub p99_ms: f64,
-    /// The longest time between the ends of two correct answers or downloads, in milliseconds.
+    /// The longest time between the ends of two consecutive correct answers or downloads, in
+    /// milliseconds.
     pub silence_ms: f64,
     /// Number of answers and downloads that contained a wrong byte.
     pub wrong: u64,

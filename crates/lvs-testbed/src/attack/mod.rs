@@ -388,7 +388,7 @@ pub fn main(options: &AttackOptions) -> Result<()> {
         if options.json {
             println!("{}", serde_json::to_string(&outcome)?);
         } else {
-            eprintln!("{name}: {} sent", outcome.sent);
+            eprintln!("{name}: {} frames or requests sent", outcome.sent);
         }
         outcomes.push(outcome);
     }
@@ -410,7 +410,7 @@ fn table(outcomes: &[Outcome]) -> String {
         text.push_str(&format!(
             "{}: {}\n  served    {:.2} % ({:.2} % without the attack), {} failed; downloads {} of {}\n  \
              latency   p50 {:.1} ms ({:.1}), p99 {:.1} ms ({:.1})\n  silence   {:.0} ms ({:.0})\n  \
-             memory    {} MB above idle\n  sent      {}; back to servers {}\n  dropped   {}\n",
+             memory    {} MB above idle\n  sent      {}; UDP datagrams at servers {}\n  dropped   {}\n",
             outcome.name,
             outcome.bound,
             beside.success(),

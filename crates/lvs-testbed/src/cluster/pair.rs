@@ -535,8 +535,11 @@ impl Lab {
                 }
                 let reported = self.lvsd(0, &["status"])?;
                 let reported = reported.lines().find(|line| line.starts_with("etcd "));
-                self.reported
-                    .push(reported.context("the status contains no etcd")?.to_owned());
+                self.reported.push(
+                    reported
+                        .context("lvsd status has no line about etcd")?
+                        .to_owned(),
+                );
                 let outages = self.there_and_back()?;
                 for host in self.hosts() {
                     super::end_etcd_loss(host)?;

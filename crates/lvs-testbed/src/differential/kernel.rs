@@ -155,7 +155,7 @@ fn service_line(service: &Value) -> anyhow::Result<String> {
                 line += &format!(" -p {}", service.maybe_number("timeout").unwrap_or(360));
             }
             Some("ops") => line += " -o",
-            other => bail!("unknown flag {other:?}"),
+            other => bail!("unknown service flag {other:?}"),
         }
     }
     Ok(line)
@@ -367,7 +367,7 @@ fn entry(line: &str) -> anyhow::Result<Value> {
         ..,
     ] = words[..]
     else {
-        bail!("too few columns");
+        bail!("the entry has too few columns");
     };
     let end = |addr: &str, port: &str| -> anyhow::Result<String> {
         let addr = addr.trim_matches(['[', ']']);
@@ -395,12 +395,12 @@ mod tests {
     #[test]
     fn connection_entries_of_both_families_are_parsed() {
         let four = "TCP C0000201 0FA0 0A000909 0050 0A010909 1F90 SYN_RECV        59";
-        let entry4 = entry(four).expect("an entry");
+        let entry4 = entry(four).expect("the entry is parsed");
         assert_eq!(entry4["client"], "192.0.2.1:4000");
         assert_eq!(entry4["dest"], "10.1.9.9:8080");
         let six = "UDP [2001:0db8:0000:0000:0000:0000:0000:0001] 0FA0 [fd00:0000:0000:0000:0000:0000:0000:0001] 0035 \
                    [fd00:0001:0000:0000:0000:0000:0000:0002] 0035 UDP            299 sip abc";
-        let entry6 = entry(six).expect("an entry");
+        let entry6 = entry(six).expect("the entry is parsed");
         assert_eq!(entry6["virtual"], "[fd00::1]:53");
         assert_eq!(entry6["pe"], "sip abc");
         assert!(entry("TCP C0000201 0FA0").is_err());

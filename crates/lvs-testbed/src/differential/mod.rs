@@ -151,7 +151,11 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
             chunk.len(),
             input.display()
         );
-        eprintln!("{} of {} recorded", number * CHUNK + seen, cases.len());
+        eprintln!(
+            "{} of {} cases recorded",
+            number * CHUNK + seen,
+            cases.len()
+        );
     }
     Ok(skipped)
 }

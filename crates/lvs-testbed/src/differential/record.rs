@@ -353,7 +353,7 @@ mod tests {
             ipv4::set_id(&mut whole, id);
             ipv4::finish_header(&mut whole);
             let frame = packet::ethernet_ip([2; 6], [4; 6], &whole);
-            let fields = mask(&frame, &frame, &[], Some(7)).expect("the same");
+            let fields = mask(&frame, &frame, &[], Some(7)).expect("the frames are equal");
             assert_eq!(!fields.is_empty(), masked, "{id}");
         }
     }

@@ -246,7 +246,7 @@ impl Bed {
         if scene.method.forwarding == Forwarding::FullNat {
             let pool = scene.locals.map(LocalAddress::new).into();
             let set = control.set_local_pool(pool, false);
-            set.expect("no other field is used");
+            set.expect("the local addresses are valid");
         }
         for (key, config) in scene.services() {
             control
@@ -452,7 +452,11 @@ impl Bed {
                 let (addr, mut config) = self.scene.server(number, &offer);
                 config.weight = weight;
                 let done = self.director.control.edit_server(&key, addr, &config);
-                assert_eq!(done.is_ok(), self.present[number], "{done:?}");
+                assert_eq!(
+                    done.is_ok(),
+                    self.present[number],
+                    "the edit of a server must succeed only if the server is present: {done:?}"
+                );
             }
         }
     }

@@ -343,7 +343,7 @@ fn list(executable: &Path, options: &[&str]) -> Result<Vec<String>> {
         .with_context(|| executable.display().to_string())?;
     ensure!(
         output.status.success(),
-        "{} --list: {}",
+        "{} --list failed: {}",
         executable.display(),
         output.status
     );
