@@ -63,7 +63,7 @@ pub(crate) enum Purpose {
     Tcp,
     /// As [`Tcp`](Purpose::Tcp), but the servers are started for each measurement.
     Transfer,
-    /// Round trips during a paced flood.
+    /// Round trips of single packets, without other load and during a paced flood.
     Ping,
 }
 

@@ -17,7 +17,6 @@ use crate::site::{Forward, Site, SiteOptions, Topology};
 
 /// A VIP with a service for all ports.
 const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
-/// The port of the echo service.
 const ECHO: u16 = 7;
 
 struct Bed {

@@ -347,7 +347,7 @@ impl Counters {
     }
 }
 
-/// Packets that the directors have dropped, by reason.
+/// Number of packets that the directors have dropped, by reason.
 fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeMap<String, u64> {
     let mut lost = BTreeMap::new();
     for director in directors {

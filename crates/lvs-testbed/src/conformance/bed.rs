@@ -563,7 +563,7 @@ impl Bed {
         }
     }
 
-    /// Hides replies to the host's own clients from the host.
+    /// Grants the pipeline's requests to intercept replies to clients on the host itself.
     fn intercept_local_clients(&mut self) {
         for request in std::mem::take(&mut self.output.requests) {
             if let Request::InterceptLocalClient(client) = request {

@@ -112,11 +112,12 @@ struct Model {
     scheduler: &'static str,
     persistent: bool,
     records: Vec<Record>,
-    /// Records of the service, the newest first.
+    /// Indices in `records` of the service's servers, the newest first.
     list: Vec<usize>,
     conns: Vec<Conn>,
     templates: Vec<Template>,
-    /// The server that round robin chose last; `None` for the head of the list.
+    /// Index in `records` of the server after which round robin continues; `None` if it starts at
+    /// the head of `list`.
     last: Option<usize>,
     now: u64,
     trash_at: Option<u64>,

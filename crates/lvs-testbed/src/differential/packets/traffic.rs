@@ -13,7 +13,7 @@ use crate::packet;
 
 /// The director's link-layer addresses on the two links.
 const DIRECTOR: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xc1], [2, 0, 0, 0, 0, 0x51]];
-/// The gateway to the clients.
+/// The link-layer address of the gateway to the clients.
 const GATEWAY: [u8; 6] = [2, 0, 0, 0, 0, 0xc2];
 
 const SYN: u8 = 2;
