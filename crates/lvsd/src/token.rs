@@ -160,7 +160,7 @@ impl Token {
         let len = words.len().min(padded.len());
         padded[..len].copy_from_slice(&words[..len]);
         // The last byte of `own` is always zero, so that a longer text cannot match.
-        bool::from(own.ct_eq(&padded))
+        bool::from(own.ct_eq(&padded)) && words.len() == self.0.len()
     }
 }
 
@@ -180,6 +180,7 @@ mod tests {
             b"0123456789abcde",
             b"0123456789abcdeF",
             b"0123456789abcdef0",
+            b"0123456789abcdef\0",
             &[b'0'; 5000],
         ] {
             assert!(!token.is(other));

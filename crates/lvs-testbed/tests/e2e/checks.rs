@@ -382,10 +382,9 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
         // Direct routing and tunnels cannot translate ports: only one service, at port 80, is
         // checked.
         _ => {
-            let (own, clients) = text
+            let (_, clients) = text
                 .split_once("[[service]]\nname = \"clients\"")
                 .context("the file has no service clients")?;
-            let _ = own;
             format!("[[service]]\nname = \"clients\"{clients}").replace(":8080", ":80")
         }
     };

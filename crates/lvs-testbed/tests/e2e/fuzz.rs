@@ -99,6 +99,9 @@ fn each_fuzz_target_has_a_program_below_fuzz() {
         std::fs::read_to_string(fuzz.join("Cargo.toml")).expect("fuzz/Cargo.toml cannot be read");
     for (name, _) in TARGETS {
         assert!(manifest.contains(&format!("name = \"{name}\"")), "{name}");
-        assert!(fuzz.join(format!("fuzz_targets/{name}.rs")).is_file());
+        let program = std::fs::read_to_string(fuzz.join(format!("fuzz_targets/{name}.rs")))
+            .unwrap_or_else(|error| panic!("fuzz/fuzz_targets/{name}.rs: {error}"));
+        let call = format!("lvs_testbed::fuzz::{name}(bytes)");
+        assert!(program.contains(&call), "{name} does not call {call}");
     }
 }

@@ -571,14 +571,20 @@ fn only_item(array: &str) -> Option<&str> {
     (simple && !item.contains('\n')).then_some(item)
 }
 
+/// Replaces serde's word for the type of a value by that of the file; the value follows it.
 fn plain(found: &str) -> String {
-    found
-        .replace("map", "a table")
-        .replace("sequence", "an array")
-        .replace("integer", "the number")
-        .replace("floating point", "the number")
-        .replace("boolean", "the word")
-        .replace("string", "the string")
+    const WORDS: [(&str, &str); 6] = [
+        ("map", "a table"),
+        ("sequence", "an array"),
+        ("integer", "the number"),
+        ("floating point", "the number"),
+        ("boolean", "the word"),
+        ("string", "the string"),
+    ];
+    let known = WORDS
+        .iter()
+        .find_map(|(word, new)| Some((new, found.strip_prefix(word)?)));
+    known.map_or_else(|| found.to_owned(), |(new, value)| format!("{new}{value}"))
 }
 
 fn one_line(message: &str) -> String {

@@ -182,8 +182,8 @@ pub enum Step {
     Interrupted,
     /// No dataplane answers at present. The next step is due after this time.
     Waiting(Duration),
-    /// The daemon must exit, for this reason: no dataplane has answered since the start and none
-    /// can be started, or the proxy cannot be started.
+    /// The daemon must exit, for this reason: no dataplane has answered since the start, and the
+    /// dataplane or the proxy cannot be started.
     Fatal(String),
 }
 

@@ -428,7 +428,11 @@ impl Checker<'_> {
                 quorum_of(most, least)
             }
         };
-        if self.complete && servers > 0 && usize::try_from(read.up).is_ok_and(|up| up > servers) {
+        if self.complete
+            && servers > 0
+            && raw.discover.is_none()
+            && usize::try_from(read.up).is_ok_and(|up| up > servers)
+        {
             self.report(
                 Diagnostic::warning(
                     quorum.span(),

@@ -67,6 +67,14 @@ error: value of a wrong type
 }
 
 #[test]
+fn string_of_wrong_type_is_reported_as_written() {
+    let text = "[[service]]\naddress = \"192.0.2.10:80\"\n[[service.server]]\naddress = \"10.0.0.1\"\nweight = \"roadmap\"\n";
+    let report = Config::from_toml("test.toml", text).expect_err("the invalid file is accepted");
+    let report = report.to_string();
+    assert!(report.contains("found the string \"roadmap\""), "{report}");
+}
+
+#[test]
 fn file_with_warnings_only_is_accepted() {
     let text = "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ncheck = { type = \"tcp\", interval = \"1s\", timeout = \"3s\" }\n[[service.server]]\naddress = \"10.0.0.1\"\n";
     let (_, warnings) = Config::from_toml("test.toml", text).unwrap();

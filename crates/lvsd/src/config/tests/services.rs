@@ -291,6 +291,15 @@ fn invalid_quorum_and_sorry_keys_are_reported() {
     }
 }
 
+#[test]
+fn quorum_above_listed_servers_is_accepted_with_discovery() {
+    let text = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\nquorum = 5\n\
+                check = { type = \"tcp\" }\nservers = [\"10.0.0.1\"]\n\
+                discover = { dns = \"www.example.org\" }\n";
+    let (_, report) = Config::from_toml("test.toml", text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(report.findings.len(), 0, "{report}");
+}
+
 /// A check would need a port; lvsd does not check a sorry server.
 #[test]
 fn sorry_server_without_port_is_accepted_and_not_checked() {
