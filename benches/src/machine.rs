@@ -14,8 +14,8 @@ use serde::Serialize;
 
 /// Maximum CPU time of other programs during a measurement that counts, as a share of one core.
 const FOREIGN_MAX: f64 = 0.05;
-/// Maximum CPU time that the hypervisor gives to other guests during a measurement that counts, as a
-/// share of one core.
+/// Maximum CPU time that the hypervisor gives to other guests during a measurement that counts, as
+/// a share of one core.
 const STEAL_MAX: f64 = 0.03;
 
 /// Binds the calling thread to a core.

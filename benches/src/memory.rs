@@ -202,7 +202,7 @@ impl Pipeline {
             ..Setup::default()
         };
         let mut rig = setup.rig()?;
-        let worker = rig.workers.pop().expect("at least one exists");
+        let worker = rig.workers.pop().expect("the rig has a worker");
         Self::of(worker, 0..connections, clients)
     }
 

@@ -134,8 +134,8 @@ fn trips(target: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Measures clients while `during` runs: round trips of one byte in each direction over TCP. Returns
-/// the result of `during`, and a text with the round-trip times.
+/// Measures clients while `during` runs: round trips of one byte in each direction over TCP.
+/// Returns the result of `during`, and a text with the round-trip times.
 pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
     let mut child = site
         .client

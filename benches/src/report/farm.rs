@@ -38,7 +38,7 @@ pub(super) struct Farm {
     daemon: Option<Proc>,
 }
 
-/// The address of a server, by its number.
+/// The address of a server, by its number from 0.
 pub(super) fn address(server: usize) -> String {
     format!("10.72.0.{}", 11 + server)
 }

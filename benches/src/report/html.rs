@@ -360,7 +360,6 @@ th,td{border-bottom:1px solid #ccc;padding:.2rem .6rem;text-align:right}th:first
 @media print{body{max-width:none;font-size:10pt}figure,tr{break-inside:avoid}.wide{overflow:visible}}
 ";
 
-/// The complete page.
 pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Result<String> {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\

@@ -85,7 +85,7 @@ impl<'a> Asked<'a> {
         let step = self.cluster.step(&load, rate.into(), self.seconds)?;
         let after = Snapshot::take();
         if let Some(failed) = self.cluster.failed().first() {
-            bail!("{}: {}", failed.host, failed.why);
+            bail!("host {} failed: {}", failed.host, failed.why);
         }
         let devices = director_devices(self.bed);
         let used = after.since(&before, self.bed.pid(), &devices);

@@ -727,7 +727,7 @@ fn fragments_and_icmp_errors_at_another_director_reach_their_server() -> Result<
         (false, true) => [2, 0],
         _ => bail!("the connections are not divided in turn: {listing}"),
     };
-    let router = site.router.as_ref().context("the site has a router")?;
+    let router = site.router.as_ref().context("the site has no router")?;
     router.sh(&format!("ip route replace {vip}/32 via {TWO}"))?;
     let client = "198.51.100.100";
     let send = || -> Result<()> {
