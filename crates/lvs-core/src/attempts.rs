@@ -53,8 +53,9 @@ impl Attempts {
     /// to all other servers of its service in the same period.
     ///
     /// A flood of SYNs or a scan reaches all servers of a service alike. So a server is suspicious
-    /// only if half of its connections or more are unanswered, or a tenth or more and four times
-    /// the share of the other servers.
+    /// only if half of its connections or more are unanswered, or a tenth or more and at least four
+    /// times the share of the other servers. Fewer than three unanswered connections are never
+    /// suspicious.
     pub fn is_suspicious(self, others: Self) -> bool {
         let Self { opened, unanswered } = self;
         // A connection may have been opened before the counted interval.

@@ -86,7 +86,7 @@ impl fmt::Display for Error {
                 "a server whose address family differs from its service's needs a tunnel, and no \
                  synchronisation daemon may run"
             }
-            Self::Protocol => "a service is for TCP, UDP or SCTP",
+            Self::Protocol => "the protocol of a service must be TCP, UDP or SCTP",
             Self::ZeroMark => "a firewall mark must not be 0",
             Self::PrefixLength => "an IPv6 prefix length is between 1 and 128",
             Self::TimeoutRange => "a timeout is at most 8589934 seconds",

@@ -158,7 +158,7 @@ pub mod full_nat {
 pub mod offload {
     pub use crate::shard::{LocalChange, LocalEnd, Offer, OffloadState, Unpublished};
 }
-/// Results of items received from peers.
+/// Results of items received from peers, and the position in a walk over the digests of services.
 pub mod replication {
     pub use crate::control::{DigestWalk, ItemResults, TakenOver};
 }

@@ -290,14 +290,15 @@ impl Server {
         (tenths < 10).then_some(tenths * 10)
     }
 
-    /// The server's response time to new connections. It is measured for TCP with NAT; for other
-    /// protocols, only if the service's scheduler uses it.
+    /// The server's response time to new connections. It is measured with NAT and full NAT: always
+    /// for TCP; for other protocols, only if the service's scheduler uses it, or if
+    /// [`count_unanswered`](Extras::count_unanswered) is set.
     pub const fn latency(&self) -> &Latency {
         &self.latency
     }
 
     /// Number of consecutive attempts to open a TCP connection that the server has refused (RST),
-    /// or that the client has repeated without an answer. Only servers with NAT are counted.
+    /// or that the client has repeated without an answer. Counted only with NAT and full NAT.
     pub fn unanswered(&self) -> u32 {
         self.unanswered.load(Relaxed)
     }

@@ -408,8 +408,8 @@ pub struct SyncState {
     pub taken: u64,
     /// Number of connections that were removed because they ended at a peer.
     pub ended: u64,
-    /// Number of connections that this director took over from a peer, because a packet arrived
-    /// here later than the last one at the peer.
+    /// Number of received items that were ignored because this director owns the connection: its
+    /// latest packet arrived here.
     pub kept: u64,
     /// Number of received items that were ignored because their content is invalid or
     /// contradictory.
@@ -1008,7 +1008,7 @@ pub struct Timeouts {
     pub tcp: u32,
     /// Timeout of the state TCP FIN_WAIT.
     pub tcp_fin: u32,
-    /// UDP.
+    /// Timeout of UDP connections.
     pub udp: u32,
 }
 
@@ -1167,9 +1167,9 @@ pub enum FailureCode {
     Exists,
     /// The service does not exist (ESRCH).
     NoService,
-    /// The real server does not exist (ENOENT).
+    /// The real server or the sysctl does not exist (ENOENT).
     NoServer,
-    /// The scheduler or persistence engine does not exist (ENOENT).
+    /// The scheduler, persistence engine or helper does not exist (ENOENT).
     NoScheduler,
     /// A value that is not allowed (EINVAL).
     Invalid,
@@ -1189,7 +1189,7 @@ pub enum FailureCode {
     Running,
     /// Full NAT requires a local address of the service's family, and none is configured.
     NoLocalAddress,
-    /// This dataplane does not support the call, or not yet.
+    /// This dataplane does not support the call or this combination of settings.
     Unsupported,
     /// The line is not a request.
     Malformed,

@@ -80,7 +80,8 @@ impl Control {
         }
     }
 
-    /// The time at which [`advance`](Self::advance) must be called next.
+    /// The time at which [`advance`](Self::advance) must be called next; `None` until the caller
+    /// has set the clock.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let templates = self.templates.table.next_wakeup();
         self.next_event.into_iter().chain(templates).min()

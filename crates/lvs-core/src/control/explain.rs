@@ -43,17 +43,18 @@ pub struct Explanation {
     pub slot: Option<HashSlot>,
     /// The service's servers, in the kernel's order.
     pub candidates: Vec<Candidate>,
-    /// The server that would receive the connection.
+    /// The server of the packet's connection, or of the connection that the packet would open.
     pub server: Option<SocketAddr>,
     /// The decision, in a sentence.
     pub verdict: String,
     /// The reason why the packet opens no connection: the name of a [`DropReason`] or an
-    /// [`AcceptReason`]. Empty if it opens one, or if the result cannot be predicted.
+    /// [`AcceptReason`]. Empty if the packet opens one or belongs to one, or if the result cannot
+    /// be predicted.
     pub reason: String,
     /// Whether the kernel fast path forwards the packet's connection, or the connection that it
     /// would open. The dataplane sets this field, not the core.
     pub fast_path: Option<bool>,
-    /// The reason why packets are not offloaded; empty if they are.
+    /// The reason why the connection is not offloaded; empty if it is, or if there is none.
     pub fast_path_why: String,
 }
 
@@ -559,7 +560,7 @@ mod tests {
                 let verdict = director.handle_packet(&meta, Instant::ZERO);
                 let target = match verdict {
                     Verdict::Forward(forward) => Some(forward.target),
-                    // `ovf` refuses connections when each server has as many as its weight.
+                    // `ovf` refuses connections when each server has more than its weight.
                     _ => None,
                 };
                 assert_eq!(first.server, target, "{scheduler}");

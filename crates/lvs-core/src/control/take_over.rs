@@ -32,14 +32,14 @@ const TIMEOUT: u32 = 180;
 /// unknown.
 const TIE: Duration = RECENT;
 
-/// Results of received synchronisation messages.
+/// Numbers of received connections and templates, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Number of connections that were added to the table or updated in it.
+    /// Connections and templates that were added to their table or updated in it.
     pub taken: u64,
-    /// Number of ignored connections, because their content is invalid.
+    /// Connections and templates that were ignored, because their content is invalid.
     pub nonsense: u64,
-    /// Number of connections that could not be stored because the table was full.
+    /// Connections and templates that could not be stored, because their table was full.
     pub no_room: u64,
 }
 
@@ -47,8 +47,7 @@ pub struct TakenOver {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ItemResults {
-    /// Numbers of connections that were stored, that were invalid, and that did not fit into the
-    /// table.
+    /// Numbers of items that were stored, that were invalid, and that did not fit into a table.
     pub taken: TakenOver,
     /// Number of connections that were removed because they ended at the peer.
     pub ended: u64,
@@ -105,7 +104,9 @@ impl Control {
     /// in this `Control`. If a packet of a connection has just arrived at the peer, the peer owns
     /// the connection. Otherwise this director stays the owner of a connection whose last packet
     /// arrived here later than at the peer. If the order is not known, `keeps_ties` decides whether
-    /// it stays the owner; `keeps_ties` must be true at exactly one of the two directors.
+    /// it stays the owner; `keeps_ties` must be true at exactly one of the two directors. Nothing
+    /// changes if `shard` has no replication ([`Shard::keep_replicas`]) or belongs to another
+    /// director.
     pub fn apply_items(
         &mut self,
         shard: &mut Shard,

@@ -531,6 +531,10 @@ mod tests {
         assert_eq!(read(0x11, 10), (10, Some(0), false));
         assert_eq!(read(0x10, 64_000), (63_999, Some(0), false));
         assert_eq!(Numbers::read(&[0; 12]), None);
-        assert_eq!(Numbers::read(&[0xf0; 30]), None, "the options are cut");
+        assert_eq!(
+            Numbers::read(&[0xf0; 30]),
+            None,
+            "truncated options were read"
+        );
     }
 }

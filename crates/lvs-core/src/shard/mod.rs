@@ -422,7 +422,6 @@ impl Shard {
         any
     }
 
-    /// The links to all servers, for changes.
     pub(crate) const fn links(&mut self) -> &mut Links {
         &mut self.links
     }

@@ -52,7 +52,7 @@ pub(crate) struct Hand {
 }
 
 impl Shard {
-    /// Number of connections that were evicted to make room for new ones.
+    /// Numbers of connections that were evicted to make room for new ones, by kind.
     pub const fn evictions(&self) -> Evictions {
         self.hand.taken
     }

@@ -459,7 +459,7 @@ fn missing_or_foreign_shard_is_refused() {
 }
 
 #[test]
-fn stale_decision_is_repeated() {
+fn admit_with_outdated_result_of_shard_forwards_packet() {
     // When `Control` gets the shard's result, it is out of date.
     let mut director = small(16);
     director.control.set_sysctl("conn_reuse_mode", "1").unwrap();

@@ -64,7 +64,8 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// Services that were added, edited or deleted, or whose servers changed.
+    /// Services that were added, edited or deleted, and services with servers that were. Services
+    /// that a flush deleted are not included ([`flushed`](Self::flushed)).
     pub fn services(&self) -> impl ExactSizeIterator<Item = ServiceKey> + '_ {
         self.services.iter().map(|&key| key.into())
     }

@@ -76,7 +76,9 @@ impl fmt::Display for LayoutError {
                 "the connection table has layout {version}, and this program reads layout {}",
                 Layout::VERSION
             ),
-            Self::Damaged => f.write_str("the description of the connection table is damaged"),
+            Self::Damaged => f.write_str(
+                "the description of the connection table is damaged, or its memory is too short",
+            ),
         }
     }
 }
@@ -100,8 +102,9 @@ impl Layout {
     /// Minimum number of overflow slots; a table for fewer connections has one for each connection.
     const OVERFLOW_MIN: usize = 1 << 18;
 
-    /// A layout for at most `connections`, which may all be IPv4 or all IPv6: 85 of 100 slots of a
-    /// width are used when the table is full. `seed` keys the hash function.
+    /// A layout for at most `connections` (limited to 1 to 2^29), which may all be IPv4 or all
+    /// IPv6: 85 of 100 slots of a width are used when the table is full. `seed` keys the hash
+    /// function.
     pub fn new(connections: usize, seed: u64) -> Self {
         // The handles of the three regions together fit into 31 bits.
         let connections = connections.clamp(1, 1 << 29);
@@ -340,7 +343,7 @@ impl Memory {
     /// Each region begins at a cache line.
     ///
     /// # Errors
-    /// [`LayoutError::Damaged`] if a region is too short.
+    /// [`LayoutError::Damaged`] if a region is too short, or the layout has no narrow buckets.
     pub fn new(layout: Layout, regions: [Region; 5]) -> Result<Self, LayoutError> {
         let mut both = regions.iter().zip(layout.region_words());
         if both.any(|(region, words)| region.len() < words) || layout.narrow_buckets == 0 {
@@ -411,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn layout_with_few_wide_slots_is_small() {
+    fn layout_with_fewer_wide_slots_needs_less_memory() {
         let all = Layout::new(10_000_000, 1);
         let few = all.with_wide(2_500_000);
         assert!(all.bytes() > 2_300_000_000);
@@ -455,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_beyond_the_limit_is_an_error() {
+    fn region_larger_than_available_memory_returns_none() {
         for words in [usize::MAX / 32, usize::MAX / 8, usize::MAX] {
             assert!(Region::heap(words).is_none());
         }

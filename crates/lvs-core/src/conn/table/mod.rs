@@ -282,7 +282,7 @@ impl ConnTable {
         Entry::narrow(self.slots.narrow_line(handle as usize))
     }
 
-    /// Whether look-ups find the entry in its buckets: it needs no search in the overflow's index.
+    /// Whether the entry is in one of its buckets, and not in the overflow.
     pub(crate) fn is_in_place(&self, handle: u32) -> bool {
         self.slots.in_place(handle)
     }

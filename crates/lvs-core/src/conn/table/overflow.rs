@@ -85,7 +85,7 @@ pub(super) struct Overflow {
     /// Number of entries in the overflow for each first bucket. The key is whether the bucket has
     /// narrow slots, and the number of the bucket.
     pub(super) homes: BTreeMap<(bool, usize), u32>,
-    /// Incremented for each inserted entry.
+    /// Incremented for each entry that is inserted into the overflow or changed in it.
     pub(super) sequence: u64,
 }
 
