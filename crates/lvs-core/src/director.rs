@@ -122,9 +122,9 @@ impl Director {
         self.shard.end_down(now, budget)
     }
 
-    /// Removes at once the connection of the client's packets with this tuple. For an embedding
-    /// program that has both sockets of the connection, as a proxy does, and closes them. Returns
-    /// `false`, without a change, if there is no such connection, or if it controls other
+    /// Removes at once the connection of the client's packets with this tuple. An embedding program
+    /// that has both sockets of the connection, such as a proxy, calls this when it closes them.
+    /// Returns `false`, without a change, if there is no such connection, or if it controls other
     /// connections.
     ///
     /// ```

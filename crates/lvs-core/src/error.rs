@@ -61,8 +61,7 @@ pub enum Error {
     UnknownHelper,
     /// The ports of a helper contain 0, contain a port twice, or are too many (EINVAL).
     HelperPorts,
-    /// The maximum number of pins exists, and their connections have not arrived yet
-    /// ([`Control::pin`](crate::Control::pin)).
+    /// 16,384 pins already wait for their connections ([`Control::pin`](crate::Control::pin)).
     TooManyPins,
     /// The kernel's IPVS supports this, but the director does not yet; the text names it.
     Unsupported(&'static str),

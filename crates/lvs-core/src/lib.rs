@@ -132,8 +132,8 @@ mod verdict;
 pub(crate) use conn::State;
 pub use control::{Control, Options, Service};
 pub use director::Director;
-/// Changes that the FTP helper makes to the text of FTP commands, and to the sequence numbers of
-/// later segments.
+/// Changes that the FTP helper makes to the text of a server's replies, and to the sequence numbers
+/// of later segments.
 pub mod edit {
     pub use crate::verdict::{Edit, Replacement, Shift};
 }

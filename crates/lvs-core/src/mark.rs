@@ -72,9 +72,9 @@ pub struct MarkRule {
     /// Source prefix of the packets; `None` for all sources.
     pub source: Option<Prefix>,
     /// Destination prefix of the packets. A rule that sets a mark must have one, because the
-    /// dataplane must hide the packets from the host's network stack. `None` means all packets to
-    /// services, which are hidden in any case; it requires a source, and an action other than a
-    /// mark.
+    /// dataplane must hide the packets from the host's network stack. `None` means the packets to
+    /// all services, which are hidden in any case. A rule without a destination must have a source,
+    /// and an action other than a mark.
     pub destination: Option<Prefix>,
     /// The protocol of the packets: TCP, UDP or SCTP; `None` for all three.
     pub protocol: Option<Protocol>,

@@ -27,8 +27,8 @@ pub struct Request {
 /// An algorithm that chooses among real servers.
 ///
 /// A user-defined implementation can be used like the built-in ones: register it with
-/// [`Registry::register`](crate::Registry::register). The calls about changes of the list are made
-/// *after* the change.
+/// [`Registry::register`](crate::Registry::register). The methods that report changes of the list
+/// of servers are called *after* the change.
 pub trait Scheduler: fmt::Debug + Send {
     /// Chooses a server for a new connection: an index into `servers`, or `None` if no server
     /// accepts it.

@@ -71,7 +71,7 @@ pub enum Tunnel {
 /// Properties of a type of tunnel.
 #[derive(Debug)]
 pub struct TunnelType {
-    /// The word of ipvsadm's grammar, the control protocol and `lvsd`.
+    /// The name in ipvsadm's options, in the control protocol and in the file of `lvsd`.
     pub name: &'static str,
     /// The name of the tunnel type in messages.
     pub title: &'static str,

@@ -237,8 +237,8 @@ pub struct Info {
     pub local_clients: Option<Waiting>,
     /// Virtual addresses that the dataplane owns.
     pub own_vips: Vec<core::net::IpAddr>,
-    /// Virtual addresses that are announced by routes
-    /// ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)), or will be.
+    /// Virtual addresses that are announced by routes, or that will be
+    /// ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced: Vec<AnnouncedVip>,
     /// Seconds since a client last set the announced addresses.
@@ -325,7 +325,7 @@ pub struct WorkerInfo {
     /// Number of times that the kernel demoted the worker from real-time scheduling, because the
     /// worker used more than half of a processor.
     pub demoted: u64,
-    /// Packets and bytes that the worker has forwarded.
+    /// Connections, packets and bytes of the worker.
     pub counts: Counts,
 }
 
@@ -356,10 +356,10 @@ pub struct SyncCounts {
     pub malformed: u64,
     /// Number of messages with another syncid than that of the backup.
     pub other_id: u64,
-    /// Number of received connections that were ignored because their content is invalid or
-    /// contradictory.
+    /// Number of received connections and templates that were ignored because their content is
+    /// invalid or contradictory.
     pub nonsense: u64,
-    /// Number of connections that were dropped because the table was full.
+    /// Number of received connections and templates that were dropped because the table was full.
     pub no_room: u64,
 }
 
@@ -414,7 +414,7 @@ pub struct SyncState {
     /// Number of received items that were ignored because their content is invalid or
     /// contradictory.
     pub nonsense: u64,
-    /// Number of connections that were dropped because the table was full.
+    /// Number of received connections and templates that were dropped because the table was full.
     pub no_room: u64,
     /// Number of requests of peers to resend missing items.
     pub repairs: u64,
@@ -456,7 +456,7 @@ pub struct TablesInfo {
     pub seconds: u64,
 }
 
-/// Result of a comparison of the tables of two directors.
+/// Result of a comparison of the services and servers of two directors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TablesState {
@@ -467,9 +467,9 @@ pub enum TablesState {
     Older,
     /// Both directors choose the same servers for all clients.
     Alike,
-    /// The tables differ, as they do for a moment after each change of one of them.
+    /// Services or servers differ, as they do for a moment after each change at one director.
     Differ,
-    /// The tables have differed for longer than `lvs-dataplane --sync-alarm`.
+    /// Services or servers have differed for longer than `lvs-dataplane --sync-alarm`.
     Alarm,
 }
 
@@ -1038,7 +1038,7 @@ pub struct FilterSpec {
 /// A listing entry of a filter; a long filter has several entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterItem {
-    /// The service whose filter it is; absent for the director's filter.
+    /// The service to which the filter belongs; absent for the director's filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceId>,
     /// Prefixes of the filter.
@@ -1136,7 +1136,8 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// Converts an error to a failure with the code that corresponds to the kernel's error number.
+    /// Converts an error to a failure: with the code for this error, and with its text as the
+    /// message.
     fn from(error: Error) -> Self {
         let code = match error {
             Error::ServiceExists | Error::ServerExists => FailureCode::Exists,

@@ -22,7 +22,7 @@ const LOST: u32 = flag::CONTROLS
 
 impl Control {
     /// As [`shard_in`](Self::shard_in), with the connections that a previous process has left in
-    /// `memory`. The caller must have read the description next to the memory
+    /// `memory`. The caller must have decoded the layout of this memory
     /// ([`Layout::from_words`](crate::memory::Layout::from_words)). The caller adds services and
     /// servers, and then calls [`adopt`](Self::adopt); from then on, the connections belong to the
     /// shard.

@@ -47,8 +47,8 @@ impl Control {
         self.expire_until(shard, now);
     }
 
-    /// Removes expired connections and templates in the order of their deadlines; within a tick of
-    /// 4 ms, connections before templates.
+    /// Removes expired connections and templates in the order of their deadlines; within a tick
+    /// (about 4 ms), connections before templates.
     fn expire_until(&mut self, shard: &mut Shard, limit: Instant) {
         let mut budget = usize::MAX;
         let (mut connections, mut templates) = (true, true);

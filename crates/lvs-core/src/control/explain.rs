@@ -25,7 +25,9 @@ use crate::{
 pub struct Explanation {
     /// The packet's mark; 0 for none.
     pub mark: u32,
-    /// The rule or setting that sets the mark; empty without a mark.
+    /// The rule that sets the mark, drops the packet or passes it to the host, or that the request
+    /// contains the mark. If no rule applies: the rules that apply if the packet arrives on their
+    /// interface; otherwise empty.
     pub mark_why: String,
     /// The service that the packet matches: `TCP 192.0.2.1:80`.
     pub service: Option<String>,

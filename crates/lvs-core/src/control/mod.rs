@@ -211,7 +211,7 @@ pub struct Control {
     marks: Arc<[MarkRule]>,
     /// Virtual addresses that the embedding program answers ARP for.
     own_vips: Vec<IpAddr>,
-    /// Configured synchronisation daemons, in the order of their start.
+    /// Running synchronisation daemons that `apply` has started, in the order of their start.
     daemons: Vec<SyncDaemon>,
 }
 

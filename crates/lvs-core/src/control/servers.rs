@@ -132,7 +132,7 @@ impl Control {
     }
 
     /// Adds counts of dropped packets to the counters of their services, and removes them from
-    /// `drops`: up to a fixed number at each call. Packets of a service that was removed are not
+    /// `drops`: at most 256 counts at each call. Packets of a service that was removed are not
     /// counted.
     pub fn count_drops(&mut self, drops: &mut ServerDrops, now: Instant) {
         let portion = core::iter::from_fn(|| drops.pop()).take(DROPS_PORTION);

@@ -322,9 +322,9 @@ impl Control {
         Ok(Some(index))
     }
 
-    /// If a packet of a borrowed connection has arrived, but the server was unknown when the
-    /// connection was received: binds the connection to the server if it exists now, so that the
-    /// next packet is forwarded.
+    /// Binds the received connection to which a client's packet with this tuple belongs to its
+    /// server, if the server was added only after the connection was received. The next packet of
+    /// the connection is then forwarded.
     pub fn bind_unbound(&mut self, shard: &mut Shard, tuple: &Tuple) {
         if !self.owns(shard) {
             return;

@@ -97,7 +97,8 @@ pub struct Shard {
     /// Packets of connections that were dropped or refused, for
     /// [`Control::count_drops`](crate::Control::count_drops).
     pub drops: ServerDrops,
-    /// Connections that are sent to peers, and those received from peers; `None` without peers.
+    /// Digests of the owned and of the borrowed connections, and the outgoing updates; `None`
+    /// without replication.
     pub(crate) replicas: Option<Box<Replicas>>,
 }
 
@@ -171,7 +172,7 @@ impl Shard {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Decides on a packet of an existing connection.
+    /// Decides on a packet, if it belongs to an existing connection or cannot open one.
     ///
     /// # Errors
     /// [`NeedsControl`] if the shard cannot decide: call

@@ -176,9 +176,10 @@ impl Shard {
         }
     }
 
-    /// Whether a connection is worth replicating. Half-open connections and single datagrams, of
-    /// which a flood consists, are not; nor are those that a peer cannot continue (full NAT), and
-    /// those of this director's own health checks.
+    /// Whether a connection is worth replicating: a TCP or SCTP connection after its handshake and
+    /// before its end, or another one whose client has sent as many packets as `sync_threshold`
+    /// requires. Connections that a peer cannot continue are excluded, as those with full NAT, and
+    /// so are those of this director's own health checks.
     pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.

@@ -1,14 +1,14 @@
 //! Eviction of a connection from a full table, to make room for a new one (`when_full = "evict"`).
 //!
-//! A flood fills the table with expendable connections: half-open ones, single datagrams,
-//! connections that were opened and never used. These are evicted first, the oldest of a few
-//! candidates; then connections that have been idle for a minute or longer. A connection that
-//! transfers data is never evicted: if there is no other, the new connection is refused.
+//! A flood fills the table with expendable connections: half-open ones, single datagrams, and
+//! connections that have ended or were never used. These are evicted first, the oldest of a few
+//! candidates; then connections that have been idle for a minute or longer. All others stay: if
+//! nothing can be evicted, the new connection is refused.
 //!
-//! A clock hand moves over the table. Each new connection moves it over one window of slots and
-//! evicts the oldest entry of the most expendable kind, so that within a window the oldest entry is
-//! evicted first. If no entry of the window is half-open, the search covers three more windows,
-//! which are far apart, because entries of the same age are near each other.
+//! A clock hand moves over the table. If the table is full, each new connection moves the hand by
+//! one window of slots and evicts the entry of the window that is idle for the longest time, among
+//! those of the most expendable kind. If no entry of the window is half-open, the search covers up
+//! to three more windows, which are far apart, because entries of the same age are near each other.
 
 use super::Shard;
 use crate::conn::{Entry, State, flag};
@@ -109,7 +109,7 @@ impl Shard {
     }
 }
 
-/// The value of a connection; `None` if it is never evicted.
+/// The value of a connection; `None` if it must not be evicted now.
 fn worth(slot: Entry<'_>, now: Instant) -> Option<Worth> {
     let idle = slot.idle(now);
     let unused = slot.in_packets() <= HANDSHAKE && idle >= UNUSED_AFTER;

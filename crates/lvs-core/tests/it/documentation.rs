@@ -1,4 +1,5 @@
-//! Checks that the documentation names every scheduler, sysctl, call and tunnel type.
+//! Checks that the documentation is complete, and that the files, functions, tests and links in it
+//! exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -190,8 +191,8 @@ fn files_that_architecture_names_exist() {
     assert!(count > 150, "the pages name only {count} files");
 }
 
-/// The page names 15 files through which a packet of an existing connection passes, and a function
-/// in each. All of these functions must exist.
+/// ARCHITECTURE.md names 15 files through which a packet of an existing connection passes, and a
+/// function in each. All of these functions must exist.
 #[test]
 fn path_of_packet_has_fifteen_files_with_existing_functions() {
     let way = section("ARCHITECTURE.md", "### From socket to socket");

@@ -213,7 +213,7 @@ pub(crate) struct ConnTable {
     /// not reused.
     quarantined: VecDeque<(Instant, u32)>,
     clock: Instant,
-    /// A cache of addresses and ports for which no entry with this client was found.
+    /// A cache of addresses and ports that are the client of no entry.
     strangers: find::Strangers,
 }
 
@@ -517,7 +517,7 @@ impl ConnTable {
         self.due = due;
     }
 
-    /// The time at which the caller must next look for due entries.
+    /// The time at which the caller must next look for due entries; `None` if there are none.
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
         self.wheel.next_wakeup()
     }

@@ -130,7 +130,7 @@ impl Overflow {
         self.free.push(slot);
     }
 
-    /// Hash of the client's address and port and of the other address and port.
+    /// Hash of the protocol, of the client's address and port, and of `peer`.
     pub(super) fn hash(&self, protocol: Protocol, client: SocketAddr, peer: SocketAddr) -> u64 {
         if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), peer.ip()) {
             let from = narrow(from.octets(), client.port()) | protocol_part(protocol);
