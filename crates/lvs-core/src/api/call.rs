@@ -247,7 +247,7 @@ calls! {
         "daemon.stop" DaemonStop {
             /// Master or backup.
             role: SyncRole,
-            /// The daemon's sync ID; the kernel ignores it.
+            /// The daemon's sync ID; ignored, as by the kernel.
             #[serde(default)]
             syncid: u8,
         },

@@ -773,7 +773,7 @@ pub struct InterfaceInfo {
     /// or `tc`; `None` if the kernel fast path is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_path: Option<String>,
-    /// The reason why the dataplane has not chosen XDP with `--xdp auto`.
+    /// The reason why the dataplane has not chosen XDP with `--xdp auto`; `None` otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_xdp: Option<NoXdp>,
 }
@@ -1116,7 +1116,7 @@ pub struct CapturedPacket {
 pub struct Failure {
     /// Code of the failure, for programs.
     pub code: FailureCode,
-    /// Message for operators: the error, its position and a fix.
+    /// Message for operators: what is refused and why, and a fix if there is one.
     pub message: String,
     /// Number of the change that was refused, from 0, in a refused
     /// [`Call::Apply`](super::Call::Apply).

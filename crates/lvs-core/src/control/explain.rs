@@ -56,7 +56,8 @@ pub struct Explanation {
     /// Whether the kernel fast path forwards the packet's connection, or the connection that it
     /// would open. The dataplane sets this field, not the core.
     pub fast_path: Option<bool>,
-    /// The reason why the connection is not offloaded; empty if it is, or if there is none.
+    /// The reason why the connection is not offloaded; empty if it is offloaded, or if there is no
+    /// connection.
     pub fast_path_why: String,
 }
 
