@@ -166,7 +166,8 @@ impl Segment<'_> {
         trusted: false,
     };
 
-    /// Whether the checksum of this segment is correct for these addresses (RFC 9293 section 3.1).
+    /// Whether the checksum of this segment is correct for these addresses (RFC 9293 section 3.1),
+    /// or need not be verified.
     pub(crate) fn is_intact(&self, tuple: &Tuple) -> bool {
         let sum = |bytes: &[u8]| -> u64 {
             let words = bytes.chunks(2);

@@ -196,8 +196,8 @@ impl Server {
         self.last_weight.store(scaled, Relaxed);
     }
 
-    /// Applies settings of the service that the kernel's IPVS does not have. If `timed` is set, the
-    /// latency of the server's answers is measured.
+    /// Applies settings of the service that the kernel's IPVS does not have. `timed`: the service's
+    /// scheduler uses the latency of the server's answers.
     pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
         self.on_down.store(extras.on_server_down as u8, Relaxed);
         let mut watches = 0;

@@ -34,10 +34,10 @@ impl Control {
     /// Takes over the connections of a previous process from at most `budget` slots; call it until
     /// it returns false. State, timeout and deadline are unchanged. A connection is bound to the
     /// server with its address in its service. Without such a server it stays unbound, like a
-    /// connection that was received by synchronisation. Templates are not inherited. A connection
-    /// of full NAT is kept if `local` returns its local address and port, and otherwise removed,
-    /// because other uses of its local port are unknown. The arguments of `local` are the number of
-    /// the slot, the protocol and the server.
+    /// connection that was received by synchronisation. Templates and connections that have ended
+    /// are not inherited. A connection of full NAT is kept if `local` returns its local address and
+    /// port, and otherwise removed, because other uses of its local port are unknown. The arguments
+    /// of `local` are the number of the slot, the protocol and the server.
     pub fn adopt(
         &self,
         shard: &mut Shard,
@@ -97,7 +97,8 @@ impl Control {
         true
     }
 
-    /// The server of an adopted connection, if the server still exists.
+    /// The server of an adopted connection; `None` if it does not exist any more, or if its
+    /// forwarding method has changed.
     fn server_left(&self, draft: &Draft) -> Option<Arc<Server>> {
         let server = self.find_server(&draft.key, draft.server_addr, draft.mark, draft.flags);
         // With another forwarding method, the connection's packets would be sent in another form

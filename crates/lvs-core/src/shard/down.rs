@@ -328,8 +328,8 @@ impl Shard {
         }
     }
 
-    /// The treatment of a client's next packet, as text, if the server of connection `index` is
-    /// removed; `None` if the server exists.
+    /// The treatment of a client's next packet, as text, if connection `index` has lost its server;
+    /// otherwise `None`.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
         let removed = self

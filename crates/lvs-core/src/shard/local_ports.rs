@@ -173,7 +173,7 @@ impl LocalPorts {
     }
 
     /// Reserves a local port towards `server`, using the addresses in `pool` in turn; `None` if no
-    /// port is free.
+    /// free port was found.
     pub(crate) fn take(
         &mut self,
         protocol: Protocol,

@@ -264,7 +264,8 @@ impl Shard {
         self.find_reply(protocol, src, dst).is_some() || self.table.find_in(&request).is_some()
     }
 
-    /// Runs the timers of at most `budget` due connections. Returns `true` if more may be due.
+    /// Runs the timers of due connections; `budget` bounds the number of connections that one call
+    /// visits. Returns `true` if more may be due.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
         self.reap();
         let mut left = budget;

@@ -130,8 +130,8 @@ impl Shard {
 
     /// Makes this director the owner of the connections borrowed from a peer, in slots from `from`
     /// on; with `ranges`, only of those in these ranges of the digest. Returns the slot at which
-    /// the next call continues. To be called when the peer has stopped, or no longer sends these
-    /// connections.
+    /// the next call continues; `None` at the end. To be called when the peer has stopped, or no
+    /// longer sends these connections.
     pub fn adopt_borrowed(
         &mut self,
         peer: usize,

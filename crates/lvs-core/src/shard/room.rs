@@ -57,8 +57,8 @@ impl Shard {
         self.hand.taken
     }
 
-    /// Evicts a connection if the table is full and eviction is enabled. If no connection can be
-    /// evicted, nothing changes.
+    /// Evicts a connection if the table is full, eviction is enabled, and a connection can be
+    /// evicted.
     pub(crate) fn make_room(&mut self, now: Instant) {
         if !self.settings.evicts || self.table.len() < self.table.capacity() {
             return;

@@ -170,7 +170,8 @@ impl Slots {
         Entry::wide(region.line(line), region.line(line + 1))
     }
 
-    /// Loads the cache lines that the removal of an entry will need.
+    /// Loads the cache lines that the removal of an entry will need. Returns a word of them, so
+    /// that the compiler keeps the access.
     #[inline]
     fn warm(&self, handle: u32) -> u64 {
         if !self.in_place(handle) {

@@ -16,8 +16,8 @@ pub(super) enum FtpCommand {
     Active(SocketAddr),
 }
 
-/// The FTP command in a client's segment. PASV and EPSV are recognised anywhere in it, PORT and
-/// EPRT only at its start.
+/// The FTP command in a client's segment; `None` if there is none for this address family. PASV and
+/// EPSV are recognised anywhere in the segment, PORT and EPRT only at its start.
 pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
     let digit = family_digit(family);
     // Nothing shorter than "PASV" and a line break counts.

@@ -66,7 +66,8 @@ pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
 impl Replacement {
     /// The text of a reply to PASV or EPSV (`mode`) that announces `listens`; it replaces the bytes
     /// `place` of the server's reply. After EPSV, a client connects to the address of its control
-    /// connection, so the text contains only the port.
+    /// connection, so the text contains only the port. `None` if `place` is beyond the maximum
+    /// length of a segment, or after PASV with an IPv6 address.
     fn new(place: &Range<usize>, mode: Mode, listens: SocketAddr) -> Option<Self> {
         let mut new = Self::of(place)?;
         match (mode, listens.ip()) {
@@ -300,7 +301,7 @@ impl Shard {
     }
 
     /// Creates the data connection that a reply announces, and returns the text that replaces the
-    /// server's address.
+    /// server's address; `None` if the segment announces none.
     fn announced(
         &mut self,
         index: u32,
