@@ -79,7 +79,7 @@ impl fmt::Display for Error {
             Self::WeightRange => "the weight is below 0",
             Self::ThresholdRange => "the lower threshold is above the upper one",
             Self::ThresholdTooLarge => "the upper threshold is above 2147483647",
-            Self::TunnelPort => "a GUE tunnel needs a port",
+            Self::TunnelPort => "a GUE tunnel needs a port from 1 to 65535",
             Self::NotUnicast => "the address of a real server must be a unicast address",
             Self::FamilyMismatch => {
                 "a server whose address family differs from its service's needs a tunnel, and no \

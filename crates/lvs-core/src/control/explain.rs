@@ -227,7 +227,9 @@ impl Control {
             ""
         };
         match forecast.by {
-            By::Pin => format!("goes to {server}: a health check through the VIP is pinned to it"),
+            By::Pin => format!(
+                "goes to {server}: a health check through the virtual address expects this server"
+            ),
             By::Template(true) => {
                 format!("goes to {server}: the persistence template of the client refers to it")
             }

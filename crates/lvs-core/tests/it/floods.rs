@@ -184,7 +184,7 @@ fn connection_with_recent_data_is_not_evicted() {
 }
 
 #[test]
-fn full_table_refuses_unless_configured_to_evict() {
+fn full_table_refuses_new_connections_if_eviction_is_off() {
     let mut bed = Bed::tcp(16, WhenFull::Drop, Forwarding::Nat, Extras::default());
     for n in 0..16 {
         assert!(bed.opens(source(n), SYN).is_some());

@@ -855,7 +855,7 @@ fn shards_share_templates() {
 }
 
 #[test]
-fn full_table_drops_and_keeps_counts() {
+fn server_counts_return_to_zero_after_refusals_by_full_table() {
     let mut config = rr();
     config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
     config.timeout = 30;

@@ -225,7 +225,9 @@ fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
             )));
         }
         if !seen.insert(addr) {
-            return Err(invalid(format!("{addr} is named twice")));
+            return Err(invalid(format!(
+                "{addr} is listed twice among the local addresses"
+            )));
         }
     }
     Ok(())
