@@ -52,7 +52,7 @@ impl Attempts {
     const FEW: u64 = 3;
 
     /// Whether three or more connections are unanswered, and these are half of all, or a tenth or
-    /// more and four times the share in `usual`.
+    /// more and at least four times the share in `usual`.
     fn exceeds(self, usual: Self) -> bool {
         let Self { opened, unanswered } = self;
         // A connection may have been opened before the counted interval.
@@ -75,10 +75,10 @@ impl Attempts {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct RecentAttempts {
-    /// Attempts since the server was added to its service; a removed server that is added again
-    /// continues its counters, as in the kernel.
+    /// Attempts since the server was first added to its service. A removed server that is added
+    /// again continues its counters while its record exists, as in the kernel.
     pub total: Attempts,
-    /// Attempts in the last 10 s, as of the last tick of the estimator.
+    /// Attempts in the last 10 s, as of the latest two-second tick.
     pub last_10_seconds: Attempts,
     /// Attempts in the last minute, or up to 10 s less.
     pub last_minute: Attempts,

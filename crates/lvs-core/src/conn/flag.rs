@@ -9,16 +9,16 @@ pub(crate) const SYNC: u32 = 0x0020;
 pub(crate) const NO_OUTPUT: u32 = 0x0080;
 /// The connection is counted as inactive.
 pub(crate) const INACTIVE: u32 = 0x0100;
-/// The director adjusts the sequence numbers of packets from the server.
+/// A synchronisation message contained an adjustment of the server's sequence numbers.
 pub(crate) const OUT_SEQ: u32 = 0x0200;
-/// The director adjusts the sequence numbers of packets from the client.
+/// A synchronisation message contained an adjustment of the client's sequence numbers.
 pub(crate) const IN_SEQ: u32 = 0x0400;
 /// The client's port is unknown until its first packet arrives.
 pub(crate) const NO_CPORT: u32 = 0x0800;
 pub(crate) const TEMPLATE: u32 = 0x1000;
 /// The service uses one-packet scheduling.
 pub(crate) const ONE_PACKET: u32 = 0x2000;
-/// The host's connection tracking has an entry for the connection, too.
+/// In the kernel: netfilter tracks the connection, too. Here, only synchronisation messages use it.
 pub(crate) const NFCT: u32 = 0x10000;
 
 // Flags of this crate, which the kernel does not have:
@@ -28,7 +28,7 @@ pub(crate) const PROBE: u32 = 0x0008_0000;
 /// Position of the first bit of [`PEER`], the number of the peer that owns a borrowed connection.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
-/// A peer owns the connection; no packet of it has arrived at this director.
+/// A peer owns the connection; since its last update, no packet has arrived at this director.
 pub(crate) const BORROWED: u32 = 0x0080_0000;
 /// This director owns the connection, and replicates it to peers.
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
@@ -43,7 +43,7 @@ pub(crate) const TRACKED: u32 = 0x1000_0000;
 /// A helper inspects the connection's payload.
 pub(crate) const HELPED: u32 = 0x2000_0000;
 /// The connection has ended. It is removed before the next packet, unless that packet is the host's
-/// own reply.
+/// own reply. In a template: look-ups skip it.
 pub(crate) const DYING: u32 = 0x4000_0000;
 /// Flags of connections whose packets all need an additional check.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;

@@ -335,8 +335,8 @@ impl Shard {
         }
     }
 
-    /// The treatment of a client's next packet, as text, if the server of connection `index` is
-    /// removed; `None` if the server exists.
+    /// The treatment of a client's next packet, as text, if connection `index` has lost its server;
+    /// otherwise `None`.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
         let removed = self
@@ -559,6 +559,10 @@ mod tests {
         assert_eq!(read(0x11, 10), (10, Some(0), false));
         assert_eq!(read(0x10, 64_000), (63_999, Some(0), false));
         assert_eq!(Numbers::read(&[0; 12]), None);
-        assert_eq!(Numbers::read(&[0xf0; 30]), None, "the options are cut");
+        assert_eq!(
+            Numbers::read(&[0xf0; 30]),
+            None,
+            "truncated options were read"
+        );
     }
 }

@@ -173,7 +173,7 @@ impl LocalPorts {
     }
 
     /// Reserves a local port towards `server`, using the addresses in `pool` in turn; `None` if no
-    /// port is free.
+    /// free port was found.
     pub(crate) fn take(
         &mut self,
         protocol: Protocol,
@@ -569,7 +569,11 @@ mod tests {
                     None
                 );
             }
-            assert_eq!(bed.open(1, server, Instant::ZERO), None, "no port is free");
+            assert_eq!(
+                bed.open(1, server, Instant::ZERO),
+                None,
+                "a port is used twice"
+            );
         }
         assert!(bed.open(1, addr("10.1.0.1:81"), Instant::ZERO).is_some());
     }

@@ -423,7 +423,7 @@ fn server_down_policies_apply_to_datagrams() {
 }
 
 #[test]
-fn reset_and_drop_policies_apply_to_tcp_without_known_numbers() {
+fn reschedule_and_drop_policies_close_tcp_connection() {
     let key = ServiceKey::tcp(addr(VIP));
     let now = Instant::from_secs(1);
     let ack = tcp(addr(CLIENT), addr(VIP), ACK);
@@ -1003,7 +1003,7 @@ fn silent_server_is_suspicious() {
 }
 
 #[test]
-fn server_that_is_added_again_has_no_recent_attempts() {
+fn attempts_of_server_that_is_added_again_keep_their_times() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
     for port in 2000..2003 {
@@ -1076,7 +1076,7 @@ fn ewma_accepts_servers_behind_nat_only() {
 }
 
 #[test]
-fn latency_of_servers_behind_nat_is_measured_with_every_scheduler() {
+fn latency_of_servers_behind_nat_is_measured_with_wlc() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("wlc", Extras::default()), Forwarding::Nat, 1);
     let now = Instant::from_secs(1);
@@ -1189,7 +1189,7 @@ fn reset_after_rewritten_ftp_reply_has_expected_sequence_numbers() {
 }
 
 #[test]
-fn data_connections_of_ftp_are_reset_as_well() {
+fn ftp_data_connection_of_removed_server_is_reset() {
     let now = Instant::from_secs(1);
     let (mut director, data) = ftp(now);
     let (client, server) = (
