@@ -204,7 +204,7 @@ impl Server {
         if extras.on_server_down.resets() {
             watches |= flag::TRACKED;
         }
-        if timed || extras.count_unanswered && self.forwarding().translates() {
+        if timed {
             watches |= flag::TIMED;
         }
         self.watches.store(watches, Relaxed);
@@ -224,8 +224,8 @@ impl Server {
         }
     }
 
-    /// Whether the settings of the service require the response time of each connection, also with
-    /// other protocols than TCP.
+    /// Whether the service's scheduler uses the latency of the server's answers, also with other
+    /// protocols than TCP.
     pub(crate) fn is_timed(&self) -> bool {
         self.watches.load(Relaxed) & flag::TIMED != 0
     }
