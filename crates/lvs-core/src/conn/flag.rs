@@ -34,7 +34,7 @@ pub(crate) const BORROWED: u32 = 0x0080_0000;
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
 /// The entry controls other entries, or has controlled some.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
-/// The time until the server's first answer is being measured.
+/// The first answer of the server is awaited, to count or time it.
 pub(crate) const TIMED: u32 = 0x0400_0000;
 /// The server was removed, and the connection does not continue if the server is added again.
 pub(crate) const GONE: u32 = 0x0800_0000;
