@@ -485,7 +485,7 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
     }
     let quick = if document.quick { " with --quick" } else { "" };
     let plots = plots.iter();
-    sentences.extend(plots.map(|title| format!("“{title}”: nothing{quick}")));
+    sentences.extend(plots.map(|title| format!("“{title}”: no figures{quick}")));
     if sentences.is_empty() {
         sentences.push("nothing is missing: all peers and plots have figures".to_owned());
     }

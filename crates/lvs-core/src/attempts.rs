@@ -123,6 +123,12 @@ impl AttemptCounters {
         self.opened.fetch_add(1, Relaxed);
     }
 
+    /// Counts a UDP connection, which is counted as opened only now.
+    pub(crate) fn count_unanswered_datagram(&self) {
+        self.count_opened();
+        self.count_unanswered();
+    }
+
     pub(crate) fn count_unanswered(&self) {
         self.unanswered.fetch_add(1, Relaxed);
     }

@@ -218,16 +218,10 @@ impl Server {
         match protocol {
             Protocol::TCP => watches | flag::TIMED,
             Protocol::UDP if self.forwarding().translates() => {
-                watches & !flag::TRACKED | flag::TIMED
+                watches & !flag::TRACKED | flag::AWAITED
             }
             _ => watches & !flag::TRACKED,
         }
-    }
-
-    /// Whether the service's scheduler uses the latency of the server's answers, also with other
-    /// protocols than TCP.
-    pub(crate) fn is_timed(&self) -> bool {
-        self.watches.load(Relaxed) & flag::TIMED != 0
     }
 
     /// The kernel's flags of a new connection to the server (`ip_vs_bind_dest`).

@@ -34,7 +34,7 @@ pub(crate) const BORROWED: u32 = 0x0080_0000;
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
 /// The entry controls other entries, or has controlled some.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
-/// The first answer of the server is awaited, to count or time it.
+/// The time until the server's first answer is being measured.
 pub(crate) const TIMED: u32 = 0x0400_0000;
 /// The server was removed, and the connection does not continue if the server is added again.
 pub(crate) const GONE: u32 = 0x0800_0000;
@@ -45,8 +45,10 @@ pub(crate) const HELPED: u32 = 0x2000_0000;
 /// The connection has ended. It is removed before the next packet, unless that packet is the host's
 /// own reply. In a template: look-ups skip it.
 pub(crate) const DYING: u32 = 0x4000_0000;
+/// The server's first answer over UDP is awaited, to count the attempt. Offload ends this.
+pub(crate) const AWAITED: u32 = 0x8000_0000;
 /// Flags of connections whose packets all need an additional check.
-pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
+pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED | AWAITED;
 /// Flags of connections whose packets must take the slow path: a packet may change other fields of
 /// the connection than counters and deadline, or its content may be changed.
 pub(crate) const SLOW_PATH: u32 = HELPED
@@ -54,6 +56,7 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | GONE
     | TRACKED
     | TIMED
+    | AWAITED
     | OUT_SEQ
     | IN_SEQ
     | NO_CPORT
@@ -65,7 +68,16 @@ const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
 /// The kernel fast path does not forward packets of connections with one of these flags. It
 /// forwards tracked connections, for which it is sufficient that userspace sees some of the
 /// sequence numbers.
-pub(crate) const USERSPACE: u32 = SLOW_PATH & !TRACKED;
+pub(crate) const USERSPACE: u32 = SLOW_PATH & !(TRACKED | AWAITED);
 /// Flags that have a meaning only at this director, and are not replicated.
-pub(crate) const OWN: u32 =
-    PROBE | PEER | BORROWED | REPLICATED | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;
+pub(crate) const OWN: u32 = PROBE
+    | PEER
+    | BORROWED
+    | REPLICATED
+    | CONTROLS
+    | TIMED
+    | AWAITED
+    | GONE
+    | TRACKED
+    | HELPED
+    | DYING;

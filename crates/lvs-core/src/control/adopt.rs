@@ -14,6 +14,7 @@ use crate::{Forwarding, Instant, Protocol, Server};
 /// Flags whose state was outside of the slot, and was lost with the previous process.
 const LOST: u32 = flag::CONTROLS
     | flag::TIMED
+    | flag::AWAITED
     | flag::TRACKED
     | flag::HELPED
     | flag::REPLICATED

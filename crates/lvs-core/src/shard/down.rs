@@ -452,18 +452,17 @@ impl Shard {
         if slot.has(flag::TIMED) {
             slot.clear(flag::TIMED);
             let took = now.saturating_since(slot.last_restart());
-            let protocol = slot.protocol();
             if let Some(link) = self.link(index) {
-                let server = &link.server;
-                if protocol == Protocol::UDP {
-                    server.attempts().count_opened();
-                }
-                if protocol == Protocol::TCP || server.is_timed() {
-                    server.latency().observe(took, now);
-                    let refused =
-                        matches!(meta.transport, Transport::Tcp(flags) if flags.has(TcpFlags::RST));
-                    server.note_answer(!refused);
-                }
+                link.server.latency().observe(took, now);
+                let refused =
+                    matches!(meta.transport, Transport::Tcp(flags) if flags.has(TcpFlags::RST));
+                link.server.note_answer(!refused);
+            }
+        }
+        if slot.has(flag::AWAITED) {
+            slot.clear(flag::AWAITED);
+            if let Some(link) = self.link(index) {
+                link.server.attempts().count_opened();
             }
         }
         if self.table.get(index).has(flag::GONE) {
@@ -486,20 +485,21 @@ impl Shard {
             self.track(index, meta, true);
         }
         let slot = self.table.get(index);
-        if !slot.has(flag::TIMED) {
+        if !slot.has(flag::TIMED | flag::AWAITED) {
             return;
         }
         let Some(link) = self.link(index) else { return };
         let (server, before) = (&link.server, slot.in_packets());
         let waited = now.saturating_since(slot.last_restart());
-        if slot.protocol() == Protocol::UDP {
-            if before > 0 && waited >= PAUSE {
-                server.attempts().count_opened();
-                server.attempts().count_unanswered();
-                slot.clear(flag::TIMED);
-            } else if before >= BURST && !server.is_timed() {
-                slot.clear(flag::TIMED);
+        if slot.has(flag::AWAITED) && before > 0 {
+            if waited >= PAUSE {
+                server.attempts().count_unanswered_datagram();
+                slot.clear(flag::AWAITED);
+            } else if before + 1 >= BURST {
+                slot.clear(flag::AWAITED);
             }
+        }
+        if !slot.has(flag::TIMED) {
             return;
         }
         let is_tcp = slot.protocol() == Protocol::TCP;
@@ -523,17 +523,15 @@ impl Shard {
     pub(crate) fn note_expired_attempt(&self, index: u32) {
         let slot = self.table.get(index);
         let Some(link) = self.link(index) else { return };
-        let (attempts, translates) = (link.server.attempts(), slot.method().translates());
-        if slot.protocol() == Protocol::UDP && translates {
-            attempts.count_opened();
-            attempts.count_unanswered();
-            return;
+        let attempts = link.server.attempts();
+        if slot.has(flag::AWAITED) {
+            attempts.count_unanswered_datagram();
         }
         // A second repetition was counted when it arrived. Without any repetition, the SYN may
         // belong to a flood; with direct routing and tunnels, the client may also have received an
         // answer and sent nothing more.
         let repeated = slot.in_packets() == SYN_AND_REPEAT;
-        let unanswered = repeated || slot.in_packets() == 1 && translates;
+        let unanswered = repeated || slot.in_packets() == 1 && slot.method().translates();
         if slot.state() == State::TCP_SYN_RECV && unanswered {
             attempts.count_unanswered();
         }

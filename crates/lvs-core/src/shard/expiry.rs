@@ -123,7 +123,7 @@ impl Shard {
             self.table.restart(index, fired);
             return;
         }
-        if slot.has(flag::TIMED) {
+        if slot.has(flag::TIMED | flag::AWAITED) {
             self.note_expired_attempt(index);
         }
         self.destroy(index);

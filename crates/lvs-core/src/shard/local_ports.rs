@@ -72,7 +72,8 @@ struct Tuple {
 
 #[derive(Debug)]
 struct Free {
-    /// The first of the `fresh` port numbers that were never used.
+    /// The position, among the ports of this worker, of the first of the `fresh` ports that were never
+    /// used. After the last port, the first one follows.
     from: u16,
     fresh: u16,
     /// Ports in this range that connections of a previous process use or used. They are released in

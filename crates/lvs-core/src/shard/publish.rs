@@ -57,7 +57,7 @@ pub enum Unpublished {
     OnePacket,
     /// The server was removed, and the connection does not continue if the server is added again.
     ServerDown,
-    /// The first answer of the server is awaited, to count or time it.
+    /// The time until the server's first answer is being measured.
     Timed,
     /// A synchronisation message contained an adjustment of the connection's sequence numbers.
     Adjusted,
@@ -98,7 +98,7 @@ impl fmt::Display for Unpublished {
             Self::Helped => "a helper inspects the packets of the connection",
             Self::OnePacket => "the service uses one-packet scheduling",
             Self::ServerDown => "the server was removed, and the connection does not continue if the server is added again",
-            Self::Timed => "the first answer of the server is awaited, to count or time it",
+            Self::Timed => "the server has not answered yet, and its response time is measured",
             Self::Adjusted => "the sequence numbers of the connection are adjusted",
             Self::NoClientPort => "the client's port is unknown or 0",
             Self::Controls => "the connection controls other connections",
@@ -386,6 +386,8 @@ impl Shard {
         }
         let entry = self.table.get(conn.0);
         entry.set_next_hop(client_hop);
+        // The shard would not see the server's first answer.
+        entry.clear(flag::AWAITED);
         entry.publish(epoch);
         let (live, packets) = (entry.is_live(), entry.in_packets());
         if live && self.has_master() && self.table.sync_packets(conn.0).is_none() {

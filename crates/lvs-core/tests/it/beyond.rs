@@ -279,7 +279,7 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
 }
 
 #[test]
-fn connection_without_tracked_numbers_is_reset_at_its_next_packet() {
+fn connection_of_removed_server_without_sequence_numbers_is_reset_at_next_packet() {
     let key = ServiceKey::tcp(addr(VIP));
     let kernel = service("rr", Extras::default());
     let mut director = director(key, kernel, Forwarding::Route, 1);
@@ -752,7 +752,7 @@ fn ewma_measures_from_syn_to_syn_ack() {
 }
 
 #[test]
-fn consecutive_failed_attempts_are_counted() {
+fn consecutive_failed_connection_attempts_of_nat_server_are_counted() {
     let key = ServiceKey::tcp(addr(VIP));
     let extras = Extras {
         count_unanswered: true,
@@ -904,11 +904,18 @@ fn udp_attempt_behind_nat_is_unanswered_after_pause_or_its_timeout() {
     }
     assert_eq!(count(&[0, 999, 1_998], 2), (1, 0));
     // The client does not wait for answers.
-    assert_eq!(count(&[0; 17], 17), (0, 0));
+    assert_eq!(count(&[0; 16], 16), (0, 0));
 }
 
 #[test]
 fn udp_attempt_whose_answer_the_director_cannot_see_is_not_counted() {
+    let key = ServiceKey::udp(addr(VIP));
+    let mut offloaded = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
+    let request = packet(addr(CLIENT), addr(VIP), Transport::Udp(b""));
+    let forward = forwarded(offloaded.handle_packet(&request, Instant::from_secs(1)));
+    assert!(offloaded.shard.publish(forward.conn.unwrap(), 1, None));
+    offloaded.advance(Instant::from_secs(2_000));
+    assert_eq!(attempts(&offloaded), (0, 0));
     let once = ServiceConfig {
         flags: ServiceFlags(ServiceFlags::ONE_PACKET),
         ..service("rr", Extras::default())

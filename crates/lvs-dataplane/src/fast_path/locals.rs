@@ -338,7 +338,8 @@ impl FastPath {
     }
 }
 
-/// The local addresses and ports of a predecessor.
+/// The local addresses and ports of the full NAT connections of a predecessor, as its map contains
+/// them.
 #[derive(Debug)]
 pub(crate) struct LocalsLeft<'a> {
     kernel: &'a FastPath,

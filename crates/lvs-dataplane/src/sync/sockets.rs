@@ -100,7 +100,8 @@ impl Sockets {
         sends.then(|| lvs_sys::primary_address(&self.daemon.interface).ok()?)?
     }
 
-    /// The destination of messages for port `number`.
+    /// The destination of messages with this offset from the daemon's port
+    /// ([`Message::port`](sync::Message::port)).
     fn target(&self, number: u16) -> SocketAddr {
         let port = port(&self.daemon).saturating_add(number);
         match group(&self.daemon) {
@@ -163,7 +164,9 @@ impl Sockets {
         match self.all(index) {
             Ok(open) => {
                 if gone {
-                    info!("the synchronisation {role} continues: {name} exists again");
+                    info!(
+                        "the synchronisation {role} continues: its sockets on {name} are open again"
+                    );
                 }
                 self.lost = vec![0; open.len()];
                 (self.open, self.index, self.away) = (open, index, false);

@@ -100,11 +100,6 @@ fn offload(
         panic!("the packet was not forwarded");
     };
     let conn = forward.conn.expect("a connection");
-    // Before the server's answer, the connection is not offloadable.
-    let reply = Tuple::udp(forward.target, src);
-    let reply = PacketMeta::new(Hook::Local, reply, Transport::Udp(&[]), 32);
-    let verdict = shard.handle_packet(&reply, now);
-    assert!(matches!(verdict, Ok(Verdict::Forward(_))), "{verdict:?}");
     let offer = shard.offer(conn).expect("the connection can be offloaded");
     let way = WayOut {
         ifindex: LOOPBACK,

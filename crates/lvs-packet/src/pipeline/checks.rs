@@ -67,8 +67,9 @@ impl Pipeline {
         matches!(longest(frame, job, mtu), Ok(None))
     }
 
-    /// Checks the IPv4 options of a packet, unless the host has done so. If the options are invalid
-    /// or refused, returns the fate of the packet.
+    /// Checks the IPv4 options of a packet, unless the host has done so, and stores in `job` those
+    /// that the director must fill in. If the options are invalid or refused, returns the fate of
+    /// the packet.
     pub(super) fn read_options<N: Net>(
         &mut self,
         frame: &Frame,

@@ -257,7 +257,7 @@ mod tests {
     /// Recordings show that the kernel answers some of these options with "parameter problem", and
     /// drops the packet silently with the others.
     #[test]
-    fn host_refuses_invalid_ip_options() {
+    fn ip_options_read_refuses_malformed_options_and_source_routes() {
         for (options, octet) in [
             (&[7, 40, 4, 0][..], 20),
             (&[7, 1, 4, 0], 20),

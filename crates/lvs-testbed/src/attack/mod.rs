@@ -388,7 +388,10 @@ pub fn main(options: &AttackOptions) -> Result<()> {
         if options.json {
             println!("{}", serde_json::to_string(&outcome)?);
         } else {
-            eprintln!("{name}: {} frames or requests sent", outcome.sent);
+            eprintln!(
+                "{name}: {} frames, requests or rounds of logged changes sent",
+                outcome.sent
+            );
         }
         outcomes.push(outcome);
     }

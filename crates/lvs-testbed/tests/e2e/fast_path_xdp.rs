@@ -168,7 +168,8 @@ fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
 /// program, or removes it if XDP is not configured.
 #[test]
 #[ignore = "long"]
-fn xdp_program_survives_dataplane() -> Result<()> {
+fn download_survives_killed_xdp_dataplane_and_successor_without_xdp_detaches_programs() -> Result<()>
+{
     let mut site = site("xdp-kill", Forward::Nat)?;
     start(&mut site)?;
     let download = download(&site)?;

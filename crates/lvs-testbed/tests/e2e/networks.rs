@@ -166,7 +166,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
         .finish()
         .context("the download failed after eth1 was replaced")?;
     new_connections(&site, "another device")?;
-    is_logged_once(&site, "eth1 was removed")
+    is_logged_once(&site, "eth1 is no longer in use")
 }
 
 #[test]

@@ -134,7 +134,8 @@ pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
     Ok(out)
 }
 
-/// A file, a link or a directory, as `stat` shows it.
+/// The attributes of a file, a link or a directory (`struct fuse_attr`), which the kernel reports
+/// to callers of `stat`.
 fn attributes(node: u64, mode: u32, length: usize) -> Vec<u8> {
     const BLOCK: u32 = 4096;
     let mut out = Vec::with_capacity(88);

@@ -166,7 +166,7 @@ fn missing_dataplane_is_reported_in_one_line_with_fix() {
 }
 
 #[test]
-fn unusable_sockets_are_reported_in_one_line() {
+fn unusable_socket_is_reported_with_path_and_fix() {
     let dir = std::env::temp_dir().join(format!("lvs-test-sockets-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("the directory can be created");
     let at = |name: &str| dir.join(name);

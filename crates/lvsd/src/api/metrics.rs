@@ -1002,7 +1002,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_refused_by_proxy_are_counted() {
+    fn metrics_contain_all_proxy_counters_only_if_proxy_has_status() {
         let mut snapshot = snapshot("web");
         let text = |snapshot| open_metrics(Arc::new(snapshot), counters::Counts::default());
         assert!(!text(snapshot.clone()).contains("lvs_proxy"));

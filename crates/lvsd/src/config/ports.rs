@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn address_without_several_ports_returns_none() {
+    fn many_ports_parse_of_single_port_or_invalid_address_returns_none() {
         for text in [
             "192.0.2.10:80",
             "[fd00::1]:443",

@@ -133,7 +133,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed != self.dataplane.found.unnamed && found.unnamed > 0 {
             tracing::warn!(
                 event = "unnamed",
-                "the dataplane has {} that the file lacks: unchanged until etcd and Kubernetes have answered",
+                "lvsd leaves {} of the dataplane unchanged that may come from etcd or Kubernetes, until all configured sources have answered",
                 counted(found.unnamed, "service")
             );
         }

@@ -368,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_unknown_to_running_dataplane_is_away() {
+    fn peer_unknown_to_running_dataplane_is_alarming_and_requires_restart() {
         let [first, second] = [2, 3].map(|n| SocketAddr::from(([192, 0, 2, n], 8848)));
         let wanted = Peers {
             addresses: vec![first, second],

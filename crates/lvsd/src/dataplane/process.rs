@@ -152,7 +152,9 @@ impl Host for Machine {
         };
         match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
             Ok(1) => Ok(()),
-            _ => Err(format!("process {pid} does not exit (state D in `ps`?)")),
+            _ => Err(format!(
+                "process {pid} has not exited within {END_LIMIT:?} after SIGKILL: if its state in `ps` is D, it waits for the kernel, whose log may name the cause (`dmesg`)"
+            )),
         }
     }
 

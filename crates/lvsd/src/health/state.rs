@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn state_is_uncertain_until_rise_or_fall() {
+    fn health_state_is_uncertain_without_result_or_while_results_contradict_it() {
         let mut state = State::new(2, 2, None);
         let mut reported = Vec::new();
         for good in [true, false, true, false, false, true, true] {

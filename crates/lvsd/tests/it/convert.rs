@@ -42,7 +42,7 @@ fn checked(path: &Path) -> (Converted, Config) {
 }
 
 #[test]
-fn published_files_are_converted() {
+fn typical_files_of_keepalived_ldirectord_and_lvs_howto_are_converted() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let all = files(&directory);
     assert_eq!(all.len(), 20);

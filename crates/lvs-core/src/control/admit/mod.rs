@@ -466,7 +466,7 @@ impl State for Admission<'_> {
         let mut slot = self.control.draft(server, port, ask, packets);
         if let By::Pin = by {
             // A health check is no attempt of a client.
-            slot.flags = (slot.flags | flag::PROBE) & !flag::TIMED;
+            slot.flags = (slot.flags | flag::PROBE) & !(flag::TIMED | flag::AWAITED);
         }
         self.control.bind(self.shard, server, slot, template, now)
     }

@@ -455,8 +455,9 @@ mod tests {
         };
         let good = "0123456789abcdef0123456789abcdef";
         assert_eq!(write(&format!(" {good}\n"), 0o640), Ok(good.into()));
-        write(good, 0o660).expect_err("the key's group may write it");
-        let output = write(good, 0o644).expect_err("all users may read the key");
+        write(good, 0o660).expect_err("a key file that its group may write was accepted");
+        let output =
+            write(good, 0o644).expect_err("a key file that all users may read was accepted");
         assert!(output.contains("chmod 600"), "{output}");
         let output = write("short", 0o600).expect_err("the key is too short");
         assert!(output.contains("openssl rand -hex 32"), "{output}");

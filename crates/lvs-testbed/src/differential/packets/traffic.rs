@@ -375,7 +375,7 @@ impl Traffic {
         self.error(self.scene.bystander, client.ip(), &quoted)
     }
 
-    /// An error from the clients' side, for a server.
+    /// Creates an ICMP error from a client to a server, about a packet from the server to the client.
     fn stray_error(&mut self) -> Vec<u8> {
         let client = self.client();
         let mut server = self.server();

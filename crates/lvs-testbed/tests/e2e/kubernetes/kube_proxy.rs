@@ -59,7 +59,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts kube-proxy, and waits until it has written all rules once.
+    /// Starts kube-proxy, and waits until its `/healthz` answers. It may not have written its rules
+    /// yet.
     fn start_proxy(&mut self) -> Result<()> {
         let program = std::env::var("LVS_KUBE_PROXY")
             .context("LVS_KUBE_PROXY is not set to a kube-proxy; run `make test-kubernetes`")?;

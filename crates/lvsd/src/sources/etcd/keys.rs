@@ -308,7 +308,9 @@ impl Model {
                 servers.insert(id.to_owned(), record);
                 let all: usize = self.etcd.pools.values().map(BTreeMap::len).sum();
                 if all > SERVERS_MAX {
-                    return Err(format!("has more than {SERVERS_MAX} servers"));
+                    return Err(format!(
+                        "the keys contain more than {SERVERS_MAX} servers: remove servers from etcd, or divide them among several prefixes"
+                    ));
                 }
             }
             _ => {

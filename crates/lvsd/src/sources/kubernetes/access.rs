@@ -182,8 +182,9 @@ impl Access {
         file.access(directory, context)
     }
 
-    /// Reads the ServiceAccount files in `directory`. `host` and `port` are environment variables
-    /// of the pod; without `host`, the result is `None`. The default port is 443.
+    /// Reads the ServiceAccount files in `directory`. `host` and `port` are the values of
+    /// `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`; if `host` is missing or empty, the
+    /// result is `None`. The default port is 443.
     pub(crate) fn in_pod(
         host: Option<String>,
         port: Option<String>,
