@@ -383,7 +383,7 @@ impl Client {
         }
         ensure!(
             head.is_none() && got == size,
-            "{got} of {size} bytes arrived"
+            "the answer is incomplete or too long: {got} bytes instead of {size}"
         );
         Ok(())
     }

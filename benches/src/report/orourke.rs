@@ -461,7 +461,7 @@ impl Orourke {
             }
             let servers = |cost: f64| 1e6 / cost / f64::from(CAPACITY);
             sentences.push(format!(
-                "{peer}: a request costs the director {} µs of CPU ({}); by that, one core is full with {:.0} servers ({:.0}-{:.0}) of {CAPACITY} requests/s each.",
+                "{peer}: a request costs the director {} µs of CPU ({}); at this cost, one core is full with {:.0} servers ({:.0}-{:.0}) of {CAPACITY} requests/s each.",
                 spread(&cost),
                 cost.rounds,
                 servers(cost.median),

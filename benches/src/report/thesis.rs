@@ -316,7 +316,7 @@ impl Experiment for Thesis {
                 #[expect(clippy::cast_precision_loss, reason = "a few millions")]
                 let most = bytes as f64 * number(servers.min(4)) / 1e6;
                 sentences.push(format!(
-                    "{} files, {servers} servers: {better}, {} times as much in the same round: rr {}, {}lc {} MB/s ({}), of {most:.0} MB/s that {} busy servers can.",
+                    "{} files, {servers} servers: {better}, {} times as much in the same round: rr {}, {}lc {} MB/s ({}), of {most:.0} MB/s that {} busy servers can send.",
                     set.name, spread(&times), spread(&rr), wrr.unwrap_or_default(), spread(&lc), lc.rounds, servers.min(4)
                 ));
             }

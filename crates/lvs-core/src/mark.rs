@@ -342,7 +342,10 @@ mod tests {
             ("-d 192.0.2.1 --colour red", "--colour: expected"),
         ] {
             let error = rule(text).unwrap_err();
-            assert!(error.contains(reason), "{text}: {error}");
+            assert!(
+                error.contains(reason),
+                "no {reason:?} in the error of `{text}`: {error}"
+            );
         }
         let file = "# ports\n\n-d 192.0.2.1 --mark 1 # web\n-d x --drop\n";
         assert_eq!(parse_rules(file).unwrap_err().0, 4);

@@ -559,20 +559,29 @@ mod tests {
         ] {
             let server = server(upper, lower);
             for n in 1..=on {
-                assert!(!server.is_overloaded(), "u={upper} before {n}");
+                assert!(
+                    !server.is_overloaded(),
+                    "the server is overloaded before connection {n}, below its upper threshold {upper}"
+                );
                 server.bind(flag::INACTIVE);
             }
-            assert!(server.is_overloaded(), "u={upper} at {on}");
+            assert!(
+                server.is_overloaded(),
+                "the server is not overloaded at {on} connections, with upper threshold {upper}"
+            );
             while server.total() > off + 1 {
                 server.unbind(flag::INACTIVE);
                 assert!(
                     server.is_overloaded(),
-                    "u={upper} l={lower} at {}",
+                    "the server is no longer overloaded, with thresholds {upper} and {lower} and {} connections",
                     server.total()
                 );
             }
             server.unbind(flag::INACTIVE);
-            assert!(!server.is_overloaded(), "u={upper} l={lower} at {off}");
+            assert!(
+                !server.is_overloaded(),
+                "the server is still overloaded at {off} connections, with thresholds {upper} and {lower}"
+            );
         }
     }
 

@@ -266,12 +266,19 @@ mod tests {
             for second in 11..400 {
                 control.advance_with(&mut shard, Instant::from_secs(second));
             }
-            assert!(control.has_removed(), "adopted {adopted}: {}", shard.len());
+            assert!(
+                control.has_removed(),
+                "the removed server is released before its {} connections end (adopted: {adopted})",
+                shard.len()
+            );
             for second in 400..3000 {
                 control.advance_with(&mut shard, Instant::from_secs(second));
             }
             assert_eq!(shard.len(), 0);
-            assert!(!control.has_removed(), "adopted {adopted}");
+            assert!(
+                !control.has_removed(),
+                "the removed server is kept without connections (adopted: {adopted})"
+            );
         }
     }
 

@@ -732,7 +732,7 @@ mod tests {
     use crate::ipvsadm::{HELP_TEXT, Numeric};
 
     fn text(words: &[&str]) -> String {
-        let refusal = parse("ipvsadm", words, &Numeric).expect_err("the line is invalid");
+        let refusal = parse("ipvsadm", words, &Numeric).expect_err("an invalid line was accepted");
         String::from_utf8_lossy(refusal.text()).into_owned()
     }
 
@@ -746,10 +746,10 @@ mod tests {
             "10.0.0.1:8080",
             "--fullnat",
         ];
-        let refusal = parse("ipvsadm", &words, &Numeric).expect_err("ipvsadm has no such option");
+        let refusal = parse("ipvsadm", &words, &Numeric).expect_err("ipvsadm accepted --fullnat");
         assert_eq!(refusal.text(), b"--fullnat: unknown option\n");
         let Ok(Command::AddServer(spec)) = parse_own("lvsadm", &words, &Numeric) else {
-            panic!("the line is valid for lvsadm");
+            panic!("lvsadm refused --fullnat");
         };
         assert_eq!(spec.config.forwarding, Forwarding::FullNat);
         assert_eq!(spec.server.port(), 8080);
@@ -780,7 +780,8 @@ mod tests {
     #[test]
     fn ipvsadm_refusal_contains_words_of_the_line() {
         let seen = |words: &[&str]| {
-            let refusal = parse_own("lvsadm", words, &Numeric).expect_err("the line is invalid");
+            let refusal =
+                parse_own("lvsadm", words, &Numeric).expect_err("an invalid line was accepted");
             refusal.of_line(words)
         };
         assert_eq!(
@@ -797,7 +798,7 @@ mod tests {
     fn ipvsadm_server_of_direct_routing_gets_port_of_service() {
         let words = ["-a", "-t", "192.0.2.1:80", "-r", "10.0.0.1:8080"];
         let Ok(Command::AddServer(spec)) = parse("ipvsadm", &words, &Numeric) else {
-            panic!("the line is valid");
+            panic!("a valid line was refused");
         };
         assert_eq!(spec.server.port(), 80);
     }

@@ -301,11 +301,14 @@ mod tests {
             let heaviest = scheduler.table.iter().filter(|&&slot| slot == 0).count();
             assert!(
                 heaviest.abs_diff(slots as usize * 2 / 5) <= 2,
-                "{heaviest} of {slots}"
+                "the server with weight 2 of 5 has {heaviest} of {slots} slots"
             );
         }
         for index in [0, 7, 18, 255] {
-            assert!(MaglevHashing::with_table_index(index).is_none(), "{index}");
+            assert!(
+                MaglevHashing::with_table_index(index).is_none(),
+                "table index {index} was accepted"
+            );
         }
     }
 

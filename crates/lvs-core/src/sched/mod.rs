@@ -340,7 +340,10 @@ pub(crate) mod tests {
                 Weights::Capacity => assert!(open.len() < 10, "{name}"),
                 Weights::Ignored => assert!(unequal[0].abs_diff(unequal[1]) <= 240, "{name}"),
                 Weights::Share | Weights::Both => {
-                    assert!(unequal[0] > unequal[1], "{name}: {unequal:?}");
+                    assert!(
+                        unequal[0] > unequal[1],
+                        "{name} does not choose the server of weight 3 more often: {unequal:?}"
+                    );
                 }
             }
         }

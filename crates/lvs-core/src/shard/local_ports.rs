@@ -561,7 +561,7 @@ mod tests {
                 let local = bed.ports.of(index).unwrap();
                 assert!(
                     local.port() >= 1024 && seen.insert((server, local)),
-                    "{local} twice"
+                    "{local} is below port 1024, or used twice for {server}"
                 );
                 let found = bed.ports.find(Protocol::TCP, server, local, &bed.table);
                 assert_eq!(found, Some(index));

@@ -146,7 +146,7 @@ fn server_down_resets_both_ends_with_expected_numbers() {
         remove(&mut director, 1, now);
         let resets = drain(&mut director, now);
         let [client, server] = resets[..] else {
-            panic!("{method:?}: {resets:?}");
+            panic!("{method:?}: not exactly two resets were sent: {resets:?}");
         };
         // The server's numbers have wrapped around: 0xffffff00 + 1 + 1000.
         assert_eq!(client.tuple.src, addr(VIP));
@@ -406,10 +406,16 @@ fn server_down_policies_apply_to_datagrams() {
                 assert_eq!(only(&director, now).expires.as_secs(), 300);
             }
             OnServerDown::Reset => {
-                assert!(decision == refused && moved(next), "{decision:?} {next:?}");
+                assert!(
+                    decision == refused && moved(next),
+                    "the first datagram was not refused, or the next one not scheduled again: {decision:?} {next:?}"
+                );
             }
             OnServerDown::Reschedule => {
-                assert!(moved(decision) && moved(next), "{decision:?} {next:?}");
+                assert!(
+                    moved(decision) && moved(next),
+                    "a datagram was not scheduled again: {decision:?} {next:?}"
+                );
             }
             OnServerDown::Drop => {
                 let dropped = Verdict::Drop(DropReason::ServerDown);
@@ -583,7 +589,7 @@ fn slow_start_raises_share_of_new_server_gradually() {
         let expected = 1000 * share / (200 + share);
         assert!(
             got[2].abs_diff(expected) <= 10,
-            "{seconds} s: {got:?}, not {expected}"
+            "the third server has another share than {expected} of 1000 after {seconds} s: {got:?}"
         );
         assert_eq!(listed(&director), (1, percent), "{seconds} s");
     }

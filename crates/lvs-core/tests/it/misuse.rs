@@ -73,8 +73,8 @@ fn seen(control: &Control) -> String {
 fn refused(control: &mut Control, refusals: Vec<(Error, Call<'_>)>) {
     for (number, (error, call)) in refusals.into_iter().enumerate() {
         let before = seen(control);
-        assert_eq!(call(control), Err(error), "number {number}");
-        assert_eq!(seen(control), before, "number {number}: {error}");
+        assert_eq!(call(control), Err(error), "call number {number}");
+        assert_eq!(seen(control), before, "call number {number} was refused, but changed the configuration: {error}");
     }
 }
 

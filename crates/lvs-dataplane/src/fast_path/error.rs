@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn fast_path_fix_depends_on_error_of_the_kernel() {
-        let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).fix;
+        let advised = |errno: Errno| FastPathInfo::from(step("allocate memory")(errno.into())).fix;
         assert!(advised(Errno::NOMEM).contains("--max-connections"));
         assert!(advised(Errno::PERM).contains("root"));
         assert!(advised(Errno::INVAL).contains("Linux 6.1"));

@@ -342,15 +342,15 @@ impl AllMaps {
                 ReferenceMap::new("lvs_next", Referents::Programs, next::PROGRAMS),
             ),
         };
-        let locals = Locals::new(layout, workers, maps).map_err(step("make memory"))?;
+        let locals = Locals::new(layout, workers, maps).map_err(step("allocate memory"))?;
         let scratch = xdp.then(Xdp::memory);
         Ok(Self {
             arrays,
             locals,
-            told: told.map_err(step("make memory"))?,
-            services: services.map_err(step("make memory"))?,
-            next: next.map_err(step("make memory"))?,
-            scratch: scratch.transpose().map_err(step("make memory"))?,
+            told: told.map_err(step("allocate memory"))?,
+            services: services.map_err(step("allocate memory"))?,
+            next: next.map_err(step("allocate memory"))?,
+            scratch: scratch.transpose().map_err(step("allocate memory"))?,
         })
     }
 

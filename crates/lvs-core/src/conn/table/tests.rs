@@ -390,8 +390,16 @@ fn timers_fire_at_their_deadline_and_not_before() {
                 .unwrap();
             let deadline = Instant::from_secs(start + u64::from(timeout));
             let before = Instant::from_nanos(deadline.as_nanos() - 1);
-            assert_eq!(due(&mut table, before), [0; 0], "{timeout} from {start}");
-            assert_eq!(due(&mut table, deadline), [1], "{timeout} from {start}");
+            assert_eq!(
+                due(&mut table, before),
+                [0; 0],
+                "timeout of {timeout} s, started at {start} s"
+            );
+            assert_eq!(
+                due(&mut table, deadline),
+                [1],
+                "timeout of {timeout} s, started at {start} s"
+            );
         }
     }
 }
@@ -414,7 +422,10 @@ fn timer_fires_within_5_ms_if_polled_at_next_wakeup() {
         assert!(fired >= deadline && fired - deadline < Duration::from_millis(5));
         // The wake-ups are the ticks at which books, pages, and portions of the last page are
         // distributed.
-        assert!(wakeups < 150, "{wakeups} for {timeout}");
+        assert!(
+            wakeups < 150,
+            "{wakeups} wakeups for a timeout of {timeout} s"
+        );
     }
 }
 
