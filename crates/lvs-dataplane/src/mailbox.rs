@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn mailbox_returns_jobs_in_order_and_drops_jobs_after_close() {
-        let mailbox = Mailbox::<Vec<u8>>::new().expect("a descriptor");
+        let mailbox = Mailbox::<Vec<u8>>::new().expect("a descriptor is available");
         assert!(!mailbox.wake().take());
         mailbox.post(|all| all.push(1));
         mailbox.post(|all| all.push(2));

@@ -571,7 +571,7 @@ fn config(args: Args) -> anyhow::Result<Config> {
         .partition(|name| name == "auto");
     let workers = args.links.workers.count();
     if let Workers::Auto = args.links.workers {
-        info!("--workers auto: {workers}");
+        info!("--workers auto: {workers} packet workers");
     }
     let (mut rules, mut marks) = (None, Vec::new());
     if let Some(path) = &args.services.rules {

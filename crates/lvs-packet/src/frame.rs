@@ -374,13 +374,13 @@ mod tests {
 
     #[test]
     fn borrowed_frame_is_changed_in_place() {
-        let arena = Arena::new(1, 256).expect("a mapping");
-        let mut slot = arena.lend(0).expect("free");
+        let arena = Arena::new(1, 256).expect("the memory can be mapped");
+        let mut slot = arena.lend(0).expect("the slot is free");
         slot[64..68].copy_from_slice(b"data");
         let mut frame = Frame::lent(slot, 64..68, Offload::default());
         frame
             .push_front(4)
-            .expect("headroom")
+            .expect("the frame has headroom")
             .copy_from_slice(b"link");
         assert!(frame.extend(b"tail"));
         assert!(frame.push_front(61).is_none());

@@ -333,7 +333,10 @@ mod tests {
             held.hold(port, hop(1), None, Frame::from_bytes(&[n; 60]), now);
         }
         assert_eq!((held.len(), held.dropped), (PER_NEIGHBOUR, 49));
-        let first = held.take(port, hop(1)).next().expect("they wait");
+        let first = held
+            .take(port, hop(1))
+            .next()
+            .expect("packets wait for this neighbour");
         assert_eq!(
             first.frame.bytes()[0],
             49,

@@ -301,7 +301,7 @@ mod tests {
                 .collect();
             workers
                 .into_iter()
-                .map(|worker| worker.join().expect("no panic"))
+                .map(|worker| worker.join().expect("the thread does not panic"))
                 .sum()
         });
         assert_eq!(sent, 50);

@@ -194,10 +194,10 @@ mod tests {
     const GROUP: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0x10);
 
     fn check(frame: &[u8]) {
-        let sliced = SlicedPacket::from_ethernet(frame).expect("a packet");
+        let sliced = SlicedPacket::from_ethernet(frame).expect("the bytes are a valid packet");
         let ip = &frame[ETHERNET_LEN..];
         let Some(TransportSlice::Icmpv6(message)) = sliced.transport else {
-            panic!("not ICMPv6");
+            panic!("the packet is not ICMPv6");
         };
         assert!(message.is_checksum_valid(ipv6::src(ip).octets(), ipv6::dst(ip).octets()));
     }

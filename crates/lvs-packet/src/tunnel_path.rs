@@ -364,7 +364,7 @@ mod tests {
             .known((server(0), Kind::Ipip))
             .expect("the path MTU is stored");
         path.learn(1400, 1500, false, now);
-        for n in 0..3 * u32::try_from(SERVERS_MAX).expect("few") {
+        for n in 0..3 * u32::try_from(SERVERS_MAX).expect("the number is small") {
             let mtu = known.mtu(&all, server(n), Tunnel::Ipip, 1500, now);
             assert_eq!(mtu, if n == 0 { 1400 } else { 1500 });
         }

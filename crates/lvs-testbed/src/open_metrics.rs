@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub fn read(page: &str) -> Result<BTreeMap<String, f64>> {
     let body = page
         .strip_suffix("# EOF\n")
-        .context("no # EOF at the end")?;
+        .context("the page does not end with the line # EOF")?;
     ensure!(body.ends_with('\n'), "the last line has no line end");
     let mut reader = Reader::default();
     for (number, line) in body.lines().enumerate() {

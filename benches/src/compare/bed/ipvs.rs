@@ -102,7 +102,10 @@ mod tests {
         let noted = fs::read_to_string(&notes).expect("the file can be read");
         assert_eq!(noted, format!("-R\n{rules}"));
         let refused = restore(Command::new(&program), "Memory allocation problem");
-        let refused = format!("{:#}", refused.expect_err("ipvsadm accepts the rules"));
+        let refused = format!(
+            "{:#}",
+            refused.expect_err("a failure of ipvsadm was not reported")
+        );
         assert!(
             refused.contains("rules") && refused.contains("Memory allocation problem"),
             "{refused}"

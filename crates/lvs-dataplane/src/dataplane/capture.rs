@@ -236,7 +236,8 @@ mod tests {
             src: ([192, 0, 2, 1], 4000).into(),
             dst: ([198, 51, 100, 1], 80).into(),
         };
-        let filter = |text: &str| serde_json::from_str::<CaptureFilter>(text).expect("a filter");
+        let filter =
+            |text: &str| serde_json::from_str::<CaptureFilter>(text).expect("the filter is valid");
         for (text, taken) in [
             ("{}", true),
             (

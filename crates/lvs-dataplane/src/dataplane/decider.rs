@@ -487,7 +487,8 @@ mod tests {
             (vec![marks_elsewhere], false),
             (vec![marks_elsewhere, drops], true),
         ] {
-            let rules = lvs_core::mark::parse_rules(&rules.join("\n")).expect("valid");
+            let rules =
+                lvs_core::mark::parse_rules(&rules.join("\n")).expect("the rules are valid");
             assert_eq!(takes(&rules, &tuple), taken, "{rules:?}");
         }
     }

@@ -71,7 +71,7 @@ impl Handle {
     /// Creates the handle of a dataplane without a keeper and without running workers.
     #[cfg(test)]
     pub(super) fn without_host(control: Control) -> Arc<Self> {
-        let threads = Threads::new(1).expect("descriptors");
+        let threads = Threads::new(1).expect("descriptors are available");
         let context = Context::without_kernel(control);
         Self::new(context, Arc::new(threads), Keeping::new(None))
     }

@@ -305,7 +305,7 @@ mod tests {
     fn digest_of(numbers: &[u8]) -> Digest {
         let mut bytes = vec![0; DIGEST_LEN];
         let sum = numbers.iter().fold(0, |sum, number| sum ^ number);
-        let count = u32::try_from(numbers.len()).expect("few");
+        let count = u32::try_from(numbers.len()).expect("the number is small");
         bytes[7] = sum;
         bytes[8..12].copy_from_slice(&count.to_be_bytes());
         Digest::parse(&bytes).expect("the items are in order")

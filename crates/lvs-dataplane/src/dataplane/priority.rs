@@ -256,7 +256,7 @@ mod tests {
             assert_eq!(policy(), "1");
         })
         .join()
-        .expect("no panic");
+        .expect("the thread does not panic");
     }
 
     #[test]
@@ -267,6 +267,6 @@ mod tests {
             assert_eq!(policy(), "0");
         })
         .join()
-        .expect("no panic");
+        .expect("the thread does not panic");
     }
 }

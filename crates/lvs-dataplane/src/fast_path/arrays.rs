@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn worker_regions_above_the_maximum_of_entries_are_refused() {
         let of = |entries, workers| {
-            let workers = NonZeroUsize::new(workers).expect("at least one exists");
+            let workers = NonZeroUsize::new(workers).expect("at least one worker exists");
             entries_of_all(entries, workers).ok()
         };
         assert_eq!(of(154_203, 1), Some(154_203));

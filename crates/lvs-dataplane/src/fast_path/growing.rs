@@ -112,7 +112,7 @@ mod tests {
         if super::super::tests::open().is_none() {
             return;
         }
-        let growing = Growing::new("lvs_test", 1, 4, Maps::New).expect("memory");
+        let growing = Growing::new("lvs_test", 1, 4, Maps::New).expect("memory is available");
         growing.get().words()[3].store(7, Relaxed);
         let copy = |old: &[AtomicU64], new: &[AtomicU64]| {
             for (to, from) in new.iter().zip(old) {
@@ -121,7 +121,7 @@ mod tests {
         };
         let same = growing.with_room(4, copy).expect("the space suffices");
         assert!(Arc::ptr_eq(&same, &growing.get()));
-        let more = growing.with_room(5000, copy).expect("memory");
+        let more = growing.with_room(5000, copy).expect("memory is available");
         assert!(more.words().len() >= 5000);
         assert!(Arc::ptr_eq(&more, &growing.get()));
         assert_eq!(more.words()[3].load(Relaxed), 7);

@@ -397,8 +397,8 @@ mod tests {
         LocalEnd {
             slot,
             protocol: Protocol::TCP,
-            server: server.parse().expect("an address"),
-            local: local.parse().expect("an address"),
+            server: server.parse().expect("the address is valid"),
+            local: local.parse().expect("the address is valid"),
         }
     }
 
@@ -439,7 +439,7 @@ mod tests {
     fn local_addresses_of_killed_dataplane_are_taken_once_and_unused_ones_removed() {
         let Some(fast_path) = open() else { return };
         let locals = &fast_path.locals;
-        let ends = locals.make().expect("there is memory");
+        let ends = locals.make().expect("memory is available");
         let kept = end(7, "10.0.0.1:80", "10.0.0.2:31007");
         let gone = end(8, "10.0.0.1:80", "10.0.0.2:31008");
         for end in [&kept, &gone] {
@@ -481,7 +481,7 @@ mod tests {
         let count = u32::try_from(all.count()).expect("the number of entries is small");
         assert!(
             count <= entries / 2 && count >= entries / 2 - 1,
-            "{count} of {entries}"
+            "{count} local addresses and ports were stored, not half of {entries} entries"
         );
         // If there is no room for both entries, neither is written.
         let map = fast_path

@@ -248,7 +248,7 @@ impl FastPath {
         ];
         let workers = self.steering.workers();
         let memory = lvs_sys::shared_table(self.layout, arrays, worker, workers);
-        let memory = memory.map_err(step("use the memory"))?;
+        let memory = memory.map_err(step("map the connection table"))?;
         Ok(memory.quarantined(QUARANTINE))
     }
 
@@ -528,7 +528,7 @@ mod tests {
 
     /// As [`open`], with a connection table for each of `workers`.
     pub(super) fn open_for(workers: usize) -> Option<Arc<FastPath>> {
-        let workers = NonZeroUsize::new(workers).expect("at least one exists");
+        let workers = NonZeroUsize::new(workers).expect("at least one worker exists");
         let steering = Steering::new(workers, 7, false);
         match FastPath::open_with_regions(Layout::new(1000, 7), &steering) {
             Ok(fast_path) => Some(Arc::new(fast_path)),

@@ -607,7 +607,7 @@ mod tests {
             return;
         }
         let directory = format!("/sys/fs/bpf/lvs-test-{}", std::process::id());
-        let pins = Pins::at(directory.into()).expect("a directory");
+        let pins = Pins::at(directory.into()).expect("the directory can be created");
         let layout = Layout::new(1000, 7);
         let workers = NonZeroUsize::MIN.saturating_add(1);
         let steering = Steering::new(workers, 7, false);
@@ -621,7 +621,7 @@ mod tests {
         // The second text does not fit into the first map.
         for len in [100, 20 << 20, 7] {
             let text = vec![b'x'; len];
-            first.save(&text).expect("memory");
+            first.save(&text).expect("memory is available");
             let left = (layout, steering.clone());
             assert_eq!(found_by(layout, &other), Ok(left), "{len}");
             assert_eq!(pins.saved().expect("the state was saved"), Some(text));
@@ -631,26 +631,29 @@ mod tests {
             Steering::new(NonZeroUsize::MIN, 7, false),
             Steering::new(workers, 7, true),
         ] {
-            let why =
-                found_by(layout, &other).expect_err("the state has another number of workers");
+            let why = found_by(layout, &other)
+                .expect_err("a state with another division among workers was accepted");
             assert!(why.contains("number of workers"), "{why}");
         }
         let why = found_by(Layout::new(2000, 7), &steering)
-            .expect_err("the state has another size of the table");
+            .expect_err("a state with another size of the table was accepted");
         assert!(why.contains("--max-connections"), "{why}");
         let names = fs::read_dir(pins.path(""))
             .expect("the directory of pins is readable")
             .count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
-        let gone = found_by(layout, &steering).expect_err("the state belongs to another namespace");
+        let gone =
+            found_by(layout, &steering).expect_err("the state of another namespace was accepted");
         assert!(gone.contains("removed network namespace"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
         let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);
         let second = second.expect("the kernel permits the second fast path");
         assert_eq!(second.saved().map(|text| text.len()), Some(7));
         // The next successor finds an array that a successor has enlarged.
-        second.save(&vec![b'y'; 50 << 20]).expect("memory");
+        second
+            .save(&vec![b'y'; 50 << 20])
+            .expect("memory is available");
         assert_eq!(
             pins.saved()
                 .expect("the state was saved")

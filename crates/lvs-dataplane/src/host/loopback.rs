@@ -445,7 +445,10 @@ mod tests {
             test(loopback);
             None
         });
-        if let Some(why) = thread.join().expect("no panic in the namespace") {
+        if let Some(why) = thread
+            .join()
+            .expect("the thread in the namespace does not panic")
+        {
             lvs_sys::testing::not_run(&format!("needs BPF: {why}"));
         }
     }

@@ -698,11 +698,18 @@ mod tests {
         // The address has not been handed over.
         vips.report_conflict(port, addr, mac, &own(addr), at(5000));
         vips.report_due(&own(addr), at(8000));
-        let answers = vips.conflicts(at(8500)).next().expect("one").2;
+        let answers = vips
+            .conflicts(at(8500))
+            .next()
+            .expect("one conflict exists")
+            .2;
         assert_eq!((answers.since, answers.ago), (Some(3), Some(3)));
         vips.report_conflict(port, addr, mac, &own(addr), at(9000));
         vips.report_conflict(port, addr, mac, &own(addr), at(70_000));
-        let (of, conflict, answers) = vips.conflicts(at(80_000)).next().expect("one");
+        let (of, conflict, answers) = vips
+            .conflicts(at(80_000))
+            .next()
+            .expect("one conflict exists");
         assert_eq!((of, conflict.port, conflict.mac), (addr, port, mac));
         assert_eq!((answers.since, answers.ago), (Some(75), Some(10)));
         assert_eq!(answers.recent, 3);
@@ -718,7 +725,8 @@ mod tests {
     #[test]
     fn own_addresses_are_probed_in_rounds_of_bounded_size() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
-        let addr = |n: usize| IpAddr::from([192, 0, 2, u8::try_from(n).expect("few")]);
+        let addr =
+            |n: usize| IpAddr::from([192, 0, 2, u8::try_from(n).expect("the number is small")]);
         let mut vips = Vips::open(true).expect("no socket is needed");
         let mut tables = Tables::default();
         for n in 0..=WATCHED {

@@ -88,12 +88,12 @@ mod tests {
         frame.offload.verified = true;
         io.input.extend([frame.clone(), frame]);
         let mut batch = [Frame::new(), Frame::new(), Frame::new()];
-        assert_eq!(io.recv(&mut batch).expect("memory"), 2);
+        assert_eq!(io.recv(&mut batch).expect("memory is available"), 2);
         assert_eq!(batch[1].bytes(), b"abc");
         assert!(batch[1].offload.verified);
         io.room = Some(1);
         assert_eq!(io.send(&mut batch[..2]), 1);
         assert_eq!(io.take().len(), 1);
-        assert_eq!(io.recv(&mut batch).expect("memory"), 0);
+        assert_eq!(io.recv(&mut batch).expect("memory is available"), 0);
     }
 }

@@ -226,7 +226,7 @@ mod tests {
         };
         let stop = Stop {
             asked: AtomicBool::new(false),
-            wake: EventFd::new().expect("a descriptor"),
+            wake: EventFd::new().expect("a descriptor is available"),
         };
         let slow = Slow::default();
         let take = || slow.portions.lock().expect("no thread has panicked").pop();
@@ -237,7 +237,7 @@ mod tests {
             let mut taken = 0;
             while taken < 200 {
                 let most = waiting();
-                assert!(most <= PORTIONS_MAX, "{most} wait");
+                assert!(most <= PORTIONS_MAX, "too many portions wait: {most}");
                 if let Some((count, ticket)) = take() {
                     assert!(count <= PORTION);
                     taken += count;

@@ -138,7 +138,7 @@ mod tests {
     fn stopping_master_waits_a_second_for_its_queue() {
         let stop = Stop {
             asked: AtomicBool::new(false),
-            wake: EventFd::new().expect("a descriptor"),
+            wake: EventFd::new().expect("a descriptor is available"),
         };
         let mut manner = Manner {
             stop: &stop,

@@ -473,7 +473,9 @@ mod tests {
         let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
         assert!(!first.is_successor());
         assert!(first.area().save(b"services"));
-        let refused = StateKeeper::of(&name).map(drop).expect_err("it is in use");
+        let refused = StateKeeper::of(&name)
+            .map(drop)
+            .expect_err("two dataplanes use one state keeper");
         assert!(
             refused.to_string().contains("another dataplane"),
             "{refused}"
@@ -494,11 +496,15 @@ mod tests {
                 let left = next.memories_left()?.map(|left| left.len());
                 assert_eq!(left, Some(were), "{size} {tables}");
                 assert_eq!(next.area().saved().as_deref(), Some(&b"services"[..]));
-                StateKeeper::of(&name).map(drop).expect_err("it is in use");
+                StateKeeper::of(&name)
+                    .map(drop)
+                    .expect_err("two dataplanes use one state keeper");
                 if done {
                     next.has_taken_over()?;
                     assert!(next.memories_left()?.is_none());
-                    StateKeeper::of(&name).map(drop).expect_err("it is in use");
+                    StateKeeper::of(&name)
+                        .map(drop)
+                        .expect_err("two dataplanes use one state keeper");
                 }
             }
         }
@@ -570,7 +576,7 @@ mod tests {
         while call(&name, ask::END, None).is_err() {
             thread::sleep(Duration::from_millis(1));
         }
-        let after = connect(&name).expect_err("the name of the state keeper is free");
+        let after = connect(&name).expect_err("the state keeper still listens");
         assert_eq!(after.kind(), io::ErrorKind::ConnectionRefused, "{after}");
         running.join().expect("the keeper ends without a panic")
     }
@@ -586,7 +592,7 @@ mod tests {
         let _waits = UnixStream::connect_addr(&address)?;
         let refused = StateKeeper::of(&name)
             .map(drop)
-            .expect_err("the other process does not answer");
+            .expect_err("a process that does not answer was accepted as state keeper");
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
         assert!(StateKeeper::clean_up(&name).is_err());
         Ok(())

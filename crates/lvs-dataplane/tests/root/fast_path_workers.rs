@@ -25,7 +25,7 @@ const ENDS: [[&str; 2]; 2] = [
 ];
 
 fn addr(text: &str) -> SocketAddr {
-    text.parse().expect("an address")
+    text.parse().expect("the address is valid")
 }
 
 /// Returns a client's address and port. Each bit of `n` changes one bit of them.
@@ -99,7 +99,7 @@ fn offload(
     let Verdict::Forward(forward) = verdict else {
         panic!("the packet was not forwarded");
     };
-    let conn = forward.conn.expect("a connection");
+    let conn = forward.conn.expect("the packet has a connection");
     let offer = shard.offer(conn).expect("the connection can be offloaded");
     let way = WayOut {
         ifindex: LOOPBACK,
@@ -107,7 +107,10 @@ fn offload(
         to: Mac([2, 0, 0, 0, 0, 1]),
         from: Mac([2, 0, 0, 0, 0, 2]),
     };
-    let (hop, epoch) = (kernel.hop(way, now).expect("a number"), kernel.epoch());
+    let (hop, epoch) = (
+        kernel.hop(way, now).expect("the next hop has a number"),
+        kernel.epoch(),
+    );
     assert!(kernel.set_server(offer.record, hop, epoch));
     assert!(shard.publish(conn, epoch, Some(hop)));
 }
@@ -133,13 +136,20 @@ fn opened(steering: &Steering) -> Option<(FastPath, Control, Vec<Shard>)> {
         let (service, server) = (ServiceKey::udp(addr(virt)), addr(server));
         let config = ServiceConfig::new(family, "rr");
         let added = control.add_service(service, config, None);
-        added.expect("a service");
+        added.expect("the service can be added");
         let config = ServerConfig::new(1, Forwarding::Nat);
         let added = control.add_server(&service, server, &config, Instant::ZERO);
-        added.expect("a server");
+        added.expect("the server can be added");
     }
-    let shard = |n| control.shard_in(n, kernel.memory(n).expect("maps"));
-    let shards = (0..WORKERS).map(|n| shard(n).expect("at least one exists"));
+    let shard = |n| {
+        control.shard_in(
+            n,
+            kernel
+                .memory(n)
+                .expect("the memory of the worker is available"),
+        )
+    };
+    let shards = (0..WORKERS).map(|n| shard(n).expect("at least one worker exists"));
     let shards = shards.collect();
     Some((kernel, control, shards))
 }

@@ -422,7 +422,7 @@ mod tests {
     /// remains.
     #[test]
     fn mark_rule_intercepts_other_ports_only_above_limit_or_for_ftp() {
-        let rule = |words: &[&str]| MarkRule::parse(words).expect("a rule");
+        let rule = |words: &[&str]| MarkRule::parse(words).expect("the rule is valid");
         let to = |spec: &Intercept, protocol, port| {
             spec.is_to_service(&Tuple::new(
                 protocol,
@@ -494,13 +494,13 @@ mod tests {
         let control = &mut director.control;
         control
             .add_service(key, config.clone(), None)
-            .expect("a new service");
+            .expect("the service is new");
         let direct = ServerConfig::new(1, Forwarding::Route);
         control
             .add_server(&key, server, &direct, now)
-            .expect("a new server");
+            .expect("the server is new");
         let persistent = Intercept::of(control, &Intercept::default());
-        let any = any_port(key, &[]).expect("an FTP service");
+        let any = any_port(key, &[]).expect("the service is for FTP");
         assert!(persistent.services.contains(&any));
 
         let verdict = director.handle_packet(
@@ -517,7 +517,7 @@ mod tests {
         let control = &mut director.control;
         control
             .edit_service(&key, config, None)
-            .expect("a known service");
+            .expect("the service exists");
         let plain = Intercept::of(control, &persistent);
         assert!(
             plain.services.contains(&any),

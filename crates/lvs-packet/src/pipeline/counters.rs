@@ -183,7 +183,7 @@ mod tests {
         let doubled = |text: &str| {
             text.split(|c: char| !c.is_ascii_digit())
                 .filter(|number| !number.is_empty())
-                .map(|number| number.parse::<u64>().expect("a number"))
+                .map(|number| number.parse::<u64>().expect("the text is a number"))
                 .map(|number| 2 * number)
                 .collect::<Vec<_>>()
         };

@@ -395,10 +395,10 @@ mod tests {
             } else {
                 ([3; 4].into(), [4; 4].into())
             };
-            let packet = parse::ip(&ip, false).expect("valid");
+            let packet = parse::ip(&ip, false).expect("the packet is valid");
             let outer = Outer { src, dst, tunnel, source_port: source_port(&packet), id: 7, df };
             let mut frame = Frame::from_bytes(&ip);
-            encapsulate(&mut frame, &outer).expect("room");
+            encapsulate(&mut frame, &outer).expect("the space suffices");
             let bytes = frame.bytes();
             prop_assert_eq!(bytes.len(), ip.len() + overhead(tunnel, dst));
             let headers = bytes.len() - ip.len();
@@ -406,7 +406,7 @@ mod tests {
 
             let want_class = if class & 3 == 3 { class & !1 } else { class };
             let sliced = SlicedPacket::from_ip(bytes).expect("the bytes are a valid packet");
-            let protocol = match sliced.net.as_ref().expect("an IP header") {
+            let protocol = match sliced.net.as_ref().expect("the packet has an IP header") {
                 NetSlice::Ipv4(net) => {
                     let header = net.header().to_header();
                     prop_assert_eq!(header.calc_header_checksum(), header.header_checksum);
@@ -433,7 +433,7 @@ mod tests {
                     }
                 }
                 Tunnel::Gue { checksum, .. } => {
-                    let Some(TransportSlice::Udp(udp)) = sliced.transport else { panic!("not UDP") };
+                    let Some(TransportSlice::Udp(udp)) = sliced.transport else { panic!("the packet is not UDP") };
                     prop_assert_eq!(udp.destination_port(), 6080);
                     prop_assert!((32768..=60999).contains(&udp.source_port()));
                     prop_assert_eq!(&udp.payload()[..4], &[0, inner, 0, 0][..]);

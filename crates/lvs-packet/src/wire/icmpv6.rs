@@ -127,7 +127,7 @@ mod tests {
     fn check(ip: &[u8]) -> Icmpv6Type {
         let sliced = SlicedPacket::from_ip(ip).expect("the bytes are a valid packet");
         let Some(TransportSlice::Icmpv6(message)) = sliced.transport else {
-            panic!("not ICMPv6");
+            panic!("the packet is not ICMPv6");
         };
         assert!(message.is_checksum_valid(ipv6::src(ip).octets(), ipv6::dst(ip).octets()));
         message.icmp_type()

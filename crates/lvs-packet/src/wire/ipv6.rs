@@ -332,9 +332,9 @@ mod tests {
         chain.extend([6, 0, 0, 1, 0, 0, 0, 9]);
         chain.extend([0; 20]);
         let ip = header(HOP_BY_HOP, &chain);
-        let found = walk(&ip).expect("whole");
+        let found = walk(&ip).expect("the headers are complete");
         assert_eq!((found.protocol, found.l4, found.named_at), (6, 72, 64));
-        let (fragment, announced) = found.fragment.expect("a fragment header");
+        let (fragment, announced) = found.fragment.expect("the packet has a fragment header");
         assert_eq!((fragment.at, fragment.id, announced), (64, 9, 48));
         assert!(fragment.more && fragment.offset == 0);
         assert_eq!(unfragmentable(&ip), (64, 48));
@@ -391,7 +391,7 @@ mod tests {
             decrement_hop_limit(&mut ip);
             finish_len(&mut ip);
             let (headers, _) = IpHeaders::from_slice(&ip).expect("the bytes are a valid header");
-            let (after, _) = headers.ipv6().expect("IPv6");
+            let (after, _) = headers.ipv6().expect("the header is an IPv6 header");
             prop_assert_eq!((after.source, after.destination, after.hop_limit, after.payload_length), (c, d, hops - 1, 11));
         }
     }

@@ -44,9 +44,9 @@ fn tcp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16)) -> Vec<u8> {
 
 /// Source, destination, TTL and protocol of a packet's outer header.
 fn outer(ip: &[u8]) -> (Ipv4Addr, Ipv4Addr, u8, u8) {
-    let headers = PacketHeaders::from_ip_slice(ip).expect("a packet");
+    let headers = PacketHeaders::from_ip_slice(ip).expect("the bytes are a valid packet");
     let Some(etherparse::NetHeaders::Ipv4(header, _)) = headers.net else {
-        panic!("not IPv4: {headers:?}");
+        panic!("the packet is not IPv4: {headers:?}");
     };
     assert_eq!(header.header_checksum, header.calc_header_checksum());
     (
@@ -125,7 +125,7 @@ fn packets_without_service_are_reinjected_unchanged() {
     assert_eq!(lab.send(SERVERS, &packet), [(HOST, packet.clone())]);
     // The VIP has no service on port 81, and the host does not have the VIP: the dataplane answers.
     let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 81)));
-    let headers = PacketHeaders::from_ip_slice(&sent[0].1).expect("a packet");
+    let headers = PacketHeaders::from_ip_slice(&sent[0].1).expect("the bytes are a valid packet");
     assert!(matches!(headers.transport, Some(TransportHeader::Tcp(tcp)) if tcp.rst));
     // A packet with an invalid header is counted as dropped, and not passed to the host.
     let mut short = packet;

@@ -24,7 +24,7 @@ use lvs_packet::wire::{be16, ipv4, put16};
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 80);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 11);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
-const WORKERS: NonZeroUsize = NonZeroUsize::new(2).expect("not zero");
+const WORKERS: NonZeroUsize = NonZeroUsize::new(2).expect("the number of workers is not zero");
 
 /// A worker: its pipeline and its shard.
 struct Worker {

@@ -541,21 +541,25 @@ mod tests {
         let file = memfd_create("lvs-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let file = File::from(file);
         file.set_len(8192)?;
-        let unsealed = SharedArray::of_file(&file, 0, 1024).expect_err("the file is not sealed");
+        let unsealed =
+            SharedArray::of_file(&file, 0, 1024).expect_err("a file without seals was mapped");
         assert_eq!(unsealed.kind(), io::ErrorKind::InvalidInput);
         seal(&file)?;
         let array = SharedArray::of_file(&file, 4096, 512)?;
         array.words()[511].store(7, Relaxed);
         for len in [0, 4096, 16_384] {
-            file.set_len(len).expect_err("its length is fixed");
+            file.set_len(len)
+                .expect_err("the length of a sealed file was changed");
         }
         assert_eq!(array.words()[511].load(Relaxed), 7);
         for (offset, words) in [(4096, 513), (0, usize::MAX / 4), (u64::MAX, 1)] {
-            SharedArray::of_file(&file, offset, words).expect_err("the file is shorter");
+            SharedArray::of_file(&file, offset, words)
+                .expect_err("words beyond the end of the file were mapped");
         }
         let ordinary = tempfile::tempfile()?;
         ordinary.set_len(8192)?;
-        SharedArray::of_file(&ordinary, 0, 1024).expect_err("the file does not support seals");
+        SharedArray::of_file(&ordinary, 0, 1024)
+            .expect_err("a file that does not support seals was mapped");
         Ok(())
     }
 }

@@ -260,7 +260,7 @@ fn map_users(pid: u32) -> anyhow::Result<()> {
     };
     for (file, map) in [("uid_map", users), ("gid_map", groups)] {
         let path = format!("/proc/{pid}/{file}");
-        std::fs::write(&path, map).with_context(|| format!("writing {path}"))?;
+        std::fs::write(&path, map).with_context(|| format!("cannot write {path}"))?;
     }
     Ok(())
 }

@@ -88,7 +88,7 @@ fn right(ip: &[u8]) -> (Parts, Health) {
     let health = oracle::health(ip, &parts);
     assert!(
         matches!(health, Health::Right) || parts.protocol == 50 && health == Health::Unknown,
-        "{health:?}: {ip:02x?}"
+        "the transport checksum is {health:?}: {ip:02x?}"
     );
     (parts, health)
 }

@@ -222,7 +222,7 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     );
     ensure!(
         fix.contains("by 20,") && fix.ends_with("advmss 1440"),
-        "the fix has another size: {fix}"
+        "the fix does not name 20 bytes and end with `advmss 1440`: {fix}"
     );
     Ok(())
 }
@@ -287,7 +287,7 @@ fn doctor_names_service_of_refused_connections() -> Result<()> {
     let finding = &reported[0];
     ensure!(
         finding["service"]["address"] == format!("{}:81", site.vip),
-        "the finding names another service: {finding}"
+        "the finding does not name the service at port 81: {finding}"
     );
     for key in ["since", "ago", "recent", "last_minute"] {
         ensure!(

@@ -640,7 +640,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     ))?;
     ensure!(
         sums.trim().lines().count() == 1 && sums.trim().starts_with(&many),
-        "the downloads differ: {sums}"
+        "a download is missing, or differs from the others: {sums}"
     );
     let output = log.lines().find(|line| line.contains("took over"));
     println!("{}", output.context("the log does not report a takeover")?);

@@ -93,7 +93,7 @@ impl<'a> Download<'a> {
         content::fill(0, &mut expected);
         ensure!(
             std::fs::read(&file)? == expected,
-            "the downloaded file differs"
+            "the downloaded file differs from the served one"
         );
         std::fs::remove_file(file)?;
         Ok(())
@@ -131,7 +131,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     download
         .finish()
         .context("the download failed after eth1 was renamed")?;
-    new_connections(&site, "another name")?;
+    new_connections(&site, "eth1 was renamed")?;
     is_logged_once(&site, "the interface eth1 was renamed to lan1")?;
     let rules = || director.sh("nft list ruleset").unwrap_or_default();
     wait_until(
@@ -165,7 +165,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     download
         .finish()
         .context("the download failed after eth1 was replaced")?;
-    new_connections(&site, "another device")?;
+    new_connections(&site, "eth1 was replaced")?;
     is_logged_once(&site, "eth1 is no longer in use")
 }
 
@@ -283,7 +283,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
             .finish()
             .with_context(|| format!("the server has arp_notify = {notify}"))?;
     }
-    new_connections(&site, "both changes of the address")?;
+    new_connections(&site, "the server's link-layer address has changed twice")?;
     // A third change: with a static entry for its gateway, the server sends no ARP packets.
     let gateway = site.director.sh("cat /sys/class/net/eth1/address")?;
     server.sh(&format!(

@@ -543,7 +543,7 @@ fn sync_messages_of_local_users_are_ignored() -> Result<()> {
     );
     ensure!(
         lost <= own && malformed <= others,
-        "of {own} own messages {lost} were refused, and of {others} others {malformed} were received"
+        "more messages were counted than sent: {lost} lost of {own} own messages, {malformed} malformed of {others} others"
     );
     Ok(())
 }

@@ -35,7 +35,7 @@ fn workers(site: &Site) -> Result<Vec<Value>> {
     let numbers: Vec<u64> = listed.iter().filter_map(|w| w["number"].as_u64()).collect();
     ensure!(
         numbers == [0, 1, 2, 3],
-        "the workers have other numbers: {listed:?}"
+        "the workers do not have the numbers 0 to 3: {listed:?}"
     );
     Ok(listed)
 }
@@ -183,7 +183,7 @@ fn workers_transfer_ftp_files() -> Result<()> {
             ))?;
             ensure!(
                 size.trim() == "1048576",
-                "the downloaded file has another size: {options}: {size}"
+                "the downloaded file does not have 1048576 bytes: {options}: {size}"
             );
         }
     }

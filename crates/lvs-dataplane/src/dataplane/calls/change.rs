@@ -245,7 +245,7 @@ mod tests {
         });
         let done = handle
             .apply(vec![add.clone()], false)
-            .expect("the change is made");
+            .expect("the change succeeds");
         assert_eq!(done.warnings.len(), 1);
         assert!(done.warnings[0].contains("keeper"), "{done:?}");
         assert_eq!(handle.context.control().services().count(), 1);
@@ -265,7 +265,7 @@ mod tests {
 
         let refusal = handle
             .apply(vec![add], false)
-            .expect_err("at least one exists");
+            .expect_err("an existing service was added again");
         assert_eq!(refusal.code, lvs_core::api::FailureCode::Exists);
     }
 }

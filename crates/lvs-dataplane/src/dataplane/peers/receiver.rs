@@ -424,7 +424,11 @@ mod tests {
             while !delivery.is_finished() {
                 for (number, worker) in workers.iter_mut().enumerate() {
                     let jobs = parts.1.worker(number).mailbox.take();
-                    assert!(jobs.len() <= PORTIONS_MAX, "{} wait", jobs.len());
+                    assert!(
+                        jobs.len() <= PORTIONS_MAX,
+                        "too many portions wait: {}",
+                        jobs.len()
+                    );
                     rounds += usize::from(!jobs.is_empty());
                     for job in jobs {
                         let before = connections(worker);
@@ -435,7 +439,7 @@ mod tests {
                 thread::yield_now();
             }
             assert!(
-                delivery.join().expect("no panic"),
+                delivery.join().expect("the thread does not panic"),
                 "a packet worker has exited before all connections were delivered"
             );
             // The last portions of each worker are still queued when the delivery ends.

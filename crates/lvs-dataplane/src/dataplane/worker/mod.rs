@@ -453,7 +453,7 @@ impl Worker {
                     format!("dropped ({}): {}", drop.name(), drop.describe()),
                     true,
                 ),
-                (None, None) => ("not for the director".to_owned(), false),
+                (None, None) => ("without a decision of the director, such as ARP or a fragment of an incomplete datagram".to_owned(), false),
             };
             let shown = Shown {
                 interface: self.network.view().tables.name(port),

@@ -10,7 +10,7 @@ const DELETE: Change = (libc::RTM_DELROUTE, 0);
 const REPLACE: Change = (libc::RTM_NEWROUTE, 0x100);
 
 fn route(b: &mut Builder, change: Change, dst: &str, kind: u8, (metric, oif): (u32, u32)) {
-    let (dst, len) = dst.split_once('/').expect("a network");
+    let (dst, len) = dst.split_once('/').expect("the text is a network");
     let IpAddr::V4(dst) = ip(dst) else {
         panic!("{dst}");
     };

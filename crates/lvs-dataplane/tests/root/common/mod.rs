@@ -40,7 +40,7 @@ impl Host {
         let fd = self.0.try_clone().expect("descriptors are available");
         thread::spawn(move || {
             let network = Some(LinkNameSpaceType::Network);
-            move_into_link_name_space(fd.as_fd(), network).expect("run as root");
+            move_into_link_name_space(fd.as_fd(), network).expect("this test runs as root");
             f()
         })
     }
