@@ -173,11 +173,11 @@ fn cluster_reports_failed_host_and_results_of_the_other_host() {
         ("echo nothing; exit 0", "the output of httperf lacks"),
         (
             "kill -9 $(cut -d' ' -f4 /proc/$PPID/stat)",
-            "its shell exited",
+            "the shell of the host exited",
         ),
         (
             "while :; do echo 0123456789012345678901234567890123456789; done",
-            "its output is too long for an output of httperf",
+            "the output of the host is too long for an output of httperf",
         ),
     ] {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");

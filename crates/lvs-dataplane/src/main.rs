@@ -124,7 +124,7 @@ struct Connections {
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
 
-    /// Initial timeouts.
+    /// Initial timeouts of connections.
     #[arg(long, value_enum, default_value_t = Profile::Kernel)]
     profile: Profile,
 

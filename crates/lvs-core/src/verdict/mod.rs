@@ -180,7 +180,8 @@ reasons! {
         /// server.
         Unbound => "unbound",
         /// Full NAT has no free local port towards the server. Each additional local address has
-        /// 64,512 ports. A connection that arrived by synchronisation has none, either.
+        /// 64,512 ports. A connection that was received by synchronisation has no local port,
+        /// either.
         NoLocalPort => "no_local_port",
         /// A rule that sets firewall marks drops the packet.
         MarkRule => "mark_rule",

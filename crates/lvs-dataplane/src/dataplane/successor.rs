@@ -254,7 +254,7 @@ pub(super) fn restore(
     }
     info!(
         services = control.services().count(),
-        "continuing with the state of a killed dataplane"
+        "this dataplane continues with the state of a killed dataplane"
     );
     let records = kept.records.into_iter();
     let records = records.map(|(service, server, record)| Record {
@@ -360,7 +360,7 @@ pub(super) fn take_over(
     state.has_taken_over();
     info!(
         connections = shards.iter().map(Shard::len).sum::<usize>(),
-        "took over the state of a killed dataplane, in {:?}",
+        "this dataplane took over the state of a killed dataplane, in {:?}",
         started.elapsed()
     );
 }

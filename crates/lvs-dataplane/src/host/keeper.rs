@@ -470,7 +470,7 @@ impl Keeper {
                 hidden.extend(new);
             }
             Err(error) => {
-                warn!("connections from this host to virtual addresses will fail: {error}");
+                warn!("some connections from this host to virtual addresses will fail: {error}");
             }
         }
         self.next.differs = true;
@@ -620,7 +620,7 @@ impl Keeper {
         if again <= now {
             warn!(
                 code = "table_full",
-                "the connection table is full: {refused} packets that would have opened a connection were dropped. It has room for {capacity} connections: raise --max-connections",
+                "the table of connections or persistence templates is full: {refused} packets that would have opened a connection were dropped. Each packet worker has room for {capacity} connections: raise --max-connections",
             );
             self.full = (now + COMPLAINT_PERIOD, 0);
         }
@@ -628,7 +628,9 @@ impl Keeper {
 
     /// Logs that all connections of servers that went down are removed.
     pub(crate) fn down_has_ended(&mut self, resets: usize) {
-        info!("closed the connections of servers that went down; {resets} TCP resets sent");
+        info!(
+            "the connections of servers that went down are closed; {resets} TCP resets were sent"
+        );
     }
 
     /// The addresses that are announced by routes, and access to these routes.

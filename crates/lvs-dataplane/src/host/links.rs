@@ -190,7 +190,10 @@ impl Keeper {
                 Ok((ports, group)) => {
                     self.waits.was_opened(&link.name);
                     known.info.gives_back = self.interception.gives_back(link.index);
-                    info!("using {} (af_packet, MTU {})", link.name, link.mtu);
+                    info!(
+                        "the dataplane uses {} (af_packet, MTU {})",
+                        link.name, link.mtu
+                    );
                     self.vips.interface_added(&known);
                     self.write_address(link.index, Mac(mac));
                     let port = self.tables.free_port();

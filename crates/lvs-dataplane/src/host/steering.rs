@@ -144,7 +144,7 @@ impl Steering {
         this.read()?;
         if !this.present.is_empty() && !goes_on {
             info!(
-                "removing {} rules, routes and proxy neighbours of a killed dataplane",
+                "{} rules, routes and proxy neighbours of a killed dataplane are removed",
                 this.present.len()
             );
             this.apply(&BTreeSet::new())?;

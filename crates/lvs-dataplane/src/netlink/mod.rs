@@ -153,7 +153,7 @@ impl Netlink {
             }
         }
         let again = if lost {
-            tracing::info!("events of the kernel's tables were lost; reading all tables again");
+            tracing::info!("events of the kernel's tables were lost; all tables are read again");
             self.read_all().map(|fresh| {
                 let known = changes.neighbours.clone();
                 changes = Changes {

@@ -44,7 +44,7 @@ pub struct ConformanceOptions {
     /// Cases that need unsupported features do not fail the run
     #[arg(long)]
     allow_unsupported: bool,
-    /// Only cases whose name contains this
+    /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Let the programs of the kernel fast path forward the packets that they can, and compare with

@@ -99,7 +99,7 @@ fn dataplane_attaches_xdp_when_missing_interface_is_created() -> Result<()> {
     site.director.sh(
         "ip link add late0 type veth peer name late1; ip link set late0 up; ip link set late1 up",
     )?;
-    common::says(&site, "using late0")?;
+    common::says(&site, "the dataplane uses late0")?;
     wait_until("the XDP program to be attached", PATIENCE, || {
         let shown = site.director.sh("ip link show dev late0");
         shown.is_ok_and(|shown| shown.contains("xdp"))

@@ -192,7 +192,7 @@ fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
     // lvsd logs the resets after both ends may have received them.
     soon("the log to report 6 TCP resets", || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
-        lvsd.contains("6 TCP resets sent")
+        lvsd.contains("6 TCP resets were sent")
     })
     .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())
 }

@@ -58,8 +58,8 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
         "no `it belonged to a removed network namespace` in {log}"
     );
     ensure!(
-        !log.contains("continuing with the state of"),
-        "unexpected `continuing with the state of` in {log}"
+        !log.contains("continues with the state of"),
+        "unexpected `continues with the state of` in {log}"
     );
     ensure!(
         !output.contains(":80") && !output.contains("203.0.113"),

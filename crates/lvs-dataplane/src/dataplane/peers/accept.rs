@@ -67,7 +67,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
                 if complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
                     complained = Some(Instant::now());
                     warn!(
-                        "refused a connection from {ip}, which is not a configured peer (--sync-peer)"
+                        "a connection from {ip} was refused, because this address is not a configured peer (--sync-peer)"
                     );
                 }
                 continue;
@@ -219,7 +219,10 @@ fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &H
     if let Some(before) = before {
         let _ = before.shutdown(Shutdown::Both);
     }
-    info!("replicating the connections to peer {}", peer.address);
+    info!(
+        "the connections of this director are replicated to peer {}",
+        peer.address
+    );
     sender::run(peers, peer, stream, handshake);
     {
         let mut state = peer.state();

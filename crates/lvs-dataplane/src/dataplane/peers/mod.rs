@@ -524,7 +524,7 @@ impl Peers {
             Some(format!("{}: {text}", peer.address))
         });
         if waits.is_none() && !self.ready.swap(true, Ordering::AcqRel) {
-            info!("ready: this director has the connections of all peers that can be reached");
+            info!("ready: this director waits for no more connections of its peers");
         }
         waits
     }
