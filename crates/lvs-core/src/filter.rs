@@ -97,7 +97,7 @@ impl SourceFilter {
         let count = allow.len() + deny.len();
         if count > FILTER_PREFIXES_MAX {
             return Err(format!(
-                "{count} prefixes: a filter has at most {FILTER_PREFIXES_MAX}"
+                "the filter has {count} prefixes: the maximum is {FILTER_PREFIXES_MAX}"
             ));
         }
         if count == 0 {
@@ -315,7 +315,7 @@ mod tests {
         let most = SourceFilter::new(lists(0xffff)).unwrap();
         assert_eq!(most.counts(), (1, 0xffff));
         let output = SourceFilter::new(lists(0x1_0000)).unwrap_err();
-        assert!(output.contains("at most 65536"), "{output}");
+        assert!(output.contains("the maximum is 65536"), "{output}");
         assert_eq!(filter("", ""), SourceFilter::default());
         assert_eq!(
             filter("10.0.0.1 10.0.0.2", ""),

@@ -248,7 +248,7 @@ impl Control {
                 "new connections from port 20 are not balanced".to_string()
             }
             AcceptReason::FtpData if service.config().flags.has(ServiceFlags::PERSISTENT) => {
-                "an FTP data connection that no server accepts".to_string()
+                "no server accepts the FTP data connection".to_string()
             }
             AcceptReason::FtpData => {
                 "only a persistent FTP service accepts ports other than its own".to_string()

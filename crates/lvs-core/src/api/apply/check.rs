@@ -210,7 +210,7 @@ fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
     if addresses.len() > LOCAL_ADDRESSES_MAX {
         let count = addresses.len();
         return Err(invalid(format!(
-            "{count} local addresses: the maximum is {LOCAL_ADDRESSES_MAX}"
+            "the list has {count} local addresses: the maximum is {LOCAL_ADDRESSES_MAX}"
         )));
     }
     let mut seen = BTreeSet::new();

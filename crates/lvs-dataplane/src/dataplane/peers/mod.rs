@@ -200,7 +200,9 @@ impl Peers {
         }
         if addresses.len() > PEERS_MAX {
             let count = addresses.len();
-            return Err(format!("{count} peers: the maximum is {PEERS_MAX}"));
+            return Err(format!(
+                "{count} peers are configured: the maximum is {PEERS_MAX}"
+            ));
         }
         let key = Key::read(&config.key_file)?;
         let any = |v6: bool| match v6 {

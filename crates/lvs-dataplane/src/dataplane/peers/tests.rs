@@ -496,7 +496,10 @@ fn peer_state_counts_seconds_since_peer_was_in_sync() {
 fn peers_above_the_limit_are_refused() {
     let control = Control::new(Options::default());
     let parts = parts(control, 1);
-    for (count, words) in [(8, "cannot read the key"), (9, "9 peers: the maximum is 8")] {
+    for (count, words) in [
+        (8, "cannot read the key"),
+        (9, "9 peers are configured: the maximum is 8"),
+    ] {
         let config = PeersConfig {
             peers: (1..=count)
                 .map(|n| SocketAddr::from(([192, 0, 2, n], 0)))
