@@ -24,7 +24,9 @@ pub struct Ways {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoWay {
     /// The virtual address belongs neither to this host nor to the dataplane.
-    #[error("the virtual address of the connection belongs neither to this host nor to the dataplane")]
+    #[error(
+        "the virtual address of the connection belongs neither to this host nor to the dataplane"
+    )]
     Elsewhere,
     /// Client and server are of different families.
     #[error("the client and the server of the connection are of different address families")]
@@ -44,7 +46,9 @@ pub enum NoWay {
     )]
     ToServer,
     /// Packets to the client cannot be sent now, or not through an Ethernet interface.
-    #[error("the client has no route through Ethernet, or the neighbour on this route is not resolved")]
+    #[error(
+        "the client has no route through Ethernet, or the neighbour on this route is not resolved"
+    )]
     ToClient,
     /// The outer headers of the tunnel are not the same for all packets.
     #[error("the tunnel to the server has a checksum (--tun-csum, --tun-remcsum)")]

@@ -74,7 +74,11 @@ fn refused(control: &mut Control, refusals: Vec<(Error, Call<'_>)>) {
     for (number, (error, call)) in refusals.into_iter().enumerate() {
         let before = seen(control);
         assert_eq!(call(control), Err(error), "call number {number}");
-        assert_eq!(seen(control), before, "call number {number} was refused, but changed the configuration: {error}");
+        assert_eq!(
+            seen(control),
+            before,
+            "call number {number} was refused, but changed the configuration: {error}"
+        );
     }
 }
 

@@ -91,7 +91,7 @@ impl Waits {
             Some(error) => unusable(name, error),
             None => waiting(
                 Waiting::UNUSED,
-                format!("the configured interface {name} is not in use"),
+                format!("the configured interface {name} is not in use: it may be down"),
                 format!("ip link set {name} up"),
             ),
         })
