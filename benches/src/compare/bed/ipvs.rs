@@ -43,7 +43,7 @@ pub(crate) fn ipvs() -> Result<String, String> {
         let loaded = Command::new("modprobe").arg("ip_vs").output();
         version().ok_or_else(|| {
             let why = loaded.map_or_else(
-                |error| format!("it cannot be started: {error}"),
+                |error| format!("the program cannot be started: {error}"),
                 |output| String::from_utf8_lossy(&output.stderr).trim().to_owned(),
             );
             format!("the kernel has no ip_vs (modprobe ip_vs: {why})")

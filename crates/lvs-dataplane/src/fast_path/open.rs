@@ -518,7 +518,7 @@ fn fits(
         || !(alone || divided.by_address() == steering.by_address())
     {
         return Err(
-            "it had another number of workers (--workers), or differed in the use of the FTP helper (--helper ftp)",
+            "the previous dataplane had another number of workers (--workers), or differed in the use of the FTP helper (--helper ftp)",
         );
     }
     let like = Layout {
@@ -527,7 +527,7 @@ fn fits(
         ..*layout
     };
     if *left != like {
-        return Err("it had another --max-connections");
+        return Err("the previous dataplane had another --max-connections");
     }
     if left.wide_buckets != layout.wide_buckets {
         info!(
@@ -549,13 +549,13 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let own = pins::about(processors());
     if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
         return Err(
-            "it belonged to a removed network namespace with the same number as this one"
+            "the previous dataplane belonged to a removed network namespace with the same number as this one"
                 .to_owned(),
         );
     }
     if about != own {
         return Err(
-            "its version stored them in another format, or the number of processors has changed"
+            "the version of the previous dataplane stored its state in another format, or the number of processors has changed"
                 .to_owned(),
         );
     }
@@ -563,7 +563,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let description = description.try_into().map_err(|_| "a map is too short")?;
     let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
     let division = division.try_into().map_err(|_| "a map is too short")?;
-    let divided = division_of_words(division).ok_or("the description of its maps is damaged")?;
+    let divided = division_of_words(division).ok_or("the description of the maps is damaged")?;
     fits((layout, steering), (&left, &divided))?;
     // Without the services, the dataplane would reset all connections one by one.
     if pins
@@ -576,12 +576,14 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let conf = words("lvs_conf", conf::WORDS)?;
     if conf[conf::TRIES] >= TRIES_MOST {
         return Err(format!(
-            "{TRIES_MOST} dataplanes exited soon after they had taken over its state"
+            "{TRIES_MOST} dataplanes exited soon after they had taken over the state"
         ));
     }
     if pins::is_over(&conf) {
         let seconds = WITHOUT_DATAPLANE.as_secs();
-        return Err(format!("it was killed more than {seconds} s ago"));
+        return Err(format!(
+            "the previous dataplane was killed more than {seconds} s ago"
+        ));
     }
     Ok((left, divided))
 }

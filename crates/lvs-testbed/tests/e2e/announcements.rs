@@ -115,7 +115,7 @@ fn own_addresses_are_announced_after_mac_change() -> Result<()> {
     let places = places(&site);
     let script =
         "ip link set eth0 address 02:00:00:00:aa:01; ip link set eth1 address 02:00:00:00:aa:02";
-    event(&site, &places, "its link-layer address has changed", script)
+    event(&site, &places, "the link-layer address has changed", script)
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
     let places = places(&site);
     let script =
         "ip link set eth0 down; ip link set eth1 down; ip link set eth0 up; ip link set eth1 up";
-    event(&site, &places, "its link was set up", script)?;
+    event(&site, &places, "the link was set up", script)?;
     // Only the carrier is lost, as if the cable were pulled.
     settle(&places)?;
     let mac = site.director.sh("cat /sys/class/net/eth0/address")?;
@@ -146,7 +146,7 @@ fn own_addresses_are_announced_after_interface_is_replaced() -> Result<()> {
         "ip addr add 192.0.2.1/24 dev eth0; ip addr add 10.0.0.1/24 dev eth1; ip link set eth0 up; ip link set eth1 up; \
          ip addr add fd00:192::1/64 dev eth0 nodad; ip addr add fd00:10::1/64 dev eth1 nodad",
     )?;
-    learnt(&site, &places, "its interface was replaced")
+    learnt(&site, &places, "the interface was replaced")
 }
 
 /// If the director's interface is a bridge, added ports can change its link-layer address.

@@ -732,7 +732,10 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
             continue;
         }
         site.start_dataplane(&["--fast-path", "on", "--max-connections", "5000"])?;
-        common::says(&site, "it had another --max-connections")?;
+        common::says(
+            &site,
+            "the previous dataplane had another --max-connections",
+        )?;
         ensure!(
             !site.lvsadm("-L -n")?.contains(":80"),
             "the successor lists services of the killed dataplane"

@@ -54,8 +54,8 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     let output = site.director.sh(&script)?;
     let log = fs::read_to_string(site.director.dir().join("next"))?;
     ensure!(
-        log.contains("it belonged to a removed network namespace"),
-        "no `it belonged to a removed network namespace` in {log}"
+        log.contains("the previous dataplane belonged to a removed network namespace"),
+        "no `the previous dataplane belonged to a removed network namespace` in {log}"
     );
     ensure!(
         !log.contains("continues with the state of"),

@@ -512,8 +512,8 @@ impl Peers {
                 Step::Follows if !state.compared => {
                     "the connections have not been compared yet".to_owned()
                 }
-                Step::Follows => format!("{} of its connections are missing", state.missing),
-                Step::Bulk => format!("it has sent {} connections so far", state.received),
+                Step::Follows => format!("{} connections of this peer are missing", state.missing),
+                Step::Bulk => format!("the peer has sent {} connections so far", state.received),
                 // A peer that refuses the handshake delays readiness without limit: the operator
                 // has to correct the cause.
                 Step::Away => match &state.trouble {

@@ -29,7 +29,7 @@ impl Host {
     pub(crate) fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
         self.spawn(f)
             .join()
-            .expect("no panic inside of the namespace")
+            .expect("the thread in the namespace does not panic")
     }
 
     /// As [`Self::run`], without waiting.
