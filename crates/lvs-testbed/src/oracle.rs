@@ -212,7 +212,9 @@ pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), Str
             SegmentKind::Udp | SegmentKind::UdpFragments => parts.protocol == 17,
         };
         if !fits || segments.size == 0 {
-            return Err(format!("an invalid super-packet: {segments:?}, {parts:?}"));
+            return Err(format!(
+                "the super-packet is invalid: {segments:?}, {parts:?}"
+            ));
         }
     }
     let Some(partial) = offload.checksum else {
@@ -222,7 +224,7 @@ pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), Str
     let field = start + usize::from(partial.offset);
     if start < parts.l4 || field + 2 > parts.len {
         return Err(format!(
-            "a partial checksum outside of the payload: {partial:?}, {parts:?}"
+            "the partial checksum is outside of the payload: {partial:?}, {parts:?}"
         ));
     }
     let sum = internet(&ip[start..parts.len]);

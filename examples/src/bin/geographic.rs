@@ -37,10 +37,10 @@ impl Prefix {
         let prefix = Self {
             addr: addr
                 .parse()
-                .with_context(|| format!("{addr}: not an address"))?,
+                .with_context(|| format!("{addr} is not an address"))?,
             len: len
                 .parse()
-                .with_context(|| format!("{len}: not a prefix length"))?,
+                .with_context(|| format!("{len} is not a prefix length"))?,
         };
         if prefix.len > u32::from(Family::of(&prefix.addr).bits()) {
             bail!("{text}: the prefix is longer than the address");

@@ -403,7 +403,7 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
     text.trim().parse().map_err(|_| {
         io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("{}: not a number", path.display()),
+            format!("{} does not contain a number", path.display()),
         )
     })
 }

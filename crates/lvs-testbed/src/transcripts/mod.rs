@@ -141,7 +141,7 @@ fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
     serde_json::Deserializer::from_slice(&recorded(path)?)
         .into_iter()
         .collect::<Result<_, _>>()
-        .with_context(|| format!("{}: not a recorded session", path.display()))
+        .with_context(|| format!("{} is not a recorded session", path.display()))
 }
 
 /// Plays every `every`th session in `files` whose name contains `only`, with `program`.

@@ -41,7 +41,7 @@ pub(super) type Parts = (Arc<Context>, Arc<Threads<Worker>>);
 pub(super) fn parts(control: Control, workers: usize) -> Parts {
     let threads = Threads::new(workers).expect("descriptors are available");
     let context = Context::without_kernel(control);
-    let workers = NonZeroUsize::new(workers).expect("at least one worker");
+    let workers = NonZeroUsize::new(workers).expect("at least one worker exists");
     context.publish(Arc::new(View {
         generation: 1,
         steering: Some(Arc::new(Steering::new(workers, 7, false))),
@@ -89,7 +89,7 @@ pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers>
 
 /// The packet workers, which run their jobs when the test calls [`run_jobs`].
 pub(super) fn workers_of((context, threads): &Parts) -> Vec<Worker> {
-    let count = NonZeroUsize::new(threads.workers().len()).expect("at least one worker");
+    let count = NonZeroUsize::new(threads.workers().len()).expect("at least one worker exists");
     let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
     let worker = |number| {
         let shard = context.control().shard(number).expect("the shard is free");
