@@ -103,7 +103,7 @@ mod tests {
             let faded = fade(1_000_000, age);
             assert!(
                 faded.abs_diff(expected) <= 500,
-                "the average is {faded} instead of {expected} after {age}"
+                "the average is {faded} instead of {expected} after {age} ns"
             );
         }
         let values: std::vec::Vec<u64> = (0..200)

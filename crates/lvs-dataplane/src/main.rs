@@ -524,7 +524,9 @@ fn run(
         (Ok(state_keeper), _) => state_keeper,
         (Err(error), WarmRestart::On) => return Err(error).context("--warm-restart on"),
         (Err(error), _) => {
-            warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
+            warn!(
+                "a warm restart is not possible ({error}): if this dataplane is killed, its connections end"
+            );
             None
         }
     };

@@ -231,7 +231,9 @@ impl Control {
                 "goes to {server}: a health check through the virtual address expects this server"
             ),
             By::Template(true) => {
-                format!("goes to {server}: the persistence template of the client refers to it")
+                format!(
+                    "goes to {server}: the persistence template of the client refers to this server"
+                )
             }
             By::Template(false) | By::Scheduler => {
                 format!("goes to {server}: {scheduler} chooses it{lots}")

@@ -357,7 +357,7 @@ mod tests {
         }
         assert!(
             pool.pick(&request).is_some(),
-            "no server, although there are fewer servers than slots again"
+            "no server is chosen, although there are fewer servers than slots again"
         );
     }
 }

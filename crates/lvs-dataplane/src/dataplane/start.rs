@@ -504,7 +504,7 @@ fn open_warm_restart(
         Ok((Arc::new(warm_restart) as Arc<dyn WarmState>, shards))
     });
     made.inspect_err(|error| {
-        warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
+        warn!("a warm restart is not possible ({error}): if this dataplane is killed, its connections end");
     })
     .ok()
 }

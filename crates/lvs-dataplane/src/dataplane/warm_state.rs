@@ -177,7 +177,9 @@ impl WarmState for WarmRestart {
 
     fn has_taken_over(&self) {
         if let Err(error) = self.has_taken_over() {
-            warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
+            warn!(
+                "a warm restart is not possible ({error}): if this dataplane is killed, its connections end"
+            );
         }
     }
 

@@ -83,7 +83,7 @@ impl FastPath {
             Ok(pins) => pins,
             Err(error) => {
                 info!(
-                    "no warm restart (no BPF file system: {error}): if this dataplane is killed, its connections end"
+                    "a warm restart is not possible (no BPF file system: {error}): if this dataplane is killed, its connections end"
                 );
                 return alone(error);
             }
@@ -98,7 +98,7 @@ impl FastPath {
             }
             Err(error) => {
                 warn!(
-                    "no warm restart ({error}): if this dataplane is killed, its connections end"
+                    "a warm restart is not possible ({error}): if this dataplane is killed, its connections end"
                 );
                 return alone(error);
             }

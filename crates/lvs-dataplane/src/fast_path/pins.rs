@@ -316,7 +316,7 @@ pub(super) fn attach(
     let link = program.attach(ifindex)?;
     if let Err(error) = link.pin(path) {
         warn!(
-            "no warm restart ({}: {error}): if this dataplane is killed, its connections end",
+            "a warm restart is not possible ({}: {error}): if this dataplane is killed, its connections end",
             path.display()
         );
     }

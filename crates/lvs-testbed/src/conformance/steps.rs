@@ -358,7 +358,7 @@ pub(super) fn compare_counts(
         .director
         .control
         .service(key)
-        .context("the director has no such service")?;
+        .context("the director does not have the service of the step")?;
     let servers = service.servers();
     if let Some(order) = step.get("order").and_then(Value::as_array) {
         let expected: Vec<_> = order.iter().filter_map(Value::as_str).collect();
@@ -406,7 +406,7 @@ fn compare_random_counts(
         .director
         .control
         .service(key)
-        .context("the director has no such service")?;
+        .context("the director does not have the service of the step")?;
     let recorded = |name: &str, addr: &str| {
         let counts = step.fields(name)?;
         counts.get(addr)?.as_i64()

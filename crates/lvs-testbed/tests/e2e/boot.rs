@@ -241,8 +241,8 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
             .with_context(|| next.log())?;
             ensure!(!ended, "the dataplane exited: {}", next.log());
             ensure!(
-                !next.log().contains("no warm restart"),
-                "unexpected `no warm restart` in {}",
+                !next.log().contains("a warm restart is not possible"),
+                "unexpected `a warm restart is not possible` in {}",
                 next.log()
             );
             before = next;

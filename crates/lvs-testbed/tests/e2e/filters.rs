@@ -221,7 +221,7 @@ fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
                 noticed
             )
             .is_ok(),
-        "the packet was reinjected"
+        "the packet was reinjected into the host, although the program was detached"
     );
     ensure!(site.testbed.port_of(sender)? == there);
     soon("the dataplane to log the detached program", noticed).with_context(|| dataplane.log())?;

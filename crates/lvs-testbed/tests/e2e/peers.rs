@@ -469,7 +469,7 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
     let differ = !output.contains("the same services and servers");
     ensure!(
         output.contains(&format!("exit status {}\n", u8::from(differ))),
-        "the exit status of lvsadm diff is wrong: {output}"
+        "the exit status of lvsadm diff does not match its output: {output}"
     );
     Ok(output)
 }
