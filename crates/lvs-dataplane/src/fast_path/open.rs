@@ -560,9 +560,11 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
         );
     }
     let (description, division) = description.split_at(Layout::HEADER_WORDS);
-    let description = description.try_into().map_err(|_| "a map is too short")?;
+    let description = description
+        .try_into()
+        .map_err(|_| "a BPF map is too short")?;
     let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
-    let division = division.try_into().map_err(|_| "a map is too short")?;
+    let division = division.try_into().map_err(|_| "a BPF map is too short")?;
     let divided = division_of_words(division).ok_or("the description of the maps is damaged")?;
     fits((layout, steering), (&left, &divided))?;
     // Without the services, the dataplane would reset all connections one by one.

@@ -100,7 +100,9 @@ impl Site {
             .expect("the server is new");
         let common = Arc::new(Common::new(settings).with_workers(WORKERS));
         let worker = |number| Worker {
-            shard: control.shard(number).expect("one of the two workers"),
+            shard: control
+                .shard(number)
+                .expect("the number is that of a worker"),
             pipeline: Pipeline::new(Arc::clone(&common)),
         };
         let workers = (0..WORKERS.get()).map(worker).collect();

@@ -387,7 +387,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     site.lvsadm("-L -n --stats -t 198.51.100.1:80")?;
     let report = steady.finish_ok()?;
     let taken = resident(dataplane)?.saturating_sub(before);
-    println!("{taken} MiB more at the most; {report:?}");
+    println!("peak memory grew by {taken} MiB; {report:?}");
     ensure!(taken <= 64, "peak memory grew by {taken} MiB");
     for user in &mut users {
         user.wait(Duration::from_secs(30))?;
