@@ -436,7 +436,7 @@ mod tests {
     /// The checksum of SCTP is a CRC32c; hosts leave it to a capable device (`NETIF_F_SCTP_CRC`),
     /// as they leave the checksums of TCP and UDP.
     #[test]
-    fn partial_checksum_of_sctp_becomes_crc() {
+    fn partial_checksum_of_sctp_becomes_crc32c_and_is_refused_beyond_packet() {
         let mut ip = Vec::new();
         let mut packet = vec![0x80; 40];
         packet[8..12].copy_from_slice(&[0; 4]);
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn super_packet_with_impossible_segments_is_refused() {
+    fn super_packet_with_too_many_tiny_segments_is_refused() {
         let tiny = Err(FrameDrop::TinySegments);
         for (kind, size, options, len, expected) in [
             (SegmentKind::Tcp4, 1, 0, 60_000, tiny),

@@ -532,7 +532,7 @@ mod tests {
 
     /// A director's digest does not depend on the distribution of its connections over shards.
     #[test]
-    fn digests_of_shards_make_digest_of_director() {
+    fn merged_digests_of_shards_equal_digest_of_director() {
         let mut whole = Replicas::new([1, 2]);
         let mut shards = [(); 3].map(|()| Replicas::new([1, 2]));
         let mut others = [(); 2].map(|()| Replicas::new([3, 4]));
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn outgoing_replication_updates_are_bounded() {
+    fn outgoing_replication_updates_are_bounded_and_loss_is_reported() {
         let mut replicas = Replicas::new([0, 0]);
         assert!(replicas.take_buffer().is_none());
         replicas.has_receiver = true;

@@ -221,7 +221,7 @@ fn tiny_fragments_count_towards_memory_limit_with_overhead() {
 /// A batch of super-packets, with the smallest segments that are accepted, is sent into a tunnel.
 /// Each must be cut.
 #[test]
-fn super_packets_are_segmented_in_portions() {
+fn super_packets_are_segmented_in_portions_and_dropped_if_segments_are_tiny() {
     let mut lab = echo(Forwarding::Tunnel);
     let aggregate = |size: u16| {
         let ip = packet(
