@@ -547,7 +547,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn segmentation_keeps_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
+        fn segmentation_keeps_every_byte_once_and_segment_headers_are_correct(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], 64)

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn adopted_full_nat_connection_keeps_stored_local_port_or_is_dropped_without() {
+    fn adopted_full_nat_connection_keeps_local_port_and_is_dropped_if_none_is_stored() {
         let control = || {
             let mut control = control("10.0.0.1:80", 1, 100);
             let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());

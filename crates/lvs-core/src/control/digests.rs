@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_covers_server_order_for_ordered_schedulers_only() {
+    fn service_digest_covers_server_order_for_ordered_schedulers_only() {
         for about in crate::sched::BUILT_IN {
             let (a, b) = (
                 director(about.name, &[1, 2, 3]),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_covers_last_weight_for_mh_only() {
+    fn service_digest_covers_last_weight_for_mh_only() {
         for (scheduler, counts) in [("mh", true), ("wrr", false), ("sh", false)] {
             let (mut a, mut b) = (director(scheduler, &[1]), director(scheduler, &[1]));
             // Director A drains the server, and director B adds it with weight 0.
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_is_independent_of_piece_size() {
+    fn service_digests_are_independent_of_piece_size() {
         let mut control = director("mh", &[]);
         for n in 1..=20 {
             add(&mut control, n, i32::from(n));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn generation_changes_if_service_changes_during_digest_walk() {
+    fn control_generation_changes_if_service_changes_during_digest_walk() {
         let mut control = director("wlc", &(1..=20).collect::<Vec<_>>());
         let (before, mut all) = (control.generation(), Vec::new());
         let walk = control.digests_piece(DigestWalk::default(), 10, &mut all);

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn rate_limit_permits_burst_of_one_second() {
+    fn rate_limit_permits_burst_of_one_second_and_refills_with_time() {
         let limits = Limits {
             rate: 10,
             ..Limits::default()

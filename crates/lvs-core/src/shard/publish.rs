@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_to_measured_server_is_offloadable_after_its_handshake() {
+    fn connection_of_ewma_service_is_offloadable_after_measured_handshake() {
         let mut director = director(Protocol::TCP, Forwarding::Nat);
         let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
         let config = ServiceConfig::new(Family::V4, "ewma");

@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_reveals_missing_connections_and_their_range() {
+    fn connection_digest_reveals_number_and_range_of_missing_connections() {
         let (mut sender, mut receiver) = (Replicas::new([1, 2]), Replicas::new([3, 4]));
         receiver.listen_to(5, [1, 2]);
         for port in 0..10_000 {

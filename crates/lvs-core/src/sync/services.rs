@@ -347,7 +347,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn digests_of_any_bytes_do_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+        fn service_digest_parser_does_not_panic_on_any_bytes(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
             if let Ok(digests) = ServiceDigests::parse(&bytes) {
                 let mut again = Vec::new();
                 digests.write(&mut again);

@@ -235,7 +235,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn change_list_in_pieces_has_same_result(
+    fn change_list_applied_in_pieces_has_result_of_whole_list(
         before in prop::collection::vec(call(), 0..12),
         list in prop::collection::vec(call(), 2..12),
         piece in 1_usize..4,
@@ -264,7 +264,7 @@ proptest! {
 }
 
 #[test]
-fn flush_removes_one_service_per_call_in_pieces_of_one() {
+fn flush_in_pieces_of_one_change_removes_one_service_per_call() {
     let mut control = control();
     let now = Instant::ZERO;
     let add = |n| {

@@ -347,7 +347,7 @@ fn resets_of_removed_servers_are_sent_in_bounded_portions() {
 }
 
 #[test]
-fn connection_of_removed_server_is_reset_after_server_is_added_again() {
+fn reset_connection_of_removed_server_stays_reset_after_server_is_added_again() {
     let key = ServiceKey::tcp(addr(VIP));
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
@@ -359,7 +359,7 @@ fn connection_of_removed_server_is_reset_after_server_is_added_again() {
 }
 
 #[test]
-fn weight_0_drains_without_resets() {
+fn server_with_weight_0_keeps_connections_without_resets() {
     let key = ServiceKey::tcp(addr(VIP));
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
@@ -423,7 +423,7 @@ fn udp_packets_to_removed_server_follow_each_server_down_policy() {
 }
 
 #[test]
-fn reschedule_and_drop_policies_close_tcp_connection() {
+fn reschedule_policy_resets_and_drop_policy_drops_tcp_connection_of_removed_server() {
     let key = ServiceKey::tcp(addr(VIP));
     let now = Instant::from_secs(1);
     let ack = tcp(addr(CLIENT), addr(VIP), ACK);
@@ -511,7 +511,7 @@ fn dropped_packet_of_connection_counts_for_its_service() {
 }
 
 #[test]
-fn explain_reports_outcome_of_connection_to_down_server() {
+fn explain_reports_reset_for_connection_of_removed_server() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
@@ -1093,7 +1093,7 @@ fn latency_of_servers_behind_nat_is_measured_with_wlc() {
 }
 
 #[test]
-fn modern_profile_has_timeouts_of_rfcs() {
+fn kernel_profile_has_timeouts_of_kernel_and_modern_profile_of_rfcs() {
     let key = ServiceKey::tcp(addr(VIP));
     for (profile, expected) in [
         (Profile::Kernel, ((900, 120, 300), [60, 900, 60])),

@@ -538,7 +538,7 @@ fn pool_and_registry_refuse_invalid_calls() {
 }
 
 #[test]
-fn invalid_mark_rules_are_refused() {
+fn mark_rule_or_prefix_with_invalid_value_is_refused() {
     assert!(lvs_core::Prefix::new(addr(VIP).ip(), 33).is_none());
     assert!(lvs_core::Prefix::new(addr("[::1]:1").ip(), 129).is_none());
     for rule in [

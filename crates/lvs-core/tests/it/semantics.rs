@@ -437,7 +437,7 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
 /// after `drop_entry` was set to 3. They had been idle for 70 s, except those in SYN_RECV. Both
 /// choose at random, so the numbers are close, not equal.
 #[test]
-fn drop_entry_keeps_as_many_connections_as_the_kernel() {
+fn drop_entry_keeps_about_as_many_connections_as_the_kernel() {
     const SYN: u8 = TcpFlags::SYN;
     const ACK: u8 = TcpFlags::ACK;
     const FIN: u8 = TcpFlags::FIN | ACK;
@@ -592,7 +592,7 @@ fn backup_only_director_forwards_no_packet_while_backup_daemon_runs() {
 /// A new template counts as synchronised (`ip_vs_conn_new`): within the refresh period it is not
 /// sent for its first packet.
 #[test]
-fn new_template_is_not_sent_within_the_refresh_period() {
+fn new_template_with_timeout_below_refresh_period_is_not_sent_at_first_packet() {
     let sent = |timeout| {
         let mut config = rr();
         config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
@@ -714,7 +714,7 @@ fn sent(director: &mut Director, now: Instant) -> Vec<(u16, Vec<sync::wire::Entr
 /// All messages about a connection are sent on one port, and the connections are distributed over
 /// all ports (`ip_vs_sync_conn`).
 #[test]
-fn sync_messages_of_connection_use_one_port() {
+fn sync_messages_of_connection_use_one_port_and_all_ports_are_used() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
     let control = &mut director.control;
     control.set_sysctl("sync_ports", "4").unwrap();

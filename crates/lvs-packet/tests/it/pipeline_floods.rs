@@ -40,7 +40,7 @@ fn packet(src: SocketAddr, dst: SocketAddr, protocol: Protocol, data: &[u8]) -> 
 /// Packets to an echo service whose source is the service itself or the director, so that the
 /// answers would return to the director.
 #[test]
-fn packets_from_own_addresses_are_dropped() {
+fn packets_to_service_from_its_own_or_director_address_are_dropped() {
     for own in [false, true] {
         let mut lab = echo(Forwarding::Nat);
         if own {

@@ -13,7 +13,9 @@ fn sh(script: &str) -> String {
 
 #[test]
 fn sandboxed_check_program_can_write_files_but_not_call_swapoff() {
-    if crate::ran_alone("confine_daemon::sandboxed_check_program_can_write_files_but_not_call_swapoff") {
+    if crate::ran_alone(
+        "confine_daemon::sandboxed_check_program_can_write_files_but_not_call_swapoff",
+    ) {
         return;
     }
     let before = sh("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status");
