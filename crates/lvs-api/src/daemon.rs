@@ -675,7 +675,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn admin_and_maintenance_requests_are_parsed_as_documented() {
+    fn admin_request_round_trips_and_selects_server_and_maintenance_requires_on() {
         let text = r#"{"target":{"service":{"protocol":"tcp","address":"192.0.2.1:80"},"host":"10.0.0.1","port":80},"state":"drain","who":"ann","why":"disk"}"#;
         let spec: AdminSpec = serde_json::from_str(text).expect("the JSON is valid");
         let service = ServiceId::Tcp {
@@ -692,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn daemon_socket_is_next_to_dataplane_socket() {
+    fn lvsd_socket_has_address_of_dataplane_socket_with_suffix() {
         let path = socket(&Address::new("/run/lvs/netns-1.sock"));
         assert_eq!(path, Address::new("/run/lvs/netns-1.sock.lvsd"));
         assert_eq!(socket(&Address::new("@x")), Address::new("@x.lvsd"));

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_removes_state_of_same_inode_with_another_cookie() {
+    fn sweep_removes_state_with_other_cookie_only_if_own_cookie_is_known() {
         let root = tempfile::tempdir().expect("the temporary directory can be created");
         let of = [
             "netns-1.sock.6.lvsd.toml",
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_keeps_files_of_running_process() {
+    fn sweep_keeps_files_of_other_namespace_while_lock_is_held() {
         let root = tempfile::tempdir().expect("the temporary directory can be created");
         files(root.path(), &["netns-3.sock.9.lvsd.json"]);
         let own = root.path().join(OWN);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_without_visible_processes_removes_only_old_files() {
+    fn sweep_removes_only_old_files_if_some_processes_are_invisible() {
         let root = tempfile::tempdir().expect("the temporary directory can be created");
         files(root.path(), &["netns-3.sock.lock", "netns-4.sock.lock"]);
         let old = fs::File::options()
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn live_process_in_own_namespace_is_found() {
+    fn network_namespace_of_running_process_is_live() {
         let own = fs::read_link("/proc/self/ns/net").expect("this process has a network namespace");
         let own = own
             .to_str()
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn tidy_removes_all_files_except_named_ones() {
+    fn tidy_removes_files_of_stopped_dataplane_except_named_and_foreign_files() {
         let root = tempfile::tempdir().expect("the temporary directory can be created");
         let names = [
             "dataplane.sock.conf",
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn state_file_of_default_socket_has_the_cookie_of_its_namespace() {
+    fn state_file_has_cookie_only_at_default_socket_and_is_none_at_abstract_socket() {
         let usual = Address::Usual(PathBuf::from("/run/lvs/netns-1.sock"));
         let named = Address::Path(PathBuf::from("/run/lvs/x.sock"));
         let cookie = netns::cookie().map(|cookie| format!(".{cookie}"));

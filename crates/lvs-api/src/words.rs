@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn misspelt_word_gets_suggestion() {
+    fn misspelt_word_gets_suggestion_and_unlike_word_none() {
         let keys = ["address", "weight", "forward", "upper"];
         assert_eq!(meant("adress", keys), Some("address"));
         assert_eq!(meant("wieght", keys), Some("weight"));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_parsed() {
+    fn duration_with_unit_is_parsed_and_invalid_or_too_long_duration_is_refused() {
         for (text, ms) in [
             ("500ms", 500),
             ("5s", 5_000),

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn recent_attempts_become_zero_after_burst() {
+    fn recent_attempts_of_burst_become_zero_after_each_period() {
         let mut windows = Windows::default();
         let total = attempts(20, 7);
         let mut seen = [0; 3];
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn recent_attempts_cover_their_period() {
+    fn recent_attempts_cover_last_10_seconds_1_minute_and_5_minutes() {
         let mut windows = Windows::default();
         for tick in 1..=1_000 {
             windows.tick(attempts(10 * tick, tick));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn server_is_suspicious_if_its_own_clients_get_no_answer() {
+    fn server_is_suspicious_if_half_or_four_times_share_of_others_is_unanswered() {
         let is_suspicious =
             |own, others| recent(Attempts::default(), own).is_suspicious(others, false);
         let good = attempts(1_000, 0);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn only_server_is_suspicious_if_its_share_exceeds_its_own_past() {
+    fn only_server_is_suspicious_if_its_unanswered_share_exceeds_its_past_share() {
         let is_suspicious =
             |past, minute| recent(past, minute).is_suspicious(Attempts::default(), false);
         let minute = attempts(100, 15);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn server_of_one_way_protocol_is_never_suspicious() {
+    fn server_of_one_way_protocol_is_suspicious_only_if_clients_mostly_got_answers() {
         let none = Attempts::default();
         let silent = attempts(100, 100);
         for others in [none, silent] {

@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn server_edit_evaluates_thresholds_only_if_they_change() {
+    fn server_edit_updates_overload_only_if_thresholds_change() {
         let server = server(0, 0);
         for _ in 0..5 {
             server.bind(flag::INACTIVE);

@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn borrowed_frame_is_changed_in_place() {
+    fn borrowed_frame_is_changed_in_place_and_returns_its_slot() {
         let arena = Arena::new(1, 256).expect("a mapping");
         let mut slot = arena.lend(0).expect("free");
         slot[64..68].copy_from_slice(b"data");

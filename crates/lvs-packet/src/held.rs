@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn next_hop_is_requested_although_queues_are_full() {
+    fn neighbour_address_is_requested_once_a_second_although_queues_are_full() {
         let mut held = Held::default();
         let (port, now) = (PortId(1), Instant::from_secs(1));
         let hop = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn return_paths_are_bounded() {
+    fn return_paths_are_stored_for_limited_number_of_servers_and_updated() {
         let paths = ReturnPaths::default();
         let server = |n: usize| IpAddr::from(Ipv4Addr::from(u32::try_from(n).unwrap()));
         for n in 0..=SERVERS_MAX {

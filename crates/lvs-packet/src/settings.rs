@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn setting_words_are_parsed_and_other_words_refused() {
+    fn packet_setting_texts_are_parsed_and_invalid_texts_refused() {
         assert_eq!("auto".parse(), Ok(ClampMss::Auto));
         assert_eq!("1360".parse(), Ok(ClampMss::To(1360)));
         assert_eq!("drop".parse(), Ok(Echo::Drop));

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_shared_set_contains_nothing() {
+    fn shared_set_contains_only_inserted_value_once() {
         let mut set = SharedSet::default();
         assert!(set.is_empty() && !set.contains(&1) && !set.remove(&1));
         assert!(set.insert(1) && !set.insert(1));

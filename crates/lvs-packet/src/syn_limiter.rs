@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn syn_flood_gets_its_share_and_known_clients_pass() {
+    fn syn_flood_gets_about_a_sixteenth_of_time_and_known_clients_pass() {
         let mut flood = Flood::new(client);
         let honest = |n: u16| SocketAddr::from(([192, 0, 2, 100], n));
         flood.syn_limiter.meets(honest(1).ip(), flood.now);

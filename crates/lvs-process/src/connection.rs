@@ -255,7 +255,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(200);
 
     #[test]
-    fn slowloris_client_is_disconnected() {
+    fn read_from_slowloris_client_times_out() {
         let (client, server) = UnixStream::pair().expect("the sockets can be opened");
         let dripping = thread::spawn(move || {
             while (&client).write_all(b" ").is_ok() {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_reader_is_disconnected() {
+    fn write_to_slow_reader_times_out() {
         let (client, server) = UnixStream::pair().expect("the sockets can be opened");
         let taking = thread::spawn(move || {
             while (&client).read(&mut [0]).is_ok_and(|count| count > 0) {

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_file_is_parsed_like_the_c_library() {
+    fn hosts_file_with_unusual_lines_is_parsed_as_by_c_library() {
         let names = Names::from_texts(
             "::1 loop6\n192.0.2.5\n192.0.2.6 # nobody\n::ffff:192.0.2.21 mapped\n192.0.2.7 ab:80\n192.0.2.8 ab:xy\n",
             "",
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn dns_is_used_unless_hosts_line_omits_it() {
+    fn dns_is_used_unless_hosts_line_of_nsswitch_omits_dns() {
         assert!(!uses_dns("passwd: files\nhosts: files # dns\n"));
         assert!(uses_dns("hosts:\tfiles dns\n"));
         assert!(uses_dns(""));

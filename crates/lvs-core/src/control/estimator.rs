@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn estimator_samples_few_servers_at_once() {
+    fn estimator_samples_500_servers_in_one_call() {
         let mut control = control(500);
         control.advance(Instant::ZERO + PERIOD);
         assert_eq!(shown(&control), 500);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn estimator_samples_many_servers_in_portions_within_period() {
+    fn estimator_samples_2000_servers_in_four_portions_within_period() {
         let mut control = control(2000);
         let mut seen = std::vec::Vec::new();
         while shown(&control) < 2000 {

@@ -345,7 +345,7 @@ mod tests {
     /// All shards share the templates, so that the maximum number of templates does not depend on
     /// the number of shards.
     #[test]
-    fn all_shards_share_one_template_table_limit() {
+    fn template_table_capacity_does_not_depend_on_number_of_shards() {
         let templates = |shards: usize| {
             let options = Options {
                 max_connections: 4096 / shards,

@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn local_port_is_unique_per_server_and_found_again() {
+    fn local_port_is_unique_per_server_and_finds_its_connection() {
         let mut bed = Bed::new(u16::MAX, 0, 1);
         let mut seen = HashSet::new();
         for server in ["10.1.0.1:80", "10.1.0.2:80"] {
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn local_port_is_not_reused_soon_after_its_last_packet() {
+    fn local_port_is_reused_for_same_server_60_seconds_after_last_packet() {
         let mut bed = Bed::new(1024, 0, 1);
         let server = addr("10.1.0.1:80");
         let at = Instant::from_secs;
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn local_ports_of_predecessor_stay_with_its_connections() {
+    fn adopted_connection_keeps_local_port_of_predecessor_if_valid_and_unused() {
         let mut bed = Bed::new(1027, 0, 1);
         let server = addr("10.1.0.1:80");
         let at = Instant::from_secs;
@@ -689,7 +689,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn local_ports_are_never_shared(
+        fn local_port_is_never_shared_by_connections_to_one_server(
             steps in proptest::collection::vec((0u8..4, 0u8..3, proptest::prelude::any::<bool>(), 0u64..40), 1..300)
         ) {
             let mut bed = Bed::small(1031);

@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_reveals_missing_connections_and_their_range() {
+    fn connection_digest_reveals_number_and_range_of_missing_connections() {
         let (mut sender, mut receiver) = (Replicas::new([1, 2]), Replicas::new([3, 4]));
         receiver.listen_to(5, [1, 2]);
         for port in 0..10_000 {
@@ -532,7 +532,7 @@ mod tests {
 
     /// A director's digest does not depend on the distribution of its connections over shards.
     #[test]
-    fn digests_of_shards_make_digest_of_director() {
+    fn merged_digests_of_shards_equal_digest_of_director() {
         let mut whole = Replicas::new([1, 2]);
         let mut shards = [(); 3].map(|()| Replicas::new([1, 2]));
         let mut others = [(); 2].map(|()| Replicas::new([3, 4]));
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn outgoing_replication_updates_are_bounded() {
+    fn outgoing_replication_updates_are_bounded_and_loss_is_reported() {
         let mut replicas = Replicas::new([0, 0]);
         assert!(replicas.take_buffer().is_none());
         replicas.has_receiver = true;

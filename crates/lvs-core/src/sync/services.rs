@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn service_key_round_trips_and_other_bytes_are_refused() {
+    fn service_key_round_trips_and_invalid_bytes_are_refused() {
         let keys = [
             ServiceKey::tcp("198.51.100.1:80".parse().unwrap()),
             ServiceKey::udp("[2001:db8::1]:53".parse().unwrap()),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_beyond_the_maximum_are_refused() {
+    fn service_digests_beyond_maximum_are_omitted_and_refused_by_parser() {
         let all = |count: u32| {
             (0..count).map(|mark| {
                 let family = Family::V4;
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_match_if_one_director_is_a_server() {
+    fn service_digests_match_if_one_director_is_also_a_server() {
         let here = ServiceDigest { choice: 5, ways: 6 };
         let local = ServiceDigest { ways: 0, ..here };
         assert!(here.is_like(&local) && local.is_like(&here));
@@ -347,7 +347,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn digests_of_any_bytes_do_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+        fn service_digest_parser_does_not_panic_on_any_bytes(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
             if let Ok(digests) = ServiceDigests::parse(&bytes) {
                 let mut again = Vec::new();
                 digests.write(&mut again);

@@ -376,7 +376,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn outer_headers_agree_with_etherparse(tunnel in tunnels(), six: bool, over6: bool, class: u8, ttl in 1u8.., df: bool, len in 0usize..3000) {
+        fn outer_tunnel_headers_agree_with_etherparse(tunnel in tunnels(), six: bool, over6: bool, class: u8, ttl in 1u8.., df: bool, len in 0usize..3000) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], ttl)
