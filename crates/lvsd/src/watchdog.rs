@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn delayed_checks_are_reported() {
+    fn delayed_heartbeat_of_health_checks_is_reported() {
         let stopped = first_stopped([LIMIT, LATE, LIMIT], LIMIT);
         assert_eq!(stopped, Some("the health checks"));
     }

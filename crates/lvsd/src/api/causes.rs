@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_host_of_many_services_is_one_cause() {
+    fn failures_of_one_host_or_one_service_are_grouped_into_one_cause() {
         let mut services: Vec<_> = (0..500)
             .map(|n| service(&format!("s{n}"), &[(1, ""), (2, "no answer"), (3, "")]))
             .collect();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_beyond_the_bound_are_counted() {
+    fn causes_beyond_the_maximum_are_omitted_but_counted() {
         let services: Vec<_> = (0..CAUSES_MAX + 7)
             .map(|n| service(&format!("s{n}"), &[(1, &format!("reason {n}"))]))
             .collect();

@@ -77,7 +77,7 @@ mod tests {
     ];
 
     #[tokio::test]
-    async fn https_probe_survives_any_answer() {
+    async fn https_probe_ends_in_time_for_hostile_or_endless_answer() {
         survives("{ type = \"https\" }", HELLO).await;
         let quick = "{ type = \"https\", timeout = \"250ms\", interval = \"1s\" }";
         for (first, then) in [

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn icmp_error_of_a_filter_is_recognised_by_type_and_code() {
+    fn icmp_error_is_named_and_attributed_to_filter_by_type_and_code() {
         let error = |is_ipv6, kind, code| IcmpError {
             sender: None,
             is_ipv6,

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silent_name_server_is_skipped() {
+    async fn dns_lookup_skips_silent_name_server_and_fails_if_no_name_server_answers() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let servers = [silent.local_addr().unwrap(), name_server(false).await];
         let (found, _) = look_up("www.example.org", &lookups(&servers))

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn own_lease_of_unknown_version_reports_duplicate_name() {
+    fn lease_with_own_name_and_unexpected_version_reports_duplicate_name() {
         let mut claim = Claim::default();
         let now = Instant::now();
         // After a restart, this director's own name in the Lease does not count as a duplicate.

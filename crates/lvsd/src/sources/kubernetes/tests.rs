@@ -433,7 +433,7 @@ async fn many_kubernetes_services_get_their_addresses_and_events_once() {
 }
 
 #[tokio::test]
-async fn failed_status_write_is_repeated_without_a_change() {
+async fn failed_kubernetes_status_write_is_repeated_without_another_change() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     fake.lock().busy = 1;
@@ -606,7 +606,7 @@ async fn kubernetes_services_are_kept_after_watch_error() {
 }
 
 #[tokio::test]
-async fn second_director_takes_lease_only_after_it_has_ended() {
+async fn second_director_acquires_kubernetes_lease_only_after_lease_has_ended() {
     let (fake, address) = fake().await;
     let first = Followed::start(address, |_| {});
     first
