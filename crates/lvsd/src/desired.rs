@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn start_down_applies_only_to_first_configuration() {
+    fn start_down_marks_unchecked_server_down_only_in_first_configuration() {
         let mut case = Case::new("start_down = true\ncheck = { type = \"tcp\" }").health(
             1,
             Health::Unknown,

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_server_is_mentioned_without_a_warning() {
+    fn verdict_mentions_slow_server_without_a_warning() {
         let mut status = director(&[("web", &["up", "up"])]);
         assert!(is_well(&status.services[0]));
         status.services[0].servers[0].checks = Some(CheckStatus {

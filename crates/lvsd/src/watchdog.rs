@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn heartbeat_of_running_loop_is_recent() {
+    async fn running_loop_updates_its_heartbeat() {
         let pulse = Pulse::default();
         pulse.last.store(u64::MAX, Relaxed);
         let kept = tokio::spawn(pulse.clone().keep(Duration::from_millis(10)));

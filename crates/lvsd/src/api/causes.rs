@@ -245,7 +245,7 @@ mod tests {
 
     /// Checks through the virtual address name it in the reason.
     #[test]
-    fn host_that_checks_through_vips_do_not_reach_is_one_cause() {
+    fn host_not_reached_by_checks_through_several_vips_is_one_cause() {
         let services = (1..=500).map(|port| {
             let reason = format!("10.0.0.2:80 through 192.0.2.1:{port} did not answer within 1s");
             let mut service = service(&format!("s{port}"), &[(1, ""), (2, &reason)]);

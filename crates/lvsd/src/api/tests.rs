@@ -117,7 +117,7 @@ async fn post(api: &Arc<Api>, path: &str, token: Option<&str>, body: &str) -> (u
 }
 
 #[tokio::test]
-async fn request_with_foreign_host_header_is_refused_over_tcp_only() {
+async fn api_request_with_foreign_host_header_is_refused_over_tcp_only() {
     let (api, mut received) = api("web");
     api.settings.send_modify(|settings| {
         settings.tokens = Vec::new();
@@ -406,7 +406,7 @@ async fn change_over_api_requires_token_or_privileged_user_and_valid_body() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn role_of_token_decides_about_each_change() {
+async fn api_accepts_only_changes_that_role_of_token_permits() {
     let (api, mut received) = api("web");
     *api.tokens() = tokens(&[
         ("wall", "wall-0123456789a", Role::Read),

@@ -672,7 +672,7 @@ fn service_that_lvsd_refuses_is_omitted_and_reported() {
 }
 
 #[test]
-fn long_word_is_truncated_in_messages() {
+fn long_word_is_truncated_in_messages_of_conversion() {
     let word = "x".repeat(1 << 20);
     let text = format!(
         "{word} {word}\nvirtual_server 192.0.2.1 80 {{\n protocol TCP\n lb_algo {word}\n {word}\n \

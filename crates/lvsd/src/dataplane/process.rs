@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_lock_of_a_socket_is_refused() {
+    fn second_lock_of_a_dataplane_socket_is_refused_until_first_lock_ends() {
         let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
         let first = lock(&name).unwrap();
         let second = lock(&name).unwrap_err();

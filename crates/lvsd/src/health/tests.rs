@@ -165,7 +165,7 @@ async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason(
 }
 
 #[tokio::test(start_paused = true)]
-async fn first_failed_check_on_the_path_of_clients_is_repeated_soon() {
+async fn first_failed_check_on_the_path_of_clients_is_repeated_at_fast_interval() {
     let paths = Paths::default();
     let text = BY_DEFAULT.replace(
         "\"1s\", timeout",
@@ -637,7 +637,7 @@ async fn down_server_shows_reason_of_last_check_and_logs_limited_number_of_reaso
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_that_cannot_run_is_reported_until_it_runs() {
+async fn check_that_cannot_run_three_times_is_reported_until_a_check_runs() {
     let stated = Told::new("refused");
     stated.set(Ok(Advice::NONE));
     let (mut checks, mut reports) = Checks::new(stated.clone(), None);

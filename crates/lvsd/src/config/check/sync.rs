@@ -284,7 +284,7 @@ mod tests {
 
     /// A dataplane would refuse to start with such a key.
     #[test]
-    fn sync_key_unusable_by_dataplane_is_refused() {
+    fn sync_key_unusable_by_dataplane_is_refused_unless_file_is_for_another_host() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let with = |name: &str| {
             let path = directory.path().join(name);

@@ -204,7 +204,7 @@ fn sysctl_with_invalid_value_is_refused_with_position_and_fix() {
 }
 
 #[test]
-fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
+fn every_scheduler_is_accepted_and_documented_and_every_sysctl_is_accepted() {
     const DOCUMENTATION: &str = include_str!("../../../../../docs/configuration.md");
     for name in lvs_core::Registry::new().names() {
         let text = tunnelled(&format!("forward = \"nat\"\nscheduler = \"{name}\""), "");

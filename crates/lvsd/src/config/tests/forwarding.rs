@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn mark_rule_of_many_ports_excludes_ports_of_other_services() {
+fn mark_rules_of_services_with_many_ports_exclude_other_services_and_vips_are_owned() {
     let config = load(
         r#"[[service]]
 address = "192.0.2.10:8000-8999"
@@ -188,7 +188,7 @@ fn invalid_tunnel_or_tunnel_for_other_method_is_refused_with_its_position() {
 }
 
 #[test]
-fn settings_unsuitable_for_proxied_service_are_refused() {
+fn proxied_service_needs_no_dataplane_and_its_unsuitable_settings_are_refused() {
     let proxied = |keys: &str, server: &str| {
         format!(
             "[[service]]\n{keys}\nforward = \"proxy\"\n[[service.server]]\naddress = \"127.0.0.1:8081\"\n{server}\n"

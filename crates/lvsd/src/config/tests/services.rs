@@ -224,7 +224,7 @@ fn file_without_service_causes_warning_unless_etcd_is_configured() {
 }
 
 #[test]
-fn defaults_apply_to_services_without_their_own_keys() {
+fn defaults_apply_to_omitted_keys_of_services_and_error_in_defaults_is_reported_once() {
     let text = r#"
         [defaults]
         forward = "nat"

@@ -110,7 +110,7 @@ async fn dead_dataplane_is_replaced_and_configured_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn own_hung_dataplane_is_killed_and_replaced() {
+async fn hung_dataplane_of_lvsd_is_killed_and_replaced() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     daemon.world.fall_silent();

@@ -43,7 +43,7 @@ async fn reload_changes_only_changed_entries_and_nothing_if_file_is_invalid_or_e
 }
 
 #[tokio::test(start_paused = true)]
-async fn daemon_started_without_services_accepts_services_later() {
+async fn daemon_started_without_services_adds_services_at_reload() {
     let daemon = Running::start(World::default(), Dead::default(), "");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(daemon.world.running());

@@ -55,7 +55,7 @@ async fn server_with_mostly_unanswered_clients_is_suspicious_until_clients_are_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn unanswered_flood_to_all_servers_makes_none_suspicious() {
+async fn unanswered_flood_to_all_servers_makes_no_server_suspicious() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.health("up").await;
     for server in ["10.0.0.1:80", "10.0.0.2:80"] {

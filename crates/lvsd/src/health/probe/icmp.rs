@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn icmp_error_of_a_closed_port_has_its_sender() {
+    fn icmp_error_of_a_closed_port_is_port_unreachable_with_sender() {
         let here = IpAddr::from([127, 0, 0, 1]);
         let closed = std::net::UdpSocket::bind((here, 0)).expect("the socket can be opened");
         let target = closed.local_addr().expect("the socket has an address");

@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn new_services_get_free_addresses_oldest_first() {
+    fn new_kubernetes_services_get_free_addresses_oldest_first() {
         let all = [
             service("b", 1, &[], ""),
             service("a", 2, &[], ""),
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn exhausted_pool_refuses_youngest_service() {
+    fn exhausted_address_pool_refuses_youngest_kubernetes_service() {
         let all: Vec<String> = (1..=4)
             .map(|n| service(&format!("s{n}"), n, &[], ""))
             .collect();
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn address_in_two_statuses_stays_with_older_service() {
+    fn address_in_two_kubernetes_statuses_stays_with_older_service() {
         let all = [
             service("old", 1, &["192.0.2.11"], ""),
             service("new", 2, &["192.0.2.11"], ""),

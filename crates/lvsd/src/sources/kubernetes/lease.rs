@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_of_another_director_is_acquired_when_it_no_longer_changes() {
+    fn lease_of_another_director_is_acquired_after_15_seconds_without_change() {
         let mut claim = Claim::default();
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);

@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn older_version_of_a_service_is_ignored() {
+    fn older_version_of_a_kubernetes_service_is_ignored_unless_its_uid_differs() {
         let mut model = Model::default();
         let mut put = |version: &str, uid: &str, port: u16| {
             let service = json!({
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn model_names_a_bounded_number_of_invalid_objects() {
+    fn kubernetes_model_reports_a_bounded_number_of_invalid_objects() {
         let mut model = Model::default();
         for n in 0..1000 {
             put(&mut model, &format!("s{n}\u{1}"), &Value::Null);

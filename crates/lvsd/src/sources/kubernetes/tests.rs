@@ -392,7 +392,7 @@ async fn new_kubernetes_service_gets_an_address_and_changes_are_followed() {
 }
 
 #[tokio::test]
-async fn many_kubernetes_services_get_their_addresses_and_events_once() {
+async fn many_kubernetes_services_get_addresses_and_one_event_each() {
     const COUNT: usize = 50;
     let (fake, address) = fake().await;
     for n in 0..COUNT {
@@ -444,7 +444,7 @@ async fn failed_kubernetes_status_write_is_repeated_without_another_change() {
 }
 
 #[tokio::test]
-async fn refused_service_causes_one_event_for_each_reason() {
+async fn refused_kubernetes_service_causes_one_event_for_each_reason() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &json!({ "lvsd/chek": "none" })));
     let director = Followed::start(address, |_| {});
@@ -630,7 +630,7 @@ async fn second_director_acquires_kubernetes_lease_only_after_lease_has_ended() 
 }
 
 #[tokio::test]
-async fn invalid_api_server_answers_are_errors() {
+async fn invalid_answer_of_kubernetes_api_server_is_an_error() {
     for (body, words) in [
         ("{}", "answers without a resourceVersion"),
         ("[", "an invalid"),
