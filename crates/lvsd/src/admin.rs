@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn overrides_survive_restart_strongest_applies_and_damaged_file_is_renamed() {
+    async fn strongest_override_applies_overrides_survive_restart_and_damaged_file_is_renamed() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(directory.path(), Path::new("/etc/lvsd/lvsd.toml"));
         assert!(path.ends_with("etc-lvsd-lvsd.toml.admin.json"));

@@ -953,7 +953,7 @@ mod tests {
     }
 
     #[test]
-    fn status_text_shows_wait_of_dataplane_and_hides_peers_of_disconnected_dataplane() {
+    fn status_text_shows_peers_of_connected_dataplane_only_and_cause_of_its_wait() {
         let peer = |n: u8, state: &str, seconds: u64, missing: u64, trouble: &str| PeerStanding {
             peer: ([192, 0, 2, n], 8848).into(),
             state: state.to_owned(),
