@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn strongest_override_applies_and_all_survive_restart() {
+    async fn strongest_override_applies_overrides_survive_restart_and_damaged_file_is_renamed() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(directory.path(), Path::new("/etc/lvsd/lvsd.toml"));
         assert!(path.ends_with("etc-lvsd-lvsd.toml.admin.json"));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unreadable_override_file_is_not_overwritten() {
+    async fn unreadable_override_file_and_earlier_renamed_files_are_not_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let broken = |n: &str| path.with_extension(format!("json.broken{n}"));
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_under_two_paths_has_one_state_file() {
+    fn configuration_file_reached_by_several_paths_has_one_state_file() {
         let directory = tempfile::tempdir().unwrap();
         let real = directory.path().canonicalize().unwrap().join("etc");
         std::fs::create_dir(&real).unwrap();
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn override_above_the_maximum_number_is_refused() {
+    fn new_override_above_maximum_number_is_refused() {
         let mut admin = Admin::default();
         let stored = |n: usize| {
             let port = u16::try_from(n % 60_000).unwrap();
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unknown_override_does_not_discard_the_others() {
+    async fn override_file_with_unknown_entry_is_renamed_and_its_other_overrides_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let mut admin = Admin::recall(Some(path.clone()));
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_expire_and_invalid_ones_are_refused() {
+    fn override_expires_at_its_end_and_expired_or_invalid_override_is_refused() {
         let mut admin = Admin::default();
         let mut short = spec(None, None, AdminState::Drain);
         short.until = Some(100);
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn override_of_an_earlier_boot_ends_by_the_wall_clock() {
+    fn override_of_earlier_boot_ends_by_wall_clock_or_after_requested_duration() {
         let stored = |now: Now| {
             let before = Now {
                 unix: 1_000_000,

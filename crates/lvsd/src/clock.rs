@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn moment_of_another_boot_is_recognised() {
+    fn moment_of_another_boot_is_recognised_and_own_moment_survives_json() {
         assert_eq!(Moment::new(7).of_this_boot(), Some(7));
         assert_eq!(Moment::of_another_boot(7).of_this_boot(), None);
         let text = serde_json::to_string(&Moment::new(7)).unwrap();

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn control_socket_answers_invalid_request_with_error() {
+    async fn control_socket_answers_status_requests_and_refuses_invalid_requests() {
         let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let dataplane = Address::new(directory.path().join("e.sock"));
         opened(&dataplane, &Dataplane::default(), &Events::default());
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_event_stream_frees_its_slot() {
+    async fn event_streams_of_control_socket_are_bounded_and_closed_streams_free_their_slots() {
         let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let dataplane = Address::new(directory.path().join("e.sock"));
         let (sender, _requests) = channel();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn control_socket_accepts_change_only_from_member_of_supplementary_group() {
+    async fn control_socket_accepts_change_of_unprivileged_user_only_if_in_configured_group() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_good_file_is_used_only_with_its_dataplane() {
+    fn last_good_configuration_survives_crash_is_unused_without_dataplane_and_removed_at_stop() {
         let directory = tempfile::tempdir().unwrap();
         let address = Address::new(directory.path().join("dataplane.sock"));
         let kept = path(&address).unwrap();

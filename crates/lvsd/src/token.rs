@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn previous_token_that_another_name_has_now_is_dropped() {
+    fn previous_token_of_unusable_file_is_dropped_only_if_another_name_has_the_token() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let named = |name: &str| Named {
             name: name.to_owned(),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn short_or_exposed_token_is_refused() {
+    fn token_file_that_is_short_readable_by_group_missing_or_no_file_is_refused() {
         let mut file = tempfile::NamedTempFile::new().expect("a temporary file can be created");
         let read = |file: &tempfile::NamedTempFile| Token::read(file.path());
         assert!(read(&file).unwrap_err().contains("16 to 256"));

@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_names_broken_services_first() {
+    fn verdict_names_missing_dataplane_and_broken_services_before_servers() {
         let mut status = director(&[
             ("web", &["up", "suspicious"]),
             ("mail", &["down", "down"]),
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn flapping_server_is_a_warning_until_ten_minutes_after_its_last_fall() {
+    fn server_with_three_falls_in_a_day_is_a_warning_for_ten_minutes_after_the_last_fall() {
         let mut status = director(&[("web", &["up", "up"])]);
         let mut verdict = |falls_in_day, since_fall| {
             status.services[0].servers[0].checks = Some(CheckStatus {
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn dataplane_that_hangs_is_critical() {
+    fn verdict_is_critical_if_dataplane_has_not_answered_unless_dataplane_is_idle() {
         let mut status = director(&[("web", &["up"])]);
         status.dataplane.seen_ms = Some(OLD_MS - 1);
         assert_eq!(Verdict::of(&status).level, Level::Ok);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_server_is_mentioned_without_a_warning() {
+    fn verdict_mentions_slow_server_without_a_warning() {
         let mut status = director(&[("web", &["up", "up"])]);
         assert!(is_well(&status.services[0]));
         status.services[0].servers[0].checks = Some(CheckStatus {
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn common_reason_of_a_broken_service_is_named() {
+    fn verdict_names_reason_of_broken_service_only_if_common_to_all_servers() {
         let mut status = director(&[("mail", &["down", "down"])]);
         let servers = &mut status.services[0].servers;
         servers[1].server = ([10, 0, 0, 9], 25).into();

@@ -219,7 +219,7 @@ mod tests {
     /// The first write is slow: one further write stores all overrides that are set in the
     /// meantime.
     #[tokio::test]
-    async fn override_during_write_is_written_after_it() {
+    async fn overrides_set_during_a_write_share_the_next_write_and_its_error() {
         let (begun, begins) = mpsc::channel();
         let (go, goes) = mpsc::channel::<io::Result<()>>();
         let goes = Mutex::new(goes);

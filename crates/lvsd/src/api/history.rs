@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn history_above_limit_contains_the_first_services() {
+    fn history_with_services_above_limit_contains_only_the_first_services() {
         let mut snapshot = snapshot("web");
         let one = snapshot.status.services[0].clone();
         snapshot.status.services = (0..SERVICES_MAX + 10)

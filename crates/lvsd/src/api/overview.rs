@@ -421,7 +421,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn overview_lists_broken_services_first() {
+    fn overview_lists_broken_services_first_with_totals_reasons_and_fixes() {
         let mut snapshot = snapshot("web");
         let mut second = snapshot.status.services[0].clone();
         second.name = "mail".to_owned();
@@ -449,7 +449,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn suspicious_servers_follow_down_servers() {
+    fn overview_lists_down_servers_and_their_services_before_suspicious_servers() {
         let mut snapshot = snapshot("web");
         let mut second = snapshot.status.services[0].clone();
         second.name = "mail".to_owned();

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_with_parentheses_in_name_is_read() {
+    fn proc_stat_with_parentheses_in_name_is_parsed_and_malformed_stat_is_none() {
         let stat = "7 (a) (b) S 1 7 7 0 -1 4194560 9 0 0 0 150 25 0 0 20 0 3 0 12 34";
         assert_eq!(of_stat(stat), Some(("a) (b", 1.75)));
         for bad in [
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_read_only_if_process_has_expected_name() {
+    fn process_usage_is_read_only_if_process_has_expected_name() {
         let name = fs::read_to_string("/proc/self/comm").expect("the file can be read");
         let pid = std::process::id();
         let usage = usage(pid, name.trim_end()).expect("the usage of this process is known");

@@ -857,7 +857,7 @@ mod tests {
     }
 
     #[test]
-    fn status_text_shows_missing_dataplane_lost_quorum_and_failed_servers() {
+    fn status_text_shows_dataplane_confinement_proxy_quorum_and_each_server() {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
         };
@@ -953,7 +953,7 @@ mod tests {
     }
 
     #[test]
-    fn status_text_shows_peers_only_while_dataplane_is_connected() {
+    fn status_text_shows_peers_of_connected_dataplane_only_and_cause_of_its_wait() {
         let peer = |n: u8, state: &str, seconds: u64, missing: u64, trouble: &str| PeerStanding {
             peer: ([192, 0, 2, n], 8848).into(),
             state: state.to_owned(),
@@ -1059,7 +1059,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_and_refused_packets_have_reason_rate_and_times() {
+    fn status_text_shows_dropped_and_refused_packets_with_reason_rate_and_times() {
         let mut status = suspicious();
         status.dataplane.drops = vec![dropped("no_server")];
         status.services[0].refusals = vec![refused("no_server", 8), refused("filtered", 1)];
@@ -1160,7 +1160,7 @@ mod tests {
     }
 
     #[test]
-    fn status_lines_have_at_most_80_columns() {
+    fn status_lines_fit_terminal_of_80_columns_and_have_colour_only_on_request() {
         for details in [false, true] {
             for colour in [false, true] {
                 let look = Look {
@@ -1181,7 +1181,7 @@ mod tests {
     }
 
     #[test]
-    fn server_row_with_ipv4_address_fits_80_columns() {
+    fn status_row_with_longest_ipv4_address_fits_80_columns() {
         let mut status = suspicious();
         let server = &mut status.services[1].servers[0];
         server.server = "255.255.255.255:65535".parse().unwrap();
@@ -1199,7 +1199,7 @@ mod tests {
     }
 
     #[test]
-    fn status_text_lists_worst_services_and_servers_first() {
+    fn detailed_status_text_lists_worst_services_and_servers_first() {
         let look = Look {
             colour: true,
             width: Some(80),
@@ -1240,7 +1240,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_and_flapping_servers_have_notes_even_without_details() {
+    fn server_with_three_slow_checks_or_three_falls_has_note_in_status_without_details() {
         let shown = |slow_in_a_row, falls_in_day| {
             let mut status = suspicious();
             let server = &mut status.services[1].servers[0];
@@ -1262,7 +1262,7 @@ mod tests {
     }
 
     #[test]
-    fn watched_status_fits_the_terminal() {
+    fn watched_status_is_shortened_to_terminal_height_with_number_of_omitted_lines() {
         let text = "a\nb\nc\nd\n";
         assert_eq!(first_lines(text, 5), text);
         assert_eq!(first_lines(text, 4), "a\nb\n... and 2 lines below");
@@ -1270,7 +1270,7 @@ mod tests {
     }
 
     #[test]
-    fn services_are_selected_by_name_address_and_state() {
+    fn status_selects_services_by_name_address_or_broken_state_and_refuses_unknown_name() {
         let names = |selection: &Selection| {
             let mut status = suspicious();
             selection.apply(&mut status)?;
@@ -1298,7 +1298,7 @@ mod tests {
     }
 
     #[test]
-    fn health_line_has_performance_data_and_exit_code() {
+    fn health_line_replaces_reserved_characters_and_has_performance_data_and_exit_code() {
         let (line, code) = health_line(&Verdict::of(&suspicious()));
         assert_eq!(code, 1);
         assert_eq!(

@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn announcement_depends_on_states_of_all_services_of_the_address() {
+    fn address_is_announced_deprioritised_or_withdrawn_by_states_of_all_its_services() {
         use Ability::{None as Nobody, Quorum, Sorry, Unknown};
         for (services, expected) in [
             (vec![Quorum], Some(Standing::Announced)),
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_director_in_maintenance_are_deprioritised_then_withdrawn() {
+    fn vips_are_deprioritised_or_withdrawn_if_director_is_unready_in_maintenance_or_lacks_peers() {
         let address: IpAddr = "192.0.2.10".parse().unwrap();
         let other: IpAddr = "192.0.2.11".parse().unwrap();
         let mut wish = WantedAnnouncements {

@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_directory_of_track_file_is_created() {
+    fn missing_directory_of_track_file_or_maintenance_file_is_created() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lvs/track");
         make_directory_of(&path);
@@ -667,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_without_vrrp_are_owned_by_the_dataplane() {
+    fn dataplane_may_own_addresses_without_vrrp() {
         assert!(Cluster::recall(None).may_own());
     }
 

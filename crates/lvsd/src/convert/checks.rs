@@ -686,7 +686,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_line_is_split_like_a_shell() {
+    fn check_command_line_is_split_into_words_like_in_a_shell() {
         for (line, expected) in [
             ("/bin/x  a\tb", &["/bin/x", "a", "b"][..]),
             (
@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn hex_digits_are_split_into_bytes_like_keepalived() {
+    fn udp_payload_hex_digits_are_split_into_bytes_like_in_keepalived() {
         let bytes = hex("Ab12f 3 456 546443123").unwrap();
         assert_eq!(bytes.join(" "), "Ab 12 0f 03 45 06 54 64 43 12 03");
         assert_eq!(hex("22 xx X").unwrap().join(" "), "22 XX XX");

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn dump_without_configuration_lists_services_of_messages() {
+    fn keepalived_dump_without_configuration_lists_services_named_in_messages() {
         let dump = read(
             "Fri Nov 27 08:55:06 2026: IPVS: Can't initialize ipvs: No such file or directory\n\
              Fri Nov 27 08:55:06 2026: Shutting down service [10.0.0.1]:tcp:80 from VS [192.0.2.1]:tcp:80\n\

@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn pcre_expression_without_counterpart_is_refused() {
+    fn pcre_expression_that_is_invalid_or_has_no_counterpart_is_refused() {
         for (pcre, why) in [
             ("a++b", "possessive repetition `++`"),
             ("a*+", "possessive"),
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn pcre_expression_with_the_same_meaning_in_lvsd_is_unchanged() {
+    fn pcre_expression_with_same_meaning_in_lvsd_is_unchanged_except_for_added_flags() {
         for regex in [
             "Welcome",
             "^HTTP/1",

@@ -191,7 +191,7 @@ mod tests {
 
     /// The expected words are those of keepalived 2.2.7.
     #[test]
-    fn line_is_split_like_keepalived() {
+    fn line_is_split_into_words_like_in_keepalived() {
         for (line, expected) in [
             ("weight 8}", &["weight", "8", "}"][..]),
             (
@@ -218,7 +218,7 @@ mod tests {
 
     /// The expected characters are those of keepalived 2.2.7.
     #[test]
-    fn escapes_match_keepalived() {
+    fn escapes_and_quotes_are_resolved_like_in_keepalived() {
         for (text, expected) in [
             (
                 "\"a\\.b\\d+ \\\\. \\\"x\\\" 'q'\"",

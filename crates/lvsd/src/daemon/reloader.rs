@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_of_servers_is_accepted_from_kubernetes_and_refused_from_the_file() {
+    fn loss_of_most_servers_is_accepted_from_kubernetes_and_refused_from_file() {
         let file = |own| format!("{KUBERNETES}{}", service("192.0.2.1:80", own));
         let (_, before) = read(&file(30), &service("192.0.2.2:80", 100));
         let mut reloader = Reloader::new(PathBuf::new(), None, loaded_at_start());

@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn long_list_of_changes_has_one_line_in_log() {
+    fn log_summarises_long_list_of_changes_and_lists_each_change_of_short_list() {
         let log = crate::daemon::tests::Log::default();
         let _listening = log.listen();
         let mut changes = vec![service(1, "rr")];
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn change_list_interrupted_after_answer_records_its_time() {
+    fn interrupted_change_list_records_time_of_last_answer() {
         let world = World::default();
         world.start_foreign();
         let mut changes = vec![service(1, "rr")];
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_change_is_named_and_others_are_applied() {
+    fn refused_change_is_reported_and_independent_changes_are_applied() {
         let (refusals, _, held) = run(&[
             sysctl("7"),
             service(1, "no-such"),
@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_change_list_is_applied_change_by_change() {
+    fn change_list_refused_without_index_is_applied_change_by_change() {
         let world = World::default();
         world.start_foreign();
         world.read_no_lists();

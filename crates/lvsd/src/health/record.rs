@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn durations_older_than_five_minutes_are_not_counted() {
+    async fn check_durations_older_than_five_minutes_do_not_count_in_percentiles() {
         let begun = Instant::now();
         let mut record = Record::new(begun);
         assert_eq!(record.status(begun), None);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn falls_and_downtime_older_than_a_day_are_not_counted() {
+    async fn falls_and_downtime_older_than_a_day_count_in_totals_only() {
         let begun = Instant::now();
         let mut record = Record::new(begun);
         record.count_check(Duration::from_millis(1), begun);

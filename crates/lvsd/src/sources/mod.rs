@@ -671,7 +671,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_pauses_increase_and_vary() {
+    fn retry_pause_of_source_doubles_up_to_30_seconds_and_varies_randomly() {
         let second = Duration::from_secs(1);
         for (failures, longest) in [(1, 1), (2, 2), (3, 4), (6, 30), (1000, 30)] {
             for _ in 0..50 {
@@ -687,7 +687,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_kubernetes_service_keeps_its_texts_and_other_texts_are_removed() {
+    fn refused_kubernetes_service_keeps_its_texts_and_texts_of_missing_services_are_removed() {
         let shared = Shared::default();
         let now = |texts: &[(&str, &str)]| Kubernetes {
             name: "k".to_owned(),

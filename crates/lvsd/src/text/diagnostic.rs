@@ -374,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn diagnostic_about_long_word_is_short() {
+    fn diagnostic_texts_with_long_word_are_shortened_below_limit() {
         for word in ["x".repeat(3_000_000), "é".repeat(1_000_001)] {
             let title = format!("`{word}` is not an address and a port");
             let diagnostic = Diagnostic::error(0..0, title)
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_beyond_the_bound_are_counted() {
+    fn lines_beyond_the_maximum_number_are_omitted_and_counted() {
         let lines = |n: usize| vec!["x".to_owned(); n];
         assert_eq!(bounded(lines(KEPT_MAX)), lines(KEPT_MAX));
         let many = bounded(lines(KEPT_MAX + 7));

@@ -190,7 +190,7 @@ mod tests {
     use crate::api::overview::tests::snapshot;
 
     #[test]
-    fn metrics_report_keepalived_and_maintenance() {
+    fn vrrp_metrics_exist_only_with_vrrp_status_and_maintenance_metric_always() {
         let text = |snapshot| open_metrics(Arc::new(snapshot), counters::Counts::default());
         let mut snapshot = snapshot("web");
         let alone = text(snapshot.clone());
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_report_age_and_failures_of_sources_and_directors() {
+    fn metrics_report_state_of_each_source_and_difference_of_each_director() {
         let mut snapshot = snapshot("web");
         let source = |kind: &str, answered| SourceStatus {
             kind: kind.to_owned(),

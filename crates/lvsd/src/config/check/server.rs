@@ -351,7 +351,7 @@ mod tests {
     use crate::facts::Facts;
 
     #[test]
-    fn broadcast_address_of_this_host_is_refused_as_server() {
+    fn broadcast_address_of_network_of_this_host_is_refused_as_server() {
         let facts = Facts::with_broadcast(IpAddr::from([10, 0, 0, 255]));
         let check = |server: &str, facts: Option<&Facts>| {
             let text = format!(

@@ -647,7 +647,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequence_defaults_match_keepalived() {
+    fn keepalived_sequence_has_default_bounds_and_step_and_invalid_sequence_is_none() {
         let numbers = |text| sequence(text).map(|(_, first, step, last)| (first, step, last));
         assert_eq!(numbers("A, 4, 5"), Some((4, 1, 5)));
         assert_eq!(numbers("A, 5, 4"), Some((5, -1, 4)));
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn macro_list_of_groups_sets_all_names() {
+    fn keepalived_list_of_groups_sets_all_names_and_incomplete_group_returns_none() {
         let pair = |a: &str, b: &str| {
             vec![
                 ("A".to_owned(), a.to_owned()),
@@ -675,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn macro_name_ends_at_whitespace_comma_and_parenthesis() {
+    fn keepalived_macro_name_ends_at_whitespace_comma_brace_or_parenthesis() {
         assert_eq!(name("$NET"), Some(("NET", "")));
         assert_eq!(name("$NET 80"), Some(("NET", " 80")));
         assert_eq!(name("$FIRST,$LAST"), Some(("FIRST", ",$LAST")));

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn dns_probe_parses_only_the_answer_to_its_query() {
+    fn dns_probe_encodes_valid_names_only_and_parses_only_answer_to_its_query() {
         let asked = question(7, "www.example.org.", 1).expect("the name is valid");
         assert_eq!(&asked[12..], b"\x03www\x07example\x03org\0\0\x01\0\x01");
         assert_eq!(
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dns_probe_result_depends_on_answer_of_name_server() {
+    async fn dns_probe_succeeds_only_with_expected_code_number_and_address_of_answer() {
         let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap();
         tokio::spawn(async move {

@@ -215,7 +215,7 @@ mod tests {
     /// Reads from a disk that does not answer occupy a limited number of threads, and do not delay
     /// reads of other disks.
     #[tokio::test]
-    async fn hung_disk_blocks_a_bounded_number_of_threads() {
+    async fn file_reads_from_hung_disk_are_bounded_and_do_not_delay_other_disks() {
         static READS: LazyLock<Reads> = LazyLock::new(Reads::default);
         let (release, held) = std::sync::mpsc::channel::<()>();
         let held = std::sync::Arc::new(Mutex::new(held));

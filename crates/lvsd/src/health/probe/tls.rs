@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tls_without_ca_accepts_any_certificate_and_key() {
+    async fn tls_probe_without_ca_accepts_any_certificate_with_any_signature_scheme() {
         use SignatureAlgorithm::{ECDSA, ED448, ED25519, RSA};
         use SignatureScheme as Scheme;
         for (scheme, algorithm, versions) in [
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_lenient_provider_has_the_suites_of_the_strict_one() {
+    fn tls_lenient_provider_has_the_cipher_suites_of_the_strict_provider() {
         let provider = provider().expect("this build has a TLS provider");
         let ours = provider.cipher_suites.iter();
         let lenient = lenient(&provider);

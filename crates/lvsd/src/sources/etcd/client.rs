@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn watch_events_are_read_line_by_line() {
+    async fn etcd_watch_reads_one_message_per_line_and_refuses_incomplete_line() {
         let body = "{\"result\":{\"created\":true,\"header\":{\"revision\":\"4\"}}}\n\
                     {\"result\":{\"header\":{\"revision\":\"5\"},\"events\":[{\"kv\":{\"key\":\"L2E=\",\"mod_revision\":\"5\"}}]}}\n\
                     {\"result\":{\"canceled\":true,\"compact_revision\":\"9\"}}\nrest";

@@ -421,7 +421,7 @@ mod tests {
     const SERVER: &str = r#"{"address":"10.0.0.1:80","weight":3}"#;
 
     #[test]
-    fn etcd_keys_are_interpreted_and_changes_increase_revision() {
+    fn etcd_keys_are_interpreted_and_only_configuration_changes_increase_revision() {
         let mut model = Model::new("/lvs/");
         for (key, value) in [
             ("/lvs/services/web", "[[service]]"),
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_etcd_keys_are_refused_as_a_whole() {
+    fn etcd_servers_services_or_directors_above_their_limits_are_refused() {
         let mut model = Model::new("/");
         let server = |n: usize| kv(&format!("/servers/p/{n}"), SERVER, 1);
         for n in 0..SERVERS_MAX {
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_etcd_pool_keeps_its_previous_servers() {
+    fn empty_etcd_pool_keeps_previous_servers_until_a_server_is_added() {
         let mut model = Model::new("/lvs/");
         for id in ["a", "b"] {
             let key = format!("/lvs/servers/web/{id}");

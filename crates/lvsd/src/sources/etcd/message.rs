@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn etcd_gateway_answers_are_parsed() {
+    fn etcd_gateway_answers_are_parsed_and_put_request_is_encoded() {
         let ranged: Ranged = read(
             br#"{"header":{"cluster_id":"14841639068965178418","member_id":"1","revision":"7","raft_term":"2"},
                 "kvs":[{"key":"L2E=","create_revision":"2","mod_revision":"5","version":"1","value":"eA=="}],"count":"1"}"#,

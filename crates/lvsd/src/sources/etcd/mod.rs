@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_etcd_watch_is_detected() {
+    fn stalled_etcd_watch_is_detected_and_slow_etcd_watch_is_not() {
         let mut owed = Owed::of(10);
         let mut look = |revision, there: &[(&str, i64)], announced: &[(&str, i64)]| {
             let page = page(&owed, revision, there);
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_etcd_changes_are_detected_by_the_number_of_keys() {
+    fn missed_etcd_deletion_is_detected_by_number_of_keys_at_third_probe_in_a_row() {
         let (there, announced) = ([("a", 3)], [("a", 3), ("b", 4)]);
         let mut owed = Owed::of(10);
         let mut look = |announced: &[(&str, i64)]| {
