@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_host_locations_are_parsed_and_invalid_ones_refused() {
+    fn cluster_host_location_is_parsed_and_invalid_location_refused() {
         assert_eq!(place("local").expect("the place is valid"), Place::Local);
         assert_eq!(
             place("netns:c-1").expect("the place is valid"),

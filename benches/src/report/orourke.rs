@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn highest_good_rate_is_found() {
+    fn highest_good_rate_is_found_in_at_most_three_measurements() {
         let rates = [10, 20, 30, 40, 50];
         for limit in 0..60 {
             let mut asked = 0;

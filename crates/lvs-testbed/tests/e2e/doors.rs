@@ -104,7 +104,7 @@ fn log_without_reader_delays_no_packet() -> Result<()> {
 }
 
 #[test]
-fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
+fn control_socket_rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     let mut site = site("rights")?;
     site.start_dataplane(&["--group", "4242"])?;
     let add = format!("-A -t {} -s rr", site.service(81));
@@ -203,7 +203,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
 }
 
 #[test]
-fn lvsd_replaces_hung_dataplane() -> Result<()> {
+fn hung_dataplane_is_replaced_by_lvsd_and_ended_when_lvsd_stops() -> Result<()> {
     let site = site("hang")?;
     let config = site.testbed.dir().join("lvsd.toml");
     let mut text = format!(

@@ -204,7 +204,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
 }
 
 #[test]
-fn invalid_rules_change_nothing() -> Result<()> {
+fn refused_lvsadm_commands_change_nothing() -> Result<()> {
     let site = common::site(SiteOptions::with_servers("rules", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     let before = site.lvsadm("-S -n")?;

@@ -90,7 +90,7 @@ macro_rules! method {
 
             #[test]
             $(#[$tier])?
-            fn fast_path_uses_added_servers_and_avoids_removed_ones() -> Result<()> {
+            fn fast_path_uses_added_servers_and_avoids_removed_servers() -> Result<()> {
                 let label = format!("ink-{}-admin", stringify!($name));
                 common::administration(&site(&label, Forward::$forward, 3)?)
             }
@@ -455,7 +455,7 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
 }
 
 #[test]
-fn explain_shows_offloaded_connections() -> Result<()> {
+fn explain_shows_whether_connection_is_offloaded_and_why_not() -> Result<()> {
     let site = site("ink-explain", Forward::Nat, 1)?;
     let _download = download_in_the_kernel(&site)?;
     let listed = site.lvsadm("-L -n -c")?;

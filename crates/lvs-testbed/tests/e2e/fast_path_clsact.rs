@@ -144,7 +144,7 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
 /// the kernel fast path forwards packets again.
 #[test]
 #[ignore = "long"]
-fn earlier_filter_of_another_program_is_reported() -> Result<()> {
+fn clsact_filter_before_fast_path_is_reported_and_breaks_no_connection() -> Result<()> {
     let site = site("inkc-front", 2)?;
     let mut running = download(&site)?;
     let doctor = || {
