@@ -214,7 +214,7 @@ fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
 }
 
 #[test]
-fn removed_server_receives_no_packets() -> Result<()> {
+fn removed_server_receives_no_offloaded_packets_until_added_again() -> Result<()> {
     for (label, forward) in [("ink-rem", Forward::Nat), ("ink-remf", Forward::FullNat)] {
         removed(label, forward)?;
     }
