@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_killed_dataplane_is_available_to_one_successor_with_any_table_layout() -> io::Result<()> {
+    fn state_of_killed_dataplane_is_available_to_one_successor_with_any_tables() -> io::Result<()> {
         let (name, running) = state_keeper("found");
         let layout = Layout::new(1000, 7);
         let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;

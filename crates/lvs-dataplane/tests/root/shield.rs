@@ -270,7 +270,7 @@ fn packets_of_nat_server_reach_the_host_but_are_not_forwarded() {
 /// A router behind the director reports an ICMP error about a packet to a real server. The address
 /// of the packet in the error decides, not the sender of the error.
 #[test]
-fn icmp_error_about_nat_server_is_hidden_whatever_its_sender() {
+fn icmp_error_is_hidden_by_quoted_nat_server_and_not_by_sender() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("ds").unwrap();
