@@ -398,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_set_has_the_specified_sizes() {
+    fn file_set_has_16_sizes_from_smallest_to_largest() {
         let sizes = sizes(76_000, 1_800_000);
         assert_eq!(sizes.len(), 16);
         assert_eq!((sizes[0], sizes[15]), (76_000, 1_800_000));

@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn long_line_of_host_is_an_error() {
+    fn long_line_of_host_is_an_error_and_later_lines_are_read() {
         let (sender, lines) = sync_channel(4);
         let long = "x".repeat(2 * MOST_LINE) + "\nend";
         thread::spawn(move || read_lines(long.as_bytes(), &sender));

@@ -498,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn highest_offered_rate_is_1_3_times_the_capacity_of_servers() {
+    fn each_list_of_offered_rates_contains_1_3_times_capacity_of_servers_once() {
         for (servers, _, rates, quick) in RATES {
             let mut values = Values::default();
             let seen = Seen {

@@ -102,19 +102,19 @@ fn hosts() -> (Host, Host, Host) {
 }
 
 #[test]
-fn super_packets_are_forwarded_whole_with_correct_checksums() {
+fn tcp_super_packets_through_packet_sockets_arrive_complete() {
     aggregates_pass(open);
 }
 
 #[test]
 #[ignore = "long"]
-fn super_packets_without_ring_are_forwarded_whole_with_correct_checksums() {
+fn tcp_super_packets_through_packet_sockets_without_ring_arrive_complete() {
     aggregates_pass(open_without_ring);
 }
 
 #[test]
 #[ignore = "long"]
-fn super_packets_of_two_queues_are_forwarded_whole_with_correct_checksums() {
+fn tcp_super_packets_through_packet_sockets_with_two_queues_arrive_complete() {
     aggregates_pass(open_two_queues);
 }
 
@@ -734,7 +734,7 @@ fn packet_socket_with_refused_ring_receives_by_system_calls() {
 }
 
 #[test]
-fn packet_socket_reports_interface_that_is_down_or_removed() {
+fn packet_socket_reports_down_interface_until_up_and_removed_interface() {
     down_and_away(open);
     down_and_away(open_without_ring);
     down_and_away(open_two_queues);

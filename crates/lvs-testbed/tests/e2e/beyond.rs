@@ -76,7 +76,7 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
 /// Without hairpin NAT, the replies to a client that is a server of the service bypass the
 /// director, as with the kernel.
 #[test]
-fn hairpin_is_off_by_default() -> Result<()> {
+fn request_of_server_to_own_service_without_hairpin_option_is_lost() -> Result<()> {
     let mut options = SiteOptions::new("no-hairpin", Forward::Nat);
     options.topology = Topology::OneArm;
     options.servers = 2;

@@ -68,7 +68,7 @@ fn requests(site: &Site, count: u64) -> Result<()> {
 }
 
 #[test]
-fn log_without_reader_delays_no_packet() -> Result<()> {
+fn log_without_reader_or_on_full_disk_breaks_no_request() -> Result<()> {
     let mut site = site("log")?;
     let fifo = site.testbed.dir().join("log").display().to_string();
     let stuff = format!(
@@ -340,7 +340,7 @@ fn resident(pid: u32) -> Result<u64> {
 
 #[test]
 #[ignore = "long"]
-fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result<()> {
+fn local_users_without_rights_use_bounded_memory_and_break_no_request() -> Result<()> {
     let mut site = site("users")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;

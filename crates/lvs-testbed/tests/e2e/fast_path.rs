@@ -515,7 +515,7 @@ fn explain_shows_whether_connection_is_offloaded_and_why_not() -> Result<()> {
 
 /// An orderly stop removes all BPF programs; the successor starts without connections.
 #[test]
-fn stopped_dataplane_removes_its_programs() -> Result<()> {
+fn stopped_dataplane_no_longer_forwards_in_kernel_fast_path() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         site.add_service(80, "rr")?;
@@ -663,37 +663,37 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn nat_connections_survive_killed_dataplane() -> Result<()> {
+fn offloaded_nat_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killn", &ON, Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn full_nat_connections_survive_killed_dataplane() -> Result<()> {
+fn offloaded_full_nat_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killf", &ON, Forward::FullNat)
 }
 
 #[test]
 #[ignore = "long"]
-fn direct_routing_connections_survive_killed_dataplane() -> Result<()> {
+fn offloaded_direct_routing_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killd", &ON, Forward::Dr)
 }
 
 #[test]
 #[ignore = "long"]
-fn tunnel_connections_survive_killed_dataplane() -> Result<()> {
+fn offloaded_tunnel_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killt", &ON, Forward::Tun)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_of_two_workers_survive_killed_dataplane() -> Result<()> {
+fn offloaded_connections_of_two_workers_survive_killed_dataplane() -> Result<()> {
     killed("ink-kill2n", &TWO, Forward::Nat)?;
     killed("ink-kill2f", &TWO, Forward::FullNat)
 }
 
 #[test]
-fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
+fn cleanup_or_successor_with_other_table_size_discards_state_of_killed_dataplane() -> Result<()> {
     let mut site = site("ink-clean", Forward::Nat, 1)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     site.add_service(80, "rr")?;

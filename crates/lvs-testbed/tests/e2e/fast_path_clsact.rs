@@ -216,7 +216,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
 }
 
 #[test]
-fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
+fn cleanup_or_successor_without_fast_path_removes_filters_of_killed_dataplane() -> Result<()> {
     let mut site = site("inkc-clean", 2)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     for cleanup in [true, false] {

@@ -194,7 +194,7 @@ fn tun_backend_forwards_every_byte_over_ipv6() -> Result<()> {
 /// The host or the receiver divides super-packets into segments, and completes checksums.
 #[test]
 #[ignore = "long"]
-fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<()> {
+fn tun_backend_without_offloads_or_with_small_mtu_transfers_files() -> Result<()> {
     for forward in [Forward::Nat, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280)] {
             let mut options = SiteOptions::with_servers("hop-links", forward, 2);

@@ -255,7 +255,7 @@ fn dataplane_that_cannot_start_is_reported() {
 }
 
 #[test]
-fn refusals_of_dataplane_are_printed_unchanged() {
+fn refusals_of_dataplane_are_printed_unchanged_except_of_timeouts_by_ipvsadm() {
     let at = address("words");
     let _dataplane = start(&at);
     let (out, err, code) = run(program("lvsadm", &at).args(["-A", "-t", "192.0.2.1:80"]));
