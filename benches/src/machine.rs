@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_includes_exited_programs() {
+    fn processor_usage_includes_exited_child_programs() {
         let first = Snapshot::take();
         let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
         let nested = format!("sh -c '{spin}'; true");

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arena_slot_has_one_owner_at_a_time() {
+    fn lent_arena_slot_has_one_owner_and_stays_valid_after_arena_is_dropped() {
         let arena = Arena::new(4, 64).expect("a mapping");
         let mut first = arena.lend(1).expect("free");
         assert!(arena.lend(1).is_none());

@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queue_of_slow_receiver_requests_full_sync() {
+    fn queue_of_slow_receiver_is_bounded_and_requests_full_sync() {
         let (hub, slow) = (Hub::default(), Arc::new(Outgoing::default()));
         assert!(hub.add(slow.clone()));
         let items: Arc<[u8]> = vec![0; 1 << 20].into();

@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     #[ignore = "long"]
-    fn successor_of_a_dataplane_with_100_000_servers_has_them_all() {
+    fn successor_restores_1_000_services_and_100_000_servers() {
         const SERVICES: u16 = 1000;
         const SERVERS: u16 = 100;
         let fast_path = match FastPath::open(Layout::new(1000, 7), Instant::ZERO) {
@@ -425,7 +425,7 @@ mod tests {
 
     /// A successor skips only the calls that its version does not have.
     #[test]
-    fn stored_calls_of_another_version_are_skipped() -> serde_json::Result<()> {
+    fn stored_calls_unknown_to_successor_are_skipped() -> serde_json::Result<()> {
         let text = r#"{"calls": [
             {"method": "timeouts.set", "params": {"tcp": 900, "tcp_fin": 120, "udp": 300}},
             {"method": "comes.later", "params": {}}

@@ -113,7 +113,7 @@ mod tests {
     use super::super::tests::{open, open_for};
 
     #[test]
-    fn change_starts_another_epoch_and_pending_changes_have_epoch_0() {
+    fn change_starts_another_fast_path_epoch_and_pending_changes_have_epoch_0() {
         let Some(fast_path) = open() else { return };
         let first = fast_path.epoch();
         assert_ne!(first, 0);

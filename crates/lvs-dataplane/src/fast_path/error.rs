@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn fix_of_a_setting_is_printed_once() {
+    fn fast_path_setting_error_contains_reason_and_fix_once() {
         let error = FastPathError::Setting {
             why: "this",
             fix: "do that",

@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_local_address_is_found_again() {
+    fn local_address_entries_of_both_directions_are_stored_and_removed_together() {
         let Some(fast_path) = open() else { return };
         let wide = fast_path.locals.slots.narrow;
         let ends = [
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn local_addresses_of_killed_dataplane_are_taken_once_and_unused_ones_removed() {
+    fn local_address_of_killed_dataplane_is_taken_once_and_unused_entries_are_removed() {
         let Some(fast_path) = open() else { return };
         let locals = &fast_path.locals;
         let ends = locals.make().expect("there is memory");
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn number_of_local_addresses_is_bounded() {
+    fn local_addresses_are_bounded_by_map_entries_and_removal_makes_room() {
         let Some(fast_path) = open() else { return };
         fast_path.make_locals();
         let (entries, slots) = (fast_path.locals.entries, fast_path.locals.slots.in_place());

@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn exhausted_next_hops_are_reused_after_a_pause() {
+    fn fast_path_next_hops_are_reused_after_exhaustion_and_a_pause() {
         let Some(fast_path) = open() else { return };
         let way = |n: u32| WayOut {
             ifindex: 1,

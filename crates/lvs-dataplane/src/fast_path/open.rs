@@ -601,7 +601,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pins_of_another_namespace_or_without_services_are_ignored() {
+    fn pinned_maps_are_found_only_if_complete_and_of_equal_settings_and_namespace() {
         // Without permission for BPF, the test ends.
         if open().is_none() {
             return;

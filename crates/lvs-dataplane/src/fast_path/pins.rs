@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_of_pins_creates_no_directory() {
+    fn lock_of_missing_pin_directory_returns_none_and_creates_no_directory() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         assert!(pins.lock().expect("no error occurs").is_none());

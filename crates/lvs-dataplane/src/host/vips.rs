@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn announcement_of_other_host_is_a_conflict_unless_address_is_released() {
+    fn announcement_of_own_address_by_other_host_is_conflict_unless_address_is_released() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let addr = IpAddr::from([192, 0, 2, 10]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);
@@ -799,7 +799,7 @@ mod tests {
     }
 
     #[test]
-    fn new_own_address_is_announced_in_a_burst() {
+    fn own_address_is_announced_in_bursts_of_bounded_length() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let mut burst = Burst::of(GAPS.len() + 1);
         let taken = (1000..5000).filter(|&ms| burst.take(at(ms)));

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn condition_of_interface_has_the_time_at_which_it_was_found() {
+    fn interface_condition_reports_seconds_since_it_was_found() {
         let mut waits = Waits::default();
         let down = |name: &str| {
             let what = format!("the configured interface {name} is down");

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_with_any_obstacle_gets_no_xdp() {
+    fn interface_with_any_obstacle_gets_no_xdp_and_code_names_obstacle() {
         let found = [
             decision(|facts, _, _| facts.device = Err("no such family".to_owned())),
             decision(|_, driver, _| *driver = Driver(0b101)),

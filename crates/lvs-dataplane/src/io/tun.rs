@@ -432,7 +432,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drops_are_read_from_proc_net_dev() {
+    fn transmit_drops_of_interface_are_read_from_proc_net_dev() {
         let text = "Inter-|   Receive                                                |  Transmit\n \
             face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
             lo:     1       2    3    4    5     6          7         8      9      10    11   12    13     14      15         16\n\

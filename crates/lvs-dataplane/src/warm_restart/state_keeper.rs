@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_killed_dataplane_is_locked_by_one_successor() -> io::Result<()> {
+    fn state_of_killed_dataplane_is_available_to_one_successor_with_any_tables() -> io::Result<()> {
         let (name, running) = state_keeper("found");
         let layout = Layout::new(1000, 7);
         let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
@@ -512,7 +512,7 @@ mod tests {
 
     /// A dataplane does not use memory with invalid content.
     #[test]
-    fn successor_with_unreadable_memory_starts_without_state() -> io::Result<()> {
+    fn successor_with_invalid_memory_header_starts_without_state() -> io::Result<()> {
         let (name, running) = state_keeper("else");
         let layout = Layout::new(1000, 7);
         for (word, value) in [
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn state_keeper_stores_bounded_number_of_shields() -> io::Result<()> {
+    fn state_keeper_stores_bounded_number_of_shields_or_one_device() -> io::Result<()> {
         let mut held = Held::default();
         let mut shields = Vec::new();
         for _ in 0..SHIELDS + 3 {

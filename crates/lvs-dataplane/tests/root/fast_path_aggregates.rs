@@ -120,7 +120,7 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
 }
 
 #[test]
-fn super_packets_of_datagrams_are_forwarded_whole() {
+fn udp_super_packets_are_forwarded_whole_or_passed_unchanged_to_dataplane() {
     let Some((kernel, _director)) = published(Forwarding::Nat) else {
         return;
     };

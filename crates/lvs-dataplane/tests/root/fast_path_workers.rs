@@ -153,7 +153,7 @@ fn forwarded(kernel: &FastPath, src: SocketAddr, dst: SocketAddr) -> bool {
 }
 
 #[test]
-fn bpf_programs_search_only_the_region_of_the_worker() {
+fn bpf_programs_search_only_region_of_worker_selected_by_steering() {
     let workers = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
     for by_address in [false, true] {
         let steering = Steering::new(workers, 77, by_address);

@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_entries_of_both_families_are_parsed() {
+    fn proc_connection_entries_of_ipv4_and_ipv6_are_parsed() {
         let four = "TCP C0000201 0FA0 0A000909 0050 0A010909 1F90 SYN_RECV        59";
         let entry4 = entry(four).expect("the entry is parsed");
         assert_eq!(entry4["client"], "192.0.2.1:4000");

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn identification_of_kernel_is_masked_without_variation() {
+    fn ip_identification_set_by_kernel_is_masked_even_if_frames_are_equal() {
         let (a, b) = ("10.255.0.1:4000", "10.1.0.1:53");
         let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         for (id, masked) in [(7, false), (0, false), (8, true)] {

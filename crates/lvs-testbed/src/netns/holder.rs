@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owner_mark_distinguishes_running_testbeds_from_dead_ones() {
+    fn owner_mark_counts_as_dead_only_if_its_process_has_exited() {
         let own = owner_mark(std::process::id());
         assert!(
             !is_dead(&own),

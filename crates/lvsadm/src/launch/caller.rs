@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn read_of_unmapped_memory_is_an_error() {
+    fn read_or_write_of_unmapped_caller_memory_is_refused() {
         let memory = Memory::open(std::process::id()).expect("the memory can be read");
         assert!(
             memory.read(8, &mut [0; 4]).is_err(),
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn read_of_mapped_memory_returns_its_bytes() {
+    fn caller_memory_is_read_and_unmapped_address_or_missing_process_refused() {
         let bytes = *b"a request";
         let (at, own) = (bytes.as_ptr().addr() as u64, Look(std::process::id()));
         let mut copy = [0; 9];
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn long_request_is_not_copied() {
+    fn request_above_limit_of_bytes_or_parts_is_not_copied() {
         let memory = &Memory::open(std::process::id()).expect("the memory can be read");
         let long = parts(&[(8, u64::MAX), (8, u64::MAX)]).expect("the parts can be read");
         assert_eq!(long.room(100), 100);
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn exited_last_caller_is_not_reused() {
+    fn last_caller_is_not_reused_after_its_thread_exits() {
         let own = || {
             u32::try_from(rustix::thread::gettid().as_raw_pid())
                 .expect("the number fits into 32 bits")

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn short_fuse_request_is_refused() {
+    fn short_fuse_request_or_other_protocol_version_is_refused() {
         assert!(Request::of(&[0; IN - 1]).is_none());
         for operation in [READ, WRITE, READDIR, LOOKUP] {
             let bytes = request(operation, &[1; 15]);

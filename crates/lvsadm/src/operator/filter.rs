@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_add_and_del_add_remove_and_move_prefixes() {
+    fn filter_add_moves_prefix_between_lists_and_del_refuses_absent_prefix() {
         let before = lists("10.0.0.0/8", "10.1.0.0/16");
         let more = added(before.clone(), lists("10.1.0.0/16", "::1"));
         assert_eq!(more, lists("10.0.0.0/8 10.1.0.0/16", "::1"));

@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_line_is_split_into_words_and_options() {
+    fn command_line_is_split_into_words_and_options_and_invalid_options_refused() {
         let drain = find(b"drain").expect("the command exists");
         let words = |line: &str| {
             let words: Vec<Vec<u8>> = line.split(' ').map(|w| w.as_bytes().to_vec()).collect();
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_command_gets_a_suggestion() {
+    fn unknown_command_gets_suggestion_and_help_explains_commands_and_schedulers() {
         let message = |word: &str| unknown(word.as_bytes()).unwrap_or_default();
         assert!(message("wach").contains("did you mean `lvsadm watch'?"));
         assert!(message("Drain").contains("`lvsadm drain'"));
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn command_names_are_unique_and_do_not_look_like_options() {
+    fn lvsadm_commands_have_unique_names_and_help_of_at_most_100_columns() {
         for (n, operator) in OPERATORS.iter().enumerate() {
             assert!(!operator.name.starts_with('-'));
             assert!(

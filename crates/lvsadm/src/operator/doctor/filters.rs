@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_tc_filters_are_findings() {
+    fn doctor_foreign_tc_filters_that_may_drop_are_findings() {
         let findings_of = |device, side, text: &str| {
             let mut findings = Findings::default();
             traffic_control(&device, side, text, &mut findings);
