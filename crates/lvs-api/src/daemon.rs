@@ -411,7 +411,7 @@ pub struct SourceStatus {
     /// The reason why the source does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// The revision of etcd that is in force.
+    /// The etcd revision of the content that lvsd uses; absent for other sources.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
     /// The number of the dataplane's services that stay until etcd or Kubernetes answers.

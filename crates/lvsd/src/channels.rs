@@ -63,7 +63,7 @@ pub fn channel() -> (mpsc::Sender<Request>, mpsc::Receiver<Request>) {
     mpsc::channel(REQUESTS_MAX)
 }
 
-/// Sends a change to the daemon's loop and waits for its answer.
+/// Sends a change to the daemon's loop and waits for its answer; an error if lvsd is stopping.
 pub(crate) async fn request_change(
     requests: &mpsc::Sender<Request>,
     change: ChangeRequest,
@@ -163,12 +163,13 @@ impl Events {
         self.sender.subscribe()
     }
 
-    /// The channel that receivers subscribe to.
+    /// The channel of events, to which receivers subscribe.
     pub fn source(&self) -> broadcast::Sender<Arc<Event>> {
         self.sender.clone()
     }
 
-    /// Sends an event to all receivers, if there are any.
+    /// Sends an event, with the next number and the present time, to all subscribers. Without a
+    /// subscriber, the event is lost.
     pub fn send(&mut self, event: &str, about: About<'_>, message: impl Into<String>) {
         self.seq += 1;
         let _ = self.sender.send(Arc::new(Event {

@@ -69,7 +69,7 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
 }
 
 /// Removes the socket file of an exited daemon. The caller holds the daemon's lock, so no other
-/// daemon uses the file.
+/// daemon uses the file. A file that is not a socket is an error.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),

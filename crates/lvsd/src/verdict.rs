@@ -105,7 +105,7 @@ pub fn is_well(service: &ServiceStatus) -> bool {
         && !in_file(service).any(|server| is_flapping(server) || is_slow(server))
 }
 
-/// The reason why a server is down or suspicious, without its address.
+/// The reason why a server is down or suspicious, without the server's address at its beginning.
 pub fn reason(server: &ServerStatus) -> &str {
     let reason = server.reason.as_str();
     let rest = reason.strip_prefix(&server.server.to_string());
@@ -184,7 +184,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The verdict about a director.
+    /// Computes the verdict about a director from its status.
     pub fn of(status: &Status) -> Self {
         let services = &status.services;
         let in_state = |state| {

@@ -244,7 +244,8 @@ impl Files {
         }
     }
 
-    /// Answers a request on another thread.
+    /// Answers a request on another thread. Fails if too many requests are being answered so, or if
+    /// no thread can be started.
     fn answer_later(self: Arc<Self>, bytes: &[u8]) -> Result<(), Errno> {
         if self.threads.fetch_add(1, Ordering::Relaxed) >= THREADS_MAX {
             self.threads.fetch_sub(1, Ordering::Relaxed);

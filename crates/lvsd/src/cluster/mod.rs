@@ -79,7 +79,7 @@ pub(crate) struct Cluster {
     /// Configured peers that the running dataplane lacks; `None` until the dataplane has answered.
     lacks: Option<Vec<SocketAddr>>,
     running: Option<Running>,
-    /// Addresses that are announced by routes.
+    /// The announcements of addresses that the dataplane should make.
     announces: WantedAnnouncements,
     announcer: Option<Announcer>,
     /// The announcements that events have reported.
@@ -116,7 +116,7 @@ impl Drop for Running {
 }
 
 impl Cluster {
-    /// Restores the stored maintenance.
+    /// Creates the state of this director, with the maintenance that was stored.
     pub(crate) fn recall(places: Option<ClusterPaths>) -> Self {
         let kept = places.as_ref().map(|places| places.maintenance.as_path());
         Self {
@@ -131,7 +131,8 @@ impl Cluster {
         }
     }
 
-    /// Applies `[vrrp]` of a loaded file.
+    /// Applies `[vrrp]` of a loaded file. Marks this director as unfit in a track file that is no
+    /// longer used.
     pub(crate) fn set(&mut self, vrrp: Option<&Vrrp>) {
         if self.running.as_ref().map(|running| &running.settings) == vrrp {
             return;
@@ -374,7 +375,8 @@ impl Cluster {
         }
     }
 
-    /// Writes the track file if the fitness has changed.
+    /// Writes the track file if the fitness has changed. Until the dataplane has reported its
+    /// readiness and, if it is ready, its peers, the file stays unchanged.
     fn follow(&mut self) {
         let (quorum, maintenance) = (self.quorum, self.maintenance.is_some());
         let lacks_peers = !self.has_peers();

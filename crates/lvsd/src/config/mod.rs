@@ -169,7 +169,8 @@ pub struct Dataplane {
     pub group: Option<String>,
     /// Group whose members have read access to the control sockets.
     pub readers: Option<String>,
-    /// The time without an answer after which the dataplane is killed and replaced.
+    /// The time without an answer after which the dataplane is killed and replaced; `None` for the
+    /// default.
     pub hang_limit: Option<Duration>,
     /// Whether the dataplane owns every VIP.
     pub own_vips: bool,
@@ -324,7 +325,7 @@ pub enum OnCheckFailure {
 pub struct Service {
     /// Number of the line in the file, from 1.
     pub line: usize,
-    /// Name in logs.
+    /// Name of the service in logs, metrics and the status.
     pub name: String,
     /// Identity of the service in the dataplane.
     pub id: ServiceId,

@@ -108,7 +108,7 @@ pub(super) fn depth(check: &Check) -> u8 {
     }
 }
 
-/// A check that is `"none"`.
+/// The check `"none"`: lvsd does not check the server.
 pub(super) fn none() -> Check {
     Check::from([("none", String::new())])
 }
@@ -495,7 +495,8 @@ fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<Stri
     (written, host)
 }
 
-/// Converts status codes such as `200 301-302 4xx`.
+/// Converts status codes such as `200 301-302 4xx` to ranges, and reports invalid ones. `None` if
+/// none is valid.
 fn statuses(item: &Item, name: &str, lost: &mut Vec<String>) -> Option<String> {
     let code = |text: &str| {
         text.parse::<u16>()

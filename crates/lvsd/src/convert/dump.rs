@@ -28,14 +28,14 @@ pub(super) struct Server {
     pub(super) ip: Option<IpAddr>,
     pub(super) port: u16,
     pub(super) weight: u64,
-    /// `nat`, `dr`, `tun ipip`, `tun gue 6080 full`.
+    /// The forwarding method: `nat`, `dr`, `tun ipip`, `tun gue 6080 full`.
     pub(super) method: String,
     pub(super) checks: Vec<Check>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Check {
-    /// lvsd's name of the kind.
+    /// lvsd's name of the kind of check.
     pub(super) kind: String,
     pub(super) interval_ms: u64,
     pub(super) fall: u64,

@@ -548,7 +548,7 @@ impl Building {
         }
     }
 
-    /// Interval, timeout and number of failures of a kind of check.
+    /// Port, intervals, timeout, `rise` and `fall` of a check of this kind, as lvsd's keys.
     fn rhythm(&mut self, globals: &Settings, kind: &str) -> Check {
         let (own, all) = (&self.own, globals);
         let mut interval = all.interval.unwrap_or(10.0);

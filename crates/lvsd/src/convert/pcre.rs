@@ -131,8 +131,9 @@ impl Reader<'_> {
         Some(counts)
     }
 
-    /// Translates an assertion of the end of the text. Before a final newline, the crate's
-    /// expression must consume it.
+    /// Translates an assertion of the end of the text, which PCRE also finds before a final
+    /// newline. The crate's expression consumes this newline, so that a text after the assertion is
+    /// refused.
     fn end(&mut self, sign: &str) -> Result<(), Why> {
         match self.rest.peek() {
             None | Some(')' | '|') => {

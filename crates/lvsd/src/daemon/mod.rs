@@ -92,7 +92,7 @@ pub struct Options {
     pub events: Events,
     /// The daemon's counters.
     pub counters: Arc<Counters>,
-    /// Publishes `[api]` settings to the HTTP server.
+    /// The channel that sends `[api]` settings to the HTTP server.
     pub api: Option<watch::Sender<config::Api>>,
     /// The runtime of the health checks: a separate thread, so that nothing delays them. `None`
     /// runs the checks in the main loop's thread.
@@ -508,8 +508,9 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Reports that the daemon exits. Logs the consequences for the dataplane and for proxied
-    /// connections.
+    /// Reports that the daemon exits, and logs the consequences for the dataplane and for proxied
+    /// connections. With `all`, also marks this director as unfit in the track file, and removes
+    /// the last good configuration.
     fn farewell(&self, all: bool, proxied: usize) {
         self.reporter.stopping();
         if all {

@@ -204,7 +204,8 @@ impl<P: Prober> Daemon<P> {
         self.read(Reading::File);
     }
 
-    /// Starts to read the answers of the sources, if they have changed.
+    /// Starts to read the answers of the sources if they have changed. If a read is in progress,
+    /// requests another one after it.
     pub(super) fn take_sources(&mut self) {
         let reloader = &self.reloader;
         if reloader.reading.is_some() || self.inputs.sources.gathered() != reloader.gathered {
@@ -241,7 +242,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Loads the answers of the sources with the file in force.
+    /// Loads the answers of the sources with the file in force, or refuses them if they remove too
+    /// many servers.
     fn take_expanded(&mut self, read: Read, link: &Links) {
         let expanded = read.expanded;
         let in_force = &mut self.inputs.expanded;
@@ -275,7 +277,8 @@ impl<P: Prober> Daemon<P> {
         self.goal_changed();
     }
 
-    /// Loads a file that was read; false if it is refused.
+    /// Loads or refuses a file that was read, and reports the result as an event, in the counters
+    /// and in the status. Returns whether the file was loaded.
     fn take_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> bool {
         let message = self.load_file(file, link);
         let ok = message.is_ok();
@@ -295,7 +298,8 @@ impl<P: Prober> Daemon<P> {
         ok
     }
 
-    /// Loads a file that was read, and returns the result as text.
+    /// Loads a file that was read, and stores it as the last good configuration. Returns the result
+    /// as text; an error if the file is refused.
     fn load_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> Result<String, String> {
         let path = self.reloader.path.display().to_string();
         let Read {

@@ -390,7 +390,8 @@ impl<'a> CarryOut<'a> {
         Ok(())
     }
 
-    /// Applies all of these changes, or none. Returns the refusal, if any.
+    /// Applies all of these changes, or none. Logs and records applied changes; otherwise returns
+    /// the refusal.
     fn attempt(&mut self, changes: &[Call]) -> Result<Option<Failure>, ControlError> {
         if changes.is_empty() {
             return Ok(None);

@@ -122,10 +122,10 @@ pub trait Host: Send + 'static {
     /// Unique identity of the dataplane `pid`, because process ids are reused.
     fn identity(&self, pid: u32) -> String;
 
-    /// Stores this daemon's settings in the dataplane for the next daemon.
+    /// Stores, for the next daemon, the settings that this daemon has made in the dataplane.
     fn remember(&mut self, given: &Given);
 
-    /// Settings in the dataplane that an earlier daemon has stored.
+    /// The settings that an earlier daemon has made in the dataplane, as it stored them.
     fn recall(&self) -> Given;
 
     /// Reads the host's present addresses.
@@ -461,7 +461,8 @@ impl Link {
         }
     }
 
-    /// Connects, or returns the step to report.
+    /// Connects to the dataplane. If none is running, starts one, unless only a running dataplane
+    /// may be used. Without a connection, returns the step to report.
     fn connect(&mut self, goal: &Goal, now: Instant) -> Result<(), Step> {
         let patience = goal.dataplane.hang_limit.unwrap_or(HANG_LIMIT);
         let absent = match self.host.connect(patience) {

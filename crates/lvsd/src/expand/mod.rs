@@ -158,7 +158,8 @@ impl Expanded {
         made
     }
 
-    /// Adds the servers from DNS and etcd.
+    /// Adds the servers from DNS and etcd to the services, and lists unusable servers in
+    /// `left_out`.
     fn take_servers(&mut self, gathered: &Gathered, etcd: Option<&Etcd>, present: &Present) {
         for service in &mut self.services {
             let Some(discovery) = service.discovery.clone() else {

@@ -615,7 +615,8 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Marks the server as down because clients got no answer; false if the receiver was dropped.
+    /// Marks the server as down for at least the time [`OUT`], because clients got no answer; false
+    /// if the receiver was dropped.
     fn take_out(&mut self, mut cause: Reason) -> bool {
         self.out_until = Some(Instant::now() + OUT);
         cause.text.push_str(PASSIVE);
@@ -642,7 +643,8 @@ impl<P: Prober> Runner<P> {
         )
     }
 
-    /// Checks the server at once, because clients got no answer; false if the receiver was dropped.
+    /// Checks the server at once, because clients got no answer, and marks it as down if this check
+    /// fails; false if the receiver was dropped.
     async fn prompted(&mut self, attempts: u32, due: Instant) -> bool {
         self.timing.counters.prompted();
         let result = self.probe(due).await;
@@ -797,7 +799,8 @@ impl<P: Prober> Runner<P> {
         serving.obstacle.clone()
     }
 
-    /// Reports a result; false if the receiver was dropped.
+    /// Processes the result of a check, and reports the state of the server if it has changed;
+    /// false if the receiver was dropped.
     async fn take(&mut self, result: Result<Advice, ProbeError>) -> bool {
         let server = self.check.server;
         if result.is_err() && !self.has_way() {
@@ -838,7 +841,8 @@ impl<P: Prober> Runner<P> {
         !(news || unmade.long().is_some()) || self.report(reason, !good)
     }
 
-    /// Records that the check could not be made; false if the receiver was dropped.
+    /// Records that the check could not be made, and reports this from the third consecutive time
+    /// on; false if the receiver was dropped.
     fn take_unmade(&mut self, reason: String) -> bool {
         let before = self.unmade.long();
         if self.unmade.count == 0 {

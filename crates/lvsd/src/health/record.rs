@@ -142,7 +142,7 @@ impl Record {
         self.client_path.clone()
     }
 
-    /// A summary; `None` before the first check.
+    /// Summarises the statistics for the status; `None` before the first check.
     pub(super) fn status(&mut self, now: Instant) -> Option<CheckStatus> {
         if self.all == Times::default() {
             return None;

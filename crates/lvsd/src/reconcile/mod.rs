@@ -286,8 +286,8 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     plan
 }
 
-/// Stops synchronisation daemons that the file lacks or that have other settings, and starts
-/// missing ones.
+/// Adds the changes that stop synchronisation daemons that the file lacks or that have other
+/// settings, and start missing ones.
 fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
     let Some(wanted) = &desired.sync else {
         return;
@@ -319,7 +319,8 @@ fn is_as_wanted(wanted: &SyncDaemon, there: &SyncDaemon) -> bool {
     complete == *there
 }
 
-/// Sets the source filter of a service, or of all services.
+/// Adds the change that sets the source filter of a service, or of all services, if the dataplane
+/// has another one.
 fn follow_filter(
     service: Option<ServiceId>,
     wanted: &SourceFilter,

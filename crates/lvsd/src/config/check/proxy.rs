@@ -27,7 +27,8 @@ pub(super) fn is_proxied(raw: &RawService) -> bool {
 }
 
 impl Checker<'_> {
-    /// Proxy settings; `None` if the service is not proxied.
+    /// Reads the proxy settings of a service, and reports settings that a proxy excludes. Returns
+    /// `None` if the service is not proxied.
     pub(super) fn proxy(&mut self, raw: &RawService, id: Option<&ServiceId>) -> Option<Options> {
         let Some(forward) = raw.forward.as_ref().filter(|forward| is_word(forward)) else {
             if let Some(proxy) = &raw.proxy {

@@ -568,7 +568,8 @@ fn name(text: &str) -> Option<(&str, &str)> {
     (ends && is_name(name)).then_some((name, rest))
 }
 
-/// Macro name, first value, step and last value of a sequence.
+/// Macro name, first value, step and last value of a sequence, of which first value and step may be
+/// omitted.
 fn sequence(text: &str) -> Option<(String, i64, i64, i64)> {
     let mut words = text.split(',').map(str::trim);
     let name = words.next().filter(|name| is_name(name))?.to_owned();

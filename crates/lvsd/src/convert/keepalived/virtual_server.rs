@@ -28,7 +28,7 @@ const ONE_VALUE: [&str; 14] = [
     "delay_before_retry",
 ];
 
-/// Maximum persistence of keepalived in seconds.
+/// keepalived's maximum persistence timeout in seconds.
 const PERSISTENCE_MAX: u64 = 31 * 86_400;
 
 /// Message about words that keepalived ignores.

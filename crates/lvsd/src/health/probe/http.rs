@@ -257,7 +257,8 @@ impl Http {
         self.host.as_deref()
     }
 
-    /// Requests all pages, each over a separate connection that `open` makes.
+    /// Requests all pages, and follows their redirects. Each request has a separate connection,
+    /// which `open` makes.
     pub(super) async fn ask<S, F>(
         &self,
         scheme: &str,

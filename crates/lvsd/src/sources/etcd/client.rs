@@ -109,7 +109,8 @@ impl Client {
         }
     }
 
-    /// Sends a request, and parses its answer.
+    /// Sends a request, and parses its answer. If the member no longer accepts the token, requests
+    /// another one and sends the request again.
     async fn call<T: DeserializeOwned>(
         &mut self,
         path: &str,

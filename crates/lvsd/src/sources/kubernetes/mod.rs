@@ -482,7 +482,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reads the Lease, and renews or takes it.
+    /// Reads the Lease, and renews it or takes it over if this director may.
     async fn keep(&mut self) -> Result<(), Error> {
         let settings = Arc::clone(&self.settings);
         let (namespace, name) = (&settings.lease.0, &settings.lease.1);
