@@ -41,7 +41,8 @@ pub struct Admin {
 struct StoredOverride {
     #[serde(flatten)]
     entry: AdminEntry,
-    /// Deadline of the override on the boot-time clock. Changes of the wall clock do not affect it.
+    /// Deadline of the override on the boot-time clock, which changes of the wall clock do not
+    /// affect; `None` if it has no deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
     /// Start of the override on the boot-time clock.

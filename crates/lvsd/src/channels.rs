@@ -134,9 +134,9 @@ pub struct Events {
 /// The subject of an event.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct About<'a> {
-    /// The name and the address of a service.
+    /// The name and the identity of a service, if the event is about one.
     pub service: Option<(&'a str, ServiceId)>,
-    /// A server of the service.
+    /// A server of the service, if the event is about one.
     pub server: Option<SocketAddr>,
     /// Code of the fault; empty without a fault, or if the event's name is the code.
     pub code: &'a str,

@@ -23,7 +23,7 @@ use crate::facts::Facts;
 /// The groups that may use the socket.
 #[derive(Clone, Debug, Default)]
 struct Rights {
-    /// The id of the group whose members have write access.
+    /// The id of the group whose members have write access; `None` for no group.
     group: Option<u32>,
     /// The id of the group whose members have read access; `None` if every user has it.
     readers: Option<u32>,

@@ -66,7 +66,8 @@ struct Link {
     said_no_local: bool,
     listing: Option<Listing>,
     kept: Kept,
-    /// Process id of the dataplane, and the time at which the connection to it was made.
+    /// Process id of the dataplane, and the time of the last connection to it; `None` before the
+    /// first connection.
     known: Option<(u32, Instant)>,
 }
 

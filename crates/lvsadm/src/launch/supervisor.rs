@@ -80,7 +80,7 @@ pub(super) struct Supervisor {
 
 #[derive(Debug, Default)]
 pub(super) struct Worker {
-    /// The network namespace of the thread.
+    /// The network namespace of this thread; `None` if the thread has not entered one.
     here: Option<NamespaceId>,
     /// The caller of the last call.
     last: Option<Caller>,

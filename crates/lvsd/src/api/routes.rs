@@ -122,7 +122,7 @@ pub(super) struct Whoami {
     why: String,
 }
 
-/// The stored events.
+/// The stored events, as the path `/v1/events` returns them.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Past {

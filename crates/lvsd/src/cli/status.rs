@@ -31,7 +31,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
-    /// Shows only services with this name or address.
+    /// Shows only services with this name or address; `None` for all services.
     pub(super) name: Option<String>,
     /// Shows only broken services, and services with servers that are down, suspicious, slow or
     /// flapping.

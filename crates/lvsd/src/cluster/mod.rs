@@ -3,11 +3,11 @@
 //!
 //! ```text
 //!  dataplane: ready? ──┐                        ┌──▶ track file ──▶ keepalived ──▶ VRRP
-//!  quorum ─────────────┼──▶ [`track::Fitness`] ┘                       │
+//!  quorum ─────────────┼──▶ track::Fitness ─────┘                       │
 //!  maintenance ────────┘                                                │
-//!  the dataplane has the virtual addresses ◀── [`fifo`] ◀── notify FIFO ┘
+//!  the dataplane has the virtual addresses ◀── fifo ◀────── notify FIFO ┘
 //!
-//!  the same, for each address ──▶ [`announce`] ──▶ routes of the dataplane ──▶ BIRD, FRR, ExaBGP
+//!  the same, for each address ──▶ announce ──▶ routes of the dataplane ──▶ BIRD, FRR, ExaBGP
 //! ```
 //!
 //! This module never waits: the messages of keepalived and the state of the dataplane arrive on
@@ -101,7 +101,7 @@ struct Running {
     /// The state that keepalived reported last, to this daemon or an earlier one.
     state: State,
     written: Option<i16>,
-    /// The error of the last write of the track file.
+    /// The error of the last write of the track file; `None` if it succeeded.
     trouble: Option<String>,
     /// When to check the track file.
     checks: Interval,

@@ -103,7 +103,7 @@ pub(super) struct Observed {
     pub(super) last_answer: LastAnswer,
     /// The process id of the dataplane and whether it answers.
     pub(super) contact: (Option<u32>, bool),
-    /// The counters of the proxy in this process.
+    /// The counters of the proxy in this process; `None` before the first proxied service.
     pub(super) proxy: Option<proxy::Counts>,
 }
 

@@ -61,11 +61,11 @@ struct Standing {
 pub(super) struct Reloader {
     /// The path of the configuration.
     pub(super) path: PathBuf,
-    /// The path of the copy of the last good configuration.
+    /// The path of the copy of the last good configuration; `None` if it is not stored.
     pub(super) last_good: Option<PathBuf>,
-    /// The read that is in progress.
+    /// The read that is in progress, if any.
     reading: Option<Reading>,
-    /// The read that starts when the present one is done.
+    /// The read that starts when the present one is done, if any.
     again: Option<Reading>,
     done: (mpsc::Sender<Box<Done>>, mpsc::Receiver<Box<Done>>),
     /// Whether the next file may remove any number of servers.
@@ -77,7 +77,8 @@ pub(super) struct Reloader {
     /// The number of servers of each service at the last load. While the source of a service has
     /// not answered, its earlier number stays.
     standing: HashMap<ServiceId, Standing>,
-    /// The reason why the answers of the sources were refused as a whole.
+    /// The reason why the answers of the sources were refused as a whole; `None` if they are in
+    /// force.
     pub(super) held_back: Option<String>,
     /// The result of the last read of the file.
     status: LoadStatus,

@@ -297,7 +297,7 @@ pub(super) struct CarryOut<'a> {
     unlogged: Numbers,
     /// Refusals of the dataplane as text.
     pub(super) refusals: Vec<String>,
-    /// VIPs that lvsd last set as owned.
+    /// VIPs that lvsd last set as owned; `None` if it has not set any.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
     /// The state of lvsd's services after the changes.
     pub(super) base: Base,

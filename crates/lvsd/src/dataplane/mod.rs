@@ -264,11 +264,12 @@ pub struct Link {
     pid: Option<u32>,
     /// Whether an lvsd started the dataplane.
     ours: bool,
-    /// VIPs that lvsd last set in this dataplane.
+    /// VIPs that lvsd last set in this dataplane; `None` if it has not set any.
     stated: Option<BTreeSet<IpAddr>>,
     /// The time of the last answer of the dataplane.
     answered: LastAnswer,
-    /// Time at which the dataplane was last compared with the desired state.
+    /// Time at which this dataplane was last compared with the desired state; `None` before the
+    /// first comparison.
     compared: Option<Instant>,
     /// Result of the last comparison.
     found: Arc<Found>,
@@ -288,7 +289,7 @@ struct Starts {
     ever: bool,
     /// The time of the last connection.
     connected: Instant,
-    /// Start time of a dataplane that has not answered yet.
+    /// Start time of a dataplane that has not answered yet; `None` if none is starting.
     starting: Option<Instant>,
     /// Earliest time of the next start.
     not_before: Instant,

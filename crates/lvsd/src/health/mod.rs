@@ -94,7 +94,7 @@ pub struct NotMade {
     pub reason: String,
 }
 
-/// The changes in a report.
+/// The changes that a report of a check contains.
 #[derive(Clone, Debug, Default)]
 pub struct News {
     /// Changes of state, one for each service that uses the check.
@@ -105,10 +105,10 @@ pub struct News {
     pub advice: bool,
 }
 
-/// A change of state, for the log.
+/// A change of a server's state, for a service that uses the check.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// The server.
+    /// The service, and its server.
     pub key: Key,
     /// Whether the server is up now.
     pub up: bool,
@@ -521,9 +521,11 @@ struct Runner<P> {
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     prompts: mpsc::Receiver<Prompt>,
-    /// Time until which successful checks have no effect, because clients got no answer.
+    /// Time until which successful checks have no effect, because clients got no answer; `None` if
+    /// they have an effect.
     out_until: Option<Instant>,
-    /// The reason why the check uses the server's own address until this time.
+    /// The reason why the check uses the server's own address for some time, and the end of this
+    /// time.
     own_address: Option<(String, Instant)>,
     /// Number of consecutive failed checks on the path of clients, while the server's own address
     /// answered.

@@ -44,7 +44,7 @@ pub(super) struct Record {
     /// Time until which downtime has been counted, in seconds after `begun`.
     counted: u64,
     is_down: bool,
-    /// Time at which the server last went down, in seconds after `begun`.
+    /// Time at which the server last went down, in seconds after `begun`; `None` if it never did.
     last_fall: Option<u64>,
     /// The reason of the check with which the server last went down.
     fall_reason: String,

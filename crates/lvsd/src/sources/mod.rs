@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! name servers ◀──▶ dns/ ──┐
-//! etcd ◀─────────▶ etcd/ ──┼──▶ Shared ──▶ [`Gathered`] ──▶ the daemon merges it with the file
+//! etcd ◀─────────▶ etcd/ ──┼──▶ Shared ──▶ Gathered ──▶ the daemon merges it with the file
 //! Kubernetes ◀▶ kubernetes/┤       └─────▶ state directory
 //! state directory ─────────┘
 //! ```

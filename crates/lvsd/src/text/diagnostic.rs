@@ -50,7 +50,7 @@ pub struct Diagnostic {
     pub primary: (Range<usize>, String),
     /// Related positions, each with a note.
     pub context: Vec<(Range<usize>, String)>,
-    /// Fix for the finding.
+    /// Fix for the finding, if one is known.
     pub help: Option<String>,
 }
 

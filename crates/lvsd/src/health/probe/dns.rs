@@ -41,7 +41,7 @@ pub struct Dns {
     codes: Vec<u8>,
     /// Minimum number of records in the answer.
     answers: u16,
-    /// An address that the answer must contain.
+    /// An address that the answer must contain; `None` for any addresses.
     address: Option<IpAddr>,
 }
 

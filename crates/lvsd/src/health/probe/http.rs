@@ -310,7 +310,7 @@ impl Http {
 pub(super) enum Came {
     /// The page has the expected status and content.
     Good,
-    /// The server redirects to another address.
+    /// The server redirects to this location, the value of its `Location` header.
     Redirect(String),
 }
 

@@ -40,7 +40,8 @@ struct MadeOf {
     ca: Option<Vec<u8>>,
     cert: Option<Vec<u8>>,
     key: Option<Secret>,
-    /// The name that the certificate must have, and that the client sends.
+    /// The name that the certificate must have, and that the client sends; `None` for the server's
+    /// address.
     sni: Option<String>,
 }
 

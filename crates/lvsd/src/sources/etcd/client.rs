@@ -42,9 +42,9 @@ impl fmt::Debug for Password {
 pub struct Access {
     /// Addresses of the members.
     pub endpoints: Vec<Endpoint>,
-    /// CA of the members, and lvsd's own certificate.
+    /// CA of the members, and lvsd's own certificate; `None` without TLS.
     pub(crate) tls: Option<Tls>,
-    /// User name and password.
+    /// User name and password; `None` without authentication.
     pub login: Option<(String, Password)>,
     /// Time limit of a request.
     pub timeout: Duration,

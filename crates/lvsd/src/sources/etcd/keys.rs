@@ -53,13 +53,13 @@ pub struct Etcd {
     pub pools: BTreeMap<String, BTreeMap<String, Record>>,
 }
 
-/// A service as stored in etcd.
+/// The text of a service in etcd or from Kubernetes, and the last valid text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Text {
     /// The present text of the key.
     pub text: String,
-    /// The last valid text of the key.
+    /// The last text of the key that the daemon has accepted; `None` if it has not accepted any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub good: Option<String>,
 }
@@ -123,7 +123,7 @@ pub(crate) struct Director {
     pub(crate) servers: usize,
     pub(crate) ready: bool,
     pub(crate) maintenance: bool,
-    /// Whether the director ignores invalid values of sources.
+    /// Whether the director does not apply some parts of the answers from its sources.
     pub(crate) left_out: bool,
 }
 

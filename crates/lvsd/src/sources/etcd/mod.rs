@@ -93,7 +93,8 @@ pub(super) struct View {
     pub(super) left_out: Vec<String>,
     /// Directors with a valid lease.
     pub(super) directors: BTreeMap<String, Director>,
-    /// The reason why this director's record is missing from etcd.
+    /// The fault of this director's record in etcd, as text: it cannot be written, or another
+    /// director has the same name. `None` without a fault.
     pub(super) unannounced: Option<String>,
 }
 
@@ -210,7 +211,7 @@ struct Session<'a> {
     /// Time of the last answer that a majority has confirmed.
     last_answer: Instant,
     lease: Option<i64>,
-    /// The record of this director that was written last.
+    /// The record of this director that was written last; `None` if it must be written again.
     written: Option<Director>,
     /// When to renew the lease, or to request one.
     keep_at: Instant,

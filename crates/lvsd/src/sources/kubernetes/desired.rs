@@ -224,7 +224,7 @@ impl<'a> Options<'a> {
 #[derive(Clone, Copy, Default)]
 struct Server<'a> {
     weight: u16,
-    /// Node of the server.
+    /// Node of the server, if it is known.
     node: Option<&'a str>,
 }
 

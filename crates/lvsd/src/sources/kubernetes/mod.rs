@@ -75,9 +75,9 @@ const MESSAGE_MAX: usize = 900;
 pub struct Settings {
     /// Address of the API server.
     pub server: Endpoint,
-    /// CA of the API server, and lvsd's own certificate.
+    /// CA of the API server, and lvsd's own certificate; `None` without TLS.
     pub(crate) tls: Option<Tls>,
-    /// Token that lvsd sends to the API server.
+    /// Token that lvsd sends to the API server; `None` for no token.
     pub token: Option<Token>,
     /// The namespace of the Services; `None` for all.
     pub namespace: Option<String>,
@@ -140,7 +140,7 @@ pub(super) struct View {
     pub(super) left_out: Vec<String>,
     /// Number of refused objects.
     pub(super) refused: usize,
-    /// The director that writes addresses.
+    /// The director that holds the Lease, and therefore writes addresses; `None` if it is unknown.
     pub(super) leader: Option<String>,
 }
 
@@ -218,9 +218,10 @@ struct Session<'a> {
     assigned: Assigned,
     /// The refused Services about which Events were written, with the reasons in these Events.
     reported: BTreeMap<String, String>,
-    /// The reason why this director cannot take the Lease.
+    /// The reason why this director cannot take the Lease; `None` if it can.
     no_lease: Option<String>,
-    /// The reason why this director cannot write a status or an Event.
+    /// The reason why this director could not write a status or an Event; `None` after it has
+    /// written a status.
     unwritten: Option<String>,
 }
 
