@@ -217,7 +217,7 @@ impl Admin {
         Some(stored.entry)
     }
 
-    /// Returns the override that applies to a server. If there are several, maintenance takes
+    /// Returns the override that applies to a server, if any. If several apply, maintenance takes
     /// precedence over drain.
     pub fn of(&self, service: ServiceId, server: SocketAddr) -> Option<&AdminEntry> {
         let targets = self.by_host.get(&server.ip())?.iter();

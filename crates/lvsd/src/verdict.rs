@@ -82,7 +82,8 @@ pub fn is_slow(server: &ServerStatus) -> bool {
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
-/// Code of a server that is flapping or slow. A server that is both has the code for flapping.
+/// Code of a server that is flapping or slow; `None` if it is neither. A server that is both has
+/// the code for flapping.
 pub fn code(server: &ServerStatus) -> Option<Code> {
     match () {
         () if is_flapping(server) => Some(Code::Flapping),

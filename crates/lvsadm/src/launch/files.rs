@@ -105,7 +105,8 @@ impl Node {
         }
     }
 
-    /// The target of a link, relative to the directory that contains the link.
+    /// The target of a link, relative to the directory that contains the link; `None` if this is
+    /// not a link.
     fn target(&self) -> Option<String> {
         match self {
             Self::Link => Some(format!("sys/net/{INSIDE}/{NET}")),

@@ -199,7 +199,7 @@ impl Space {
         }
     }
 
-    /// Returns the netlink port of the socket that sends answers.
+    /// Returns the netlink port of the socket that sends answers; `None` if the socket has none.
     pub(super) fn port(&self) -> Option<u32> {
         port_of(&self.sender, || Some(std::process::id()))
     }

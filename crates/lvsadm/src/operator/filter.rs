@@ -55,7 +55,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Parses the name of a service, or `all`.
+/// Parses the name of a service, or `all`, for which the result is `None`.
 fn scope_named(run: &Invocation<'_>, word: &str) -> Result<Option<ServiceId>, Trouble> {
     Ok(match word {
         "all" => None,

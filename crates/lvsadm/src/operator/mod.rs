@@ -96,7 +96,7 @@ impl From<Error> for Trouble {
 
 pub(crate) type Outcome = Result<u8, Trouble>;
 
-/// The command that the first word names.
+/// The command of this name, if there is one.
 pub(crate) fn find(word: &[u8]) -> Option<&'static Operator> {
     OPERATORS
         .iter()

@@ -531,7 +531,7 @@ impl Running {
         self.meddled = meddled;
     }
 
-    /// Writes a number to the track file; returns the error as text.
+    /// Writes a number to the track file. Returns the error as text, or `None` without an error.
     fn put(&self, value: i16) -> Option<String> {
         let path = &self.settings.track_file;
         make_directory_of(path);

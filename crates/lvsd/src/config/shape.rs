@@ -507,7 +507,7 @@ fn take_table<'a>(
     }
 }
 
-/// Extracts the accepted keys from serde's message about an unknown key.
+/// Extracts the accepted keys from serde's message about an unknown key; `None` for other messages.
 fn known_keys(message: &str) -> Option<Vec<&str>> {
     // The forms of serde's message: unknown field `x`, expected one of `a`, `b`; expected `a`;
     // there are no fields.

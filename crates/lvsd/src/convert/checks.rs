@@ -91,7 +91,7 @@ pub(super) fn is_known(name: &str) -> bool {
     KNOWN.iter().any(|(known, ..)| *known == name)
 }
 
-/// lvsd's name of a kind of check.
+/// lvsd's name of a kind of check; `None` if lvsd has no equivalent.
 pub(super) fn kind(name: &str) -> Option<&'static str> {
     let known = KNOWN.iter().find(|(known, ..)| *known == name);
     known.map(|(_, kind, _)| *kind)
@@ -185,7 +185,8 @@ pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     }
 }
 
-/// The setting of this name in a check, or in the innermost enclosing block.
+/// The setting of this name in a check or, if the check has none, in the innermost enclosing block
+/// that has it.
 fn setting<'a>(item: &'a Item, around: &[&'a Item], name: &str) -> Option<&'a Item> {
     item.find(name)
         .or_else(|| around.iter().find_map(|block| block.find(name)))
@@ -355,7 +356,8 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     }
 }
 
-/// A keyword that changes the meaning of `regex` and has no equivalent in lvsd.
+/// A keyword that changes the meaning of `regex` and has no equivalent in lvsd; `None` if `url`
+/// contains none.
 fn changes_meaning(url: &Item) -> Option<String> {
     for word in ["regex_no_match", "regex_min_offset", "regex_max_offset"] {
         if url.find(word).is_some() {
@@ -591,6 +593,7 @@ fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
 }
 
 /// Parses hexadecimal bytes: `Ab12f 3 456` is AB 12 0F 03 45 06. `X` matches any half of a byte.
+/// `None` if another character occurs.
 fn hex(text: &str) -> Option<Vec<String>> {
     let mut bytes = Vec::new();
     for word in text.split_whitespace() {

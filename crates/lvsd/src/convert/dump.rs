@@ -60,7 +60,7 @@ fn message(line: &str) -> &str {
     }
 }
 
-/// Finds the value of `name` in `A = x, B = y`.
+/// Finds the value of `name` in `A = x, B = y`; `None` if the line does not contain it.
 fn value<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     line.split(", ").find_map(|part| {
         let (key, value) = part.trim().split_once(" = ")?;

@@ -845,7 +845,7 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, Option<String>) {
 }
 
 /// Splits `"request", "receive"` from the following text. Each part ends at the last quote that
-/// still leaves a pair.
+/// still leaves a pair. `None` if the text does not begin with such a pair.
 fn pair(text: &str) -> Option<((String, String), &str)> {
     let inner = text.strip_prefix('"')?;
     let ends = inner.rmatch_indices('"').map(|(end, _)| end);
@@ -861,6 +861,7 @@ fn pair(text: &str) -> Option<((String, String), &str)> {
 }
 
 /// Parses an address with or without a port: `192.0.2.1:80`, `[2001:db8::1]:http`, `192.0.2.1`.
+/// `None` for a name, or if the port is unknown.
 fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
         return Some((ip, None));

@@ -268,7 +268,8 @@ pub(super) fn word(value: &str) -> &str {
     first(value, |c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The text between the first and the last double quote, without escapes.
+/// The text between the double quote at the beginning and the last one, without escapes; `None`
+/// without these quotes.
 pub(super) fn quoted(value: &str) -> Option<&str> {
     let inner = value.strip_prefix('"')?;
     inner.rfind('"').map(|end| &inner[..end])

@@ -328,7 +328,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads the next member of a class. Each byte of a character above ASCII is a member.
+    /// Reads the next member of a class. If it is a character above ASCII, appends all of its bytes
+    /// to `class` as members, and returns `None`.
     fn members(&mut self, class: &mut String) -> Result<Option<Member>, Why> {
         let c = self.rest.next().ok_or("a character class is not closed")?;
         Ok(Some(match c {

@@ -476,7 +476,8 @@ pub(super) fn scheduler(word: &str) -> Result<&'static str, String> {
         .ok_or_else(|| format!("scheduler {word}: unknown scheduler; wlc is used"))
 }
 
-/// Parses a port number, or a service name that is common in such files.
+/// Parses a port number, a service name that is common in such files, or a name in `/etc/services`.
+/// `None` for other texts.
 pub(super) fn port(word: &str) -> Option<u16> {
     if let Ok(port) = word.parse() {
         return Some(port);

@@ -90,7 +90,7 @@ pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     (all, false)
 }
 
-/// Position of the closing quote.
+/// Position of the closing quote, which no backslash precedes; `None` if the quote is not closed.
 fn closing(text: &str) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices() {

@@ -116,7 +116,7 @@ impl Reloader {
         status
     }
 
-    /// Waits for the next result.
+    /// Waits for the result of the read that is in progress.
     pub(super) async fn done(&mut self) -> Option<Box<Done>> {
         self.done.1.recv().await
     }

@@ -481,7 +481,7 @@ impl Numbers {
     }
 }
 
-/// The service to which a change belongs.
+/// The service to which a change belongs; `None` if it belongs to no service.
 const fn subject(change: &Call) -> Option<ServiceId> {
     match change {
         Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => Some(spec.service),

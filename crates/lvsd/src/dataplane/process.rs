@@ -209,7 +209,7 @@ impl Host for Machine {
 
 impl Machine {
     /// Path of the file, next to the dataplane's socket, in which lvsd stores the settings that it
-    /// has made in the dataplane.
+    /// has made in the dataplane; `None` if the socket has no path.
     fn memory(&self) -> Option<PathBuf> {
         self.address.state_file(GIVEN)
     }

@@ -346,7 +346,7 @@ fn own_servers(service: &Service) -> impl Iterator<Item = SocketAddr> {
     servers.map(|server| server.address)
 }
 
-/// DNS name that supplies the service's servers.
+/// DNS name that supplies the service's servers, if there is one.
 fn dns_name(service: &Service) -> Option<&String> {
     match &service.discovery.as_ref()?.source {
         Source::Dns(name) => Some(name),
@@ -407,7 +407,8 @@ impl Present {
         theirs.or_else(|| Some(reported(self.server_of(service)?, service)))
     }
 
-    /// Returns the service that would receive the packets to a server of the service `of`.
+    /// Returns another service that would receive the packets to a server of the service `of`, if
+    /// there is one.
     fn service_at(&self, of: &ServiceId, server: SocketAddr) -> Option<&Service> {
         let at = |ip: IpAddr| self.services.get(&ip).into_iter().flatten();
         let mut beside = at(server.ip()).filter(|other| other.id != *of);
@@ -421,7 +422,7 @@ impl Present {
             .or_else(|| everywhere.find(|other| listens_at(other, of, server, |_| false)))
     }
 
-    /// A server of another service whose packets `service` would receive.
+    /// A server of another service whose packets `service` would receive, if there is one.
     fn server_of(&self, service: &Service) -> Option<SocketAddr> {
         if listens_everywhere(service) {
             let mut all = self.servers.values().flatten();

@@ -312,7 +312,7 @@ impl Report {
         shown.into_iter().map(|(_, finding)| finding).collect()
     }
 
-    /// The line with the number of findings that are not printed.
+    /// The line with the number of findings that are not printed; `None` if all are printed.
     fn rest(&self) -> Option<String> {
         let (errors, warnings) = (self.errors(), self.count(Severity::Warning));
         let more = (errors + warnings).checked_sub(SHOWN_MAX)?;

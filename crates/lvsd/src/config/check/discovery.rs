@@ -77,7 +77,8 @@ impl Checker<'_> {
     }
 
     /// Reads the table `discover` of a service: the source of its discovered servers, and the
-    /// settings of these servers. Reports errors in the table.
+    /// settings of these servers. `None` without this table, or if it is invalid, which is
+    /// reported.
     pub(super) fn discovery(
         &mut self,
         service: &RawService,

@@ -163,7 +163,8 @@ impl Checker<'_> {
         self.word(raw, &known)
     }
 
-    /// Checks that a tunnel type with a port has one, and that other types have none.
+    /// Checks that a tunnel type with a port has one, and that other types have none. Otherwise
+    /// reports the error, and returns `None`.
     fn tunnel_port(
         &mut self,
         table: &RawTunnelTable,
@@ -199,7 +200,7 @@ impl Checker<'_> {
     }
 
     /// Checks that the tunnel type supports this checksum: some types support none, or not all of
-    /// them.
+    /// them. Otherwise reports the error, and returns `None`.
     fn tunnel_checksum_fits(
         &mut self,
         table: &RawTunnelTable,

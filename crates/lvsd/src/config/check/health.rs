@@ -279,7 +279,8 @@ impl Checker<'_> {
         kind
     }
 
-    /// Reads the keys of the check's type, and reports unknown and invalid ones.
+    /// Reads the keys of the check's type, and reports unknown and invalid ones. `None` if the type
+    /// is unknown or a key is invalid.
     fn probe(
         &mut self,
         kind: Option<&'static KindInfo>,

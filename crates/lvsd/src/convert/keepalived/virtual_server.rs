@@ -31,7 +31,7 @@ const ONE_VALUE: [&str; 14] = [
 /// keepalived's maximum persistence timeout in seconds.
 const PERSISTENCE_MAX: u64 = 31 * 86_400;
 
-/// Message about words that keepalived ignores.
+/// Message about the words of a statement that keepalived ignores; `None` if it uses all of them.
 fn passed_over(item: &Item) -> Option<String> {
     (ONE_VALUE.contains(&item.name()) && item.len() > 2).then(|| {
         let why = format!("keepalived ignores `{}`", item.rest(2));

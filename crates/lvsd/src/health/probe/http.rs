@@ -89,7 +89,8 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Parses the keys; `default` has the values of missing keys.
+    /// Reads the keys of a page; `default` has the values of missing keys. `None` if a value has a
+    /// wrong type. Other errors are reported, too.
     fn parse(keys: &mut Keys<'_>, default: Self) -> Option<Self> {
         let mut page = default;
         if let Some(path) = keys.string("path").flatten() {
@@ -192,7 +193,7 @@ fn is_path(path: &str) -> bool {
             .is_ok_and(|uri| uri.authority().is_none())
 }
 
-/// Parses ranges of statuses, such as `200-299,301`.
+/// Parses ranges of statuses, such as `200-299,301`; `None` if the text is invalid.
 fn status(text: &str) -> Option<Vec<(u16, u16)>> {
     let number = |text: &str| {
         let number = text.trim().parse::<u16>().ok()?;

@@ -420,7 +420,7 @@ pub(crate) struct Misfit {
 pub(crate) struct Port(Option<u16>);
 
 impl Port {
-    /// Reads the key `port`.
+    /// Reads the key `port` of a check; `None` if it is invalid, which is reported.
     pub(crate) fn parse(keys: &mut Keys<'_>) -> Option<Self> {
         keys.port("port").map(Self)
     }
@@ -588,7 +588,7 @@ kinds! {
 }
 
 impl Probe {
-    /// The kind called `name`.
+    /// The kind of health check called `name`, if there is one.
     pub(crate) fn kind(name: &str) -> Option<&'static KindInfo> {
         Self::KINDS.iter().find(|kind| kind.name == name)
     }
