@@ -131,7 +131,7 @@ pub struct Events {
     seq: u64,
 }
 
-/// The subject of an event.
+/// The service, the server and the fault that an event is about.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct About<'a> {
     /// The name and the identity of a service, if the event is about one.
@@ -158,7 +158,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Subscribes to events.
+    /// Subscribes to the events that are sent from now on.
     pub fn listen(&self) -> broadcast::Receiver<Arc<Event>> {
         self.sender.subscribe()
     }

@@ -20,7 +20,7 @@ use crate::api::{Api, FULL, Peer};
 use crate::config::Dataplane;
 use crate::facts::Facts;
 
-/// The groups that may use the socket.
+/// The groups with access to the control socket.
 #[derive(Clone, Debug, Default)]
 struct Rights {
     /// The id of the group whose members have write access; `None` for no group.

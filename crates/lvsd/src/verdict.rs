@@ -31,7 +31,7 @@ pub enum ServiceState {
 }
 
 impl ServiceState {
-    /// The state of a service.
+    /// Determines the state of a service from its status.
     pub fn of(service: &ServiceStatus) -> Self {
         if !trouble(service).is_empty() {
             return Self::Broken;
@@ -178,7 +178,8 @@ impl Level {
 pub struct Verdict {
     /// Severity of the verdict.
     pub level: Level,
-    /// The reasons, in one line.
+    /// The faults with their reasons or, without faults, the numbers of services and servers, in
+    /// one line.
     pub words: String,
     /// Performance data for monitoring plugins: names and values.
     pub numbers: Vec<(&'static str, usize)>,

@@ -357,7 +357,7 @@ impl Buffers {
     /// Maximum length of received datagrams. Those of the netlink family have at most some
     /// kilobytes.
     const LENGTH_MAX: usize = 1 << 20;
-    /// Maximum length of received control messages.
+    /// Maximum length of received control messages in bytes.
     const CONTROL_MAX: usize = 4096;
 
     pub(super) fn of(call: &Call, memory: Memory) -> Option<Self> {

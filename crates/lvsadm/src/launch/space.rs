@@ -254,7 +254,8 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// Sends the rest while the program receives.
+    /// Sends the rest of a dump as fast as the program receives it. Stops if the program closes its
+    /// socket, or does not receive for [`PATIENCE_SECONDS`].
     pub(super) fn send(self) {
         let to = NetlinkAddr::new(self.port, 0);
         for datagram in &self.datagrams {

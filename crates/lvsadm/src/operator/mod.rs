@@ -63,11 +63,12 @@ pub(crate) struct Operator {
 
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// An invalid command line.
+    /// The command line is invalid; the text is the fault.
     Usage(String),
-    /// No dataplane is running.
+    /// No connection to a dataplane can be opened; the text is the reason.
     Absent(String),
-    /// The dataplane, or lvsd, refused.
+    /// The dataplane or lvsd has refused the request or does not answer, or the input of the
+    /// command is unusable; the text is the reason.
     Dataplane(String),
     /// An error of input or output.
     Io(io::Error),

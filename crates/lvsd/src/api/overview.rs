@@ -50,7 +50,7 @@ pub struct Overview {
     pub interfaces: Vec<InterfaceInfo>,
     /// Addresses of services and of this host for which another host answers, too.
     pub conflicts: Vec<Conflict>,
-    /// This director in its cluster.
+    /// The state of this director in its cluster.
     pub director: DirectorStatus,
     /// DNS names, etcd and Kubernetes as sources of servers and services.
     pub sources: Vec<SourceStatus>,

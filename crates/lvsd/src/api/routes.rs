@@ -37,7 +37,7 @@ const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The OpenAPI description of all paths below `/v1`.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
-/// The dashboard: path, type, content.
+/// The files of the dashboard: path, media type and content of each.
 const ASSETS: [(&str, &str, &[u8]); 6] = [
     (
         "/",

@@ -58,7 +58,7 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
 /// The start time of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
-    /// Time in seconds since boot.
+    /// At this time, in seconds since boot.
     At(u64),
     /// Before this boot, or at an unknown time.
     Earlier,
@@ -113,7 +113,7 @@ pub(super) struct Announced {
 }
 
 impl Announced {
-    /// The state for `lvsd status`.
+    /// The state of the announcements, as `lvsd status` shows it.
     pub(super) fn status(&self) -> AnnounceStatus {
         let readiness = self.readiness.clone().unwrap_or_default();
         AnnounceStatus {

@@ -243,7 +243,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the changes since the last call.
+    /// Returns the changes of VRRP and of announcements since the last call, to be reported as
+    /// events.
     pub(crate) fn take(&mut self) -> Vec<News> {
         let vrrp = self.take_vrrp().map(|(code, words)| News {
             event: "vrrp",
@@ -281,7 +282,7 @@ impl Cluster {
         news
     }
 
-    /// Whether the dataplane may own virtual addresses.
+    /// Whether the dataplane may own virtual addresses; always true without `[vrrp]`.
     pub(crate) fn may_own(&self) -> bool {
         self.running.as_ref().is_none_or(Running::may_own)
     }
@@ -424,7 +425,7 @@ impl Cluster {
         self.maintenance.is_some()
     }
 
-    /// The state for `lvsd status`.
+    /// The state of this director in its cluster, as `lvsd status` shows it.
     pub(crate) fn status(&self, now: Now) -> DirectorStatus {
         let vrrp = self.running.as_ref().map(|running| {
             let messages = running.messages.borrow();

@@ -57,7 +57,7 @@ pub struct Config {
     pub files: Files,
     /// Settings of the daemon itself.
     pub daemon: Daemon,
-    /// Metrics, the API and the dashboard.
+    /// Settings of the metrics, the API and the dashboard.
     pub api: Api,
     /// Options of a dataplane that the daemon starts.
     pub dataplane: Dataplane,
@@ -121,7 +121,7 @@ pub struct Daemon {
 /// Settings in `[api]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Api {
-    /// Addresses and ports for HTTP.
+    /// Addresses and ports at which lvsd serves HTTP.
     pub listen: Vec<SocketAddr>,
     /// Permitted values of `Host` in addition to the names of this host.
     pub allowed_hosts: Vec<String>,
@@ -402,7 +402,7 @@ impl Service {
         self.id.address()
     }
 
-    /// Adds `by` to the line numbers.
+    /// Adds `by` to the line numbers of the service, of its servers and of `discover`.
     pub(crate) fn move_lines(&mut self, by: usize) {
         self.line += by;
         if let Some(discovery) = &mut self.discovery {

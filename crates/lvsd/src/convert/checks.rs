@@ -370,7 +370,7 @@ fn changes_meaning(url: &Item) -> Option<String> {
     Some(format!("regex_options {other}"))
 }
 
-/// Converts the check of web pages.
+/// Converts a check of web pages (`HTTP_GET`, `SSL_GET`) to keys of `check`.
 fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String>) {
     let name = item.name();
     let outer = setting(item, around, "virtualhost").map(|item| item.word(1).to_owned());
@@ -553,7 +553,7 @@ fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     }
 }
 
-/// Converts a UDP check.
+/// Converts a `UDP_CHECK` to keys of `check`.
 fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     if let Some(payload) = item.find("payload") {
         match hex(&payload.rest(1)) {
@@ -615,7 +615,7 @@ fn hex(text: &str) -> Option<Vec<String>> {
     Some(bytes)
 }
 
-/// Converts a check script.
+/// Converts a check script (`MISC_CHECK`) to keys of `check`; an error if it has no usable command.
 fn program(
     item: &Item,
     context: &Context<'_>,

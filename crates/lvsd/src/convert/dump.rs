@@ -17,7 +17,7 @@ pub(super) struct TheirService {
     /// `None` for a service of which keepalived printed only the name.
     pub(super) scheduler: Option<String>,
     pub(super) persistence: u64,
-    /// Quorum and hysteresis; sums of weights.
+    /// Quorum and hysteresis, as sums of weights.
     pub(super) quorum: (u64, u64),
     pub(super) sorry: Option<IpAddr>,
     pub(super) servers: Vec<Server>,
@@ -243,7 +243,7 @@ fn named_service(ip: IpAddr, port: u16, protocol: &str) -> String {
     format!("[{ip}]:{}:{port}", protocol.to_ascii_lowercase())
 }
 
-/// Parses a line about a virtual server.
+/// Stores the setting in a line about a virtual server in `one`. Other lines are ignored.
 fn service(line: &str, one: &mut Virtual) {
     if let Some(ip) = value(line, "VS VIP") {
         let port = value(line, "VPORT").and_then(|port| port.parse().ok());

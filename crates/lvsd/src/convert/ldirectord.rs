@@ -250,7 +250,6 @@ struct Building {
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,
     one_packet: Option<Directive>,
-    /// Scheduler flags.
     flags: Vec<String>,
     flags_directive: Directive,
     bad: Option<&'static str>,

@@ -263,7 +263,7 @@ pub(super) fn first(value: &str, is_part: fn(char) -> bool) -> &str {
     &rest[..end]
 }
 
-/// The first word of a value.
+/// The first word of a value, of letters, digits and underscores.
 pub(super) fn word(value: &str) -> &str {
     first(value, |c| c.is_ascii_alphanumeric() || c == '_')
 }

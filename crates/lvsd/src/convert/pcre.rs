@@ -183,7 +183,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads an escape sequence of one byte.
+    /// Reads the rest of an escape sequence that begins with `c`, and returns the byte that it
+    /// stands for. Refuses sequences without an equivalent.
     fn code(&mut self, c: char) -> Result<u8, Why> {
         Ok(match c {
             'n' => b'\n',

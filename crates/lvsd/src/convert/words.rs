@@ -6,9 +6,9 @@ pub(super) const BANG: char = '\u{F8F1}';
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Word {
-    /// Text without quotes.
+    /// The word without quotes.
     pub(super) text: String,
-    /// Text as in keepalived's file.
+    /// The word as in keepalived's file, with its quotes.
     pub(super) raw: String,
     pub(super) quoted: bool,
 }

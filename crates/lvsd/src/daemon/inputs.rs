@@ -73,7 +73,7 @@ pub(super) enum Observation {
 }
 
 impl Suspicion {
-    /// The cause with its fix.
+    /// The reason why the server is suspicious, with its fix.
     pub(super) fn reason(&self, (service, server): &Key) -> Reason {
         let (attempts, forwarding) = match &self.observed {
             Observation::Clients(attempts, forwarding) => (*attempts, *forwarding),

@@ -198,7 +198,7 @@ impl Reloader {
 }
 
 impl<P: Prober> Daemon<P> {
-    /// Starts a reload of the file.
+    /// Starts a reload of the file, after a read that is in progress.
     pub(super) fn reload(&mut self, forced: bool) {
         self.reloader.forced |= forced;
         self.reporter.reloading();

@@ -214,7 +214,7 @@ impl Reporter {
         }
     }
 
-    /// Reports a changed decision about a service.
+    /// Logs each part of a decision about a service that has changed, and sends an event about it.
     pub(super) fn decision(&mut self, transition: &Transition) {
         let Transition {
             id,

@@ -13,7 +13,7 @@ use crate::reconcile::Health;
 #[derive(Debug, PartialEq, Eq)]
 struct Change {
     key: Key,
-    /// `None`: clients can use the server again.
+    /// The new suspicion; `None` if clients can use the server again.
     suspicion: Option<Suspicion>,
 }
 

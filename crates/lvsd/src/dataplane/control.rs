@@ -53,7 +53,7 @@ impl ControlError {
 pub struct LastAnswer(Arc<Mutex<Option<Instant>>>);
 
 impl LastAnswer {
-    /// The time; `None` before the first answer.
+    /// The time of the last answer; `None` before the first answer.
     pub fn get(&self) -> Option<Instant> {
         *lock(&self.0)
     }

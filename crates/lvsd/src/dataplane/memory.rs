@@ -108,7 +108,7 @@ impl Given {
         self.daemons
     }
 
-    /// Servers that were drained in the dataplane.
+    /// Servers that another program has drained in the dataplane.
     pub(super) fn drained(&self) -> &[(ServiceId, SocketAddr)] {
         &self.drained
     }

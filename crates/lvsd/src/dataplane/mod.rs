@@ -287,7 +287,7 @@ struct Starts {
     attach: bool,
     /// Whether a dataplane has ever answered. Afterwards, no fault of a dataplane stops lvsd.
     ever: bool,
-    /// The time of the last connection.
+    /// The time at which lvsd last connected to a dataplane.
     connected: Instant,
     /// Start time of a dataplane that has not answered yet; `None` if none is starting.
     starting: Option<Instant>,

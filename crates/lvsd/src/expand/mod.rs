@@ -54,7 +54,7 @@ pub struct Expanded {
 /// A state of etcd: revision and content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Revision {
-    /// The revision of the last change.
+    /// The revision of the last change of services or servers.
     pub number: i64,
     /// Digest of the content; equal contents have equal digests.
     pub digest: u32,

@@ -186,7 +186,7 @@ pub struct Known {
     pub up: Option<bool>,
     /// The reason why the server is down now.
     pub reason: Reason,
-    /// Duration of this state.
+    /// Time for which the server has been in this state.
     pub lasted: Duration,
     /// The reason why this host cannot make the check, and since when; `None` while it can.
     pub not_made: Option<NotMade>,
@@ -454,7 +454,7 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// The server's advice about its weight.
+    /// The server's advice about its weight; no advice without a check.
     pub fn advice(&self, key: &Key) -> Advice {
         self.task(key).map_or(Advice::NONE, |task| task.advice)
     }

@@ -119,7 +119,7 @@ impl Record {
         }
     }
 
-    /// The durations of all checks.
+    /// The histogram of the durations of all checks.
     pub(super) fn times(&self) -> Times {
         self.all.clone()
     }

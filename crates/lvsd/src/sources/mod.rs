@@ -537,7 +537,7 @@ impl Sources {
         }
     }
 
-    /// Records the valid texts of services.
+    /// Records the texts in `in_force` as the last valid ones of their services.
     fn accept(&self, services: &mut BTreeMap<String, etcd::Text>, in_force: &[(String, String)]) {
         for (key, text) in in_force {
             if let Some(known) = services.get_mut(key)
@@ -636,7 +636,7 @@ impl Sources {
         all
     }
 
-    /// Directors in etcd.
+    /// The directors that have a record in etcd, by name.
     pub(crate) fn directors(&self) -> BTreeMap<String, Director> {
         self.shared.lock().view.directors.clone()
     }

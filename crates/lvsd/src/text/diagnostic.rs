@@ -89,7 +89,7 @@ impl Diagnostic {
         }
     }
 
-    /// Sets the message at the position.
+    /// Sets the message that is shown at the position of the finding.
     #[must_use]
     pub fn label(mut self, text: impl Into<String>) -> Self {
         self.primary.1 = shortened(text.into());
@@ -103,7 +103,7 @@ impl Diagnostic {
         self
     }
 
-    /// Sets the fix.
+    /// Sets the fix of the finding.
     #[must_use]
     pub fn help(mut self, text: impl Into<String>) -> Self {
         self.help = Some(shortened(text.into()));
@@ -205,7 +205,7 @@ fn source<'a, T: Clone>(
 /// errors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
-    /// The first [`KEPT_MAX`] of each severity.
+    /// The first [`KEPT_MAX`] findings of each severity.
     kept: Vec<Diagnostic>,
     /// Numbers of all errors and warnings.
     counts: [usize; 2],

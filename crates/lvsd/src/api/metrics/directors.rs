@@ -83,7 +83,7 @@ pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Re
     Ok(())
 }
 
-/// The label of another director.
+/// The label `peer` of another director, with its address.
 fn label(peer: SocketAddr) -> [(&'static str, String); 1] {
     [("peer", peer.ip().to_string())]
 }

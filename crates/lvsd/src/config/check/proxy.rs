@@ -16,7 +16,7 @@ use lvs_proxy::header::Version;
 const TIMES: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(31 * 86_400);
 
-/// Whether the value is `proxy`.
+/// Whether `forward` is `proxy`.
 pub(super) fn is_word(forward: &Spanned<String>) -> bool {
     forward.get_ref() == "proxy"
 }

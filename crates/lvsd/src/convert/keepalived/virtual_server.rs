@@ -122,7 +122,8 @@ pub(super) fn convert(
     Ok(services)
 }
 
-/// Addresses and marks of a virtual server.
+/// Reads the addresses or the mark of a virtual server, or the members of its group; an error if
+/// they are invalid.
 fn target(item: &Item, groups: &HashMap<&str, &Item>, room: &mut usize) -> Result<Group, String> {
     match item.word(1) {
         "group" => {
@@ -267,7 +268,8 @@ impl Method {
 #[derive(Clone, Debug, Default)]
 struct Parts {
     family: Option<bool>,
-    /// Persistence in seconds; 0 for none.
+    /// Persistence timeout in seconds: 0 for no persistence, `None` if the virtual server does not
+    /// set it.
     timeout: Option<u64>,
     /// Netmask of persistence, and its statement.
     granularity: Option<(String, Item)>,

@@ -17,7 +17,7 @@ use crate::sources::Record;
 
 /// Maximum number of keys below the prefix.
 pub(super) const KEYS_MAX: usize = 20_000;
-/// Maximum number of services.
+/// Maximum number of services in etcd.
 const SERVICES_MAX: usize = 1024;
 /// Maximum size of a service in bytes.
 const SERVICE_MAX: usize = 64 << 10;
@@ -25,7 +25,7 @@ const SERVICE_MAX: usize = 64 << 10;
 const SERVICES_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of servers of all pools.
 const SERVERS_MAX: usize = 16_384;
-/// Maximum number of directors.
+/// Maximum number of directors in etcd.
 const DIRECTORS_MAX: usize = 64;
 /// Maximum size of a server's or director's record in bytes.
 const RECORD_MAX: usize = 4 << 10;

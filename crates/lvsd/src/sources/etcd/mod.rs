@@ -41,7 +41,7 @@ use super::{Shared, retry, timer};
 
 /// Maximum number of keys in one request of a listing.
 const PAGE: i64 = 500;
-/// Interval of probes.
+/// Interval at which lvsd probes the member of etcd that it uses.
 const PROBE: Duration = Duration::from_secs(5);
 /// Number of consecutive probes with another number of keys after which all keys are listed again.
 const DIFFER_MAX: u32 = 3;
@@ -220,7 +220,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Runs until an error occurs.
+    /// Lists and watches the keys, and keeps this director's record up to date, until an error
+    /// occurs.
     async fn run(&mut self) -> Result<Infallible, Error> {
         loop {
             self.list().await?;
@@ -232,7 +233,7 @@ impl Session<'_> {
         }
     }
 
-    /// Lists all keys at one revision.
+    /// Lists all keys at one revision, and passes them to the daemon.
     async fn list(&mut self) -> Result<(), Error> {
         let prefix = self.settings.prefix.as_bytes();
         let mut range = Range {

@@ -81,7 +81,7 @@ pub struct Settings {
     pub token: Option<Token>,
     /// The namespace of the Services; `None` for all.
     pub namespace: Option<String>,
-    /// The class of the Services.
+    /// The class of the Services that lvsd serves.
     pub class: String,
     /// Whether Services without a class are served, too.
     pub default_class: bool,
@@ -241,7 +241,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Runs until an error occurs.
+    /// Lists and watches the objects, and writes addresses, until an error occurs.
     async fn run(&mut self) -> Result<Infallible, Error> {
         let mut early = 0;
         loop {
@@ -432,7 +432,8 @@ impl<'a> Session<'a> {
         Ok(Brought::Change)
     }
 
-    /// Passes the present objects to the daemon.
+    /// Assigns addresses, translates the present objects to services, and passes these to the
+    /// daemon.
     fn hand_over(&mut self) -> Result<(), Error> {
         self.assigned = assign(&self.model, &self.settings);
         let desired = desired(&self.model, &self.assigned, &self.settings);
