@@ -354,7 +354,7 @@ enum Place {
 }
 
 impl Buffers {
-    /// Maximum length of received datagrams. Those of the netlink family have at most some
+    /// Maximum length of received datagrams in bytes. Those of the netlink family have at most some
     /// kilobytes.
     const LENGTH_MAX: usize = 1 << 20;
     /// Maximum length of received control messages in bytes.

@@ -375,8 +375,8 @@ impl<P: Prober> Daemon<P> {
         self.next = Instant::now();
     }
 
-    /// Makes one step towards the desired state. Returns `None` if the daemon must exit while the
-    /// dataplane processes a request.
+    /// Makes one step towards the desired state, and handles inputs in the meantime. Returns `None`
+    /// if the daemon must exit while the dataplane processes a request.
     async fn step(
         &mut self,
         link: Box<Links>,

@@ -135,7 +135,7 @@ impl Checker<'_> {
     }
 
     /// Reads the members of etcd and the credentials for them, and reports errors in them. `None`
-    /// if members or credentials are missing or unusable.
+    /// without members.
     fn access(&mut self, spanned: &Spanned<RawCluster>) -> Option<Access> {
         let raw = spanned.get_ref();
         let Some(members) = &raw.etcd else {

@@ -85,7 +85,7 @@ impl Checker<'_> {
     }
 
     /// Returns the peers in the form of the dataplane's options, and reports errors in them. `None`
-    /// without `addresses`.
+    /// without `addresses` or `key_file`.
     pub(super) fn peers(&mut self, spanned: &Spanned<RawSyncPeers>) -> Option<Peers> {
         let raw = spanned.get_ref();
         let Some(peers) = &raw.addresses else {

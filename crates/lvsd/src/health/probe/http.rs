@@ -89,8 +89,8 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Reads the keys of a page; `default` has the values of missing keys. `None` if a value has a
-    /// wrong type. Other errors are reported, too.
+    /// Reads the keys of a page; `default` has the values of missing keys. `None` after an error,
+    /// which is reported.
     fn parse(keys: &mut Keys<'_>, default: Self) -> Option<Self> {
         let mut page = default;
         if let Some(path) = keys.string("path").flatten() {
