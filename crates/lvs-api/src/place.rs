@@ -137,7 +137,7 @@ pub struct Lock(File);
 /// The reasons why this process does not get a lock.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process has the lock.
+    /// Another process has the lock; contains its process id, if known.
     #[error("it is locked{}", .0.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
     Held(Option<u32>),
     /// The operating system refused the operation.

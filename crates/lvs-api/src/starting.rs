@@ -40,7 +40,8 @@ pub fn connect(address: &Address) -> Result<Client, Error> {
     )
 }
 
-/// Connects to the `lvsd` of the dataplane at `dataplane`, and waits for one that is starting.
+/// Connects to the `lvsd` of the dataplane at `dataplane`, and waits for one that is starting;
+/// `None` if none is running or starting.
 ///
 /// # Errors
 /// As [`daemon::Client::connect`].

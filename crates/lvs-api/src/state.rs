@@ -147,14 +147,16 @@ fn sweep_in(
     }
 }
 
-/// Splits the name of a file next to a default socket into the namespace's inode and the rest.
+/// Splits the name of a file next to a default socket into the namespace's inode and the rest;
+/// `None` for names of other files.
 fn inode(name: &str) -> Option<(u64, &str)> {
     let (inode, rest) = name.strip_prefix("netns-")?.split_once(".sock")?;
     let inode = inode.parse().ok()?;
     (rest.is_empty() || is_state(rest)).then_some((inode, rest))
 }
 
-/// The cookie in the rest of a file name, after the socket's name.
+/// The cookie in the rest of a file name, after the socket's name; `None` if the name contains no
+/// cookie.
 fn cookie_of(rest: &str) -> Option<u64> {
     let (cookie, _) = rest.strip_prefix('.')?.split_once('.')?;
     cookie.parse().ok()
@@ -201,7 +203,7 @@ fn live() -> (HashSet<u64>, bool) {
     (inodes, sees_all)
 }
 
-/// The inode in `net:[4026531840]`.
+/// The inode in a text such as `net:[4026531840]`; `None` for other texts.
 fn of_link(text: &str) -> Option<u64> {
     text.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
 }

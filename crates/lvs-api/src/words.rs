@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The word of `known` that `word` was probably meant to be. Up to a third of its letters, but at
-/// least one, may be wrong, missing, additional or swapped.
+/// The word of `known` that `word` was probably meant to be; `None` if no word is similar. Up to a
+/// third of its letters, but at least one, may be wrong, missing, additional or swapped.
 pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let letters = word.chars().count();
     let limit = (letters / 3).max(1);

@@ -81,7 +81,8 @@ impl Write for Within<'_> {
     }
 }
 
-/// Answers a client until it disconnects; `denied` is the reason why it may not make changes.
+/// Answers a client until it disconnects, exceeds a time limit, or sends a request that is too long
+/// or incomplete. `denied` is the reason why it may not make changes.
 pub(super) fn serve_connection(
     stream: &UnixStream,
     place: &Place,

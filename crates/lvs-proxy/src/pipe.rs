@@ -77,7 +77,7 @@ impl Drop for Pipe {
 enum Chunk {
     Nothing,
     End,
-    /// The number of bytes.
+    /// The number of bytes that were forwarded.
     Moved(usize),
 }
 

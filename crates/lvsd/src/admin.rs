@@ -26,7 +26,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// Interval at which lvsd checks, at its exit, whether all overrides are stored.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// All overrides, and the writer that stores them on disk.
+/// All overrides of administrative states, and the writer that stores them on disk.
 #[derive(Debug, Default)]
 pub struct Admin {
     entries: BTreeMap<Target, StoredOverride>,
@@ -41,7 +41,8 @@ pub struct Admin {
 struct StoredOverride {
     #[serde(flatten)]
     entry: AdminEntry,
-    /// Deadline of the override on the boot-time clock. Changes of the wall clock do not affect it.
+    /// Deadline of the override on the boot-time clock, which changes of the wall clock do not
+    /// affect; `None` if it has no deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
     /// Start of the override on the boot-time clock.
@@ -78,7 +79,7 @@ impl StoredOverride {
         self
     }
 
-    /// Remaining seconds; `None` if the override has no deadline.
+    /// Seconds until the override expires; `None` if it has no deadline.
     fn left(&self, now: Now) -> Option<u64> {
         // `new` or `recalled` has computed this deadline for the present boot.
         Some(self.ends.as_ref()?.seconds().saturating_sub(now.boot))
@@ -216,7 +217,7 @@ impl Admin {
         Some(stored.entry)
     }
 
-    /// Returns the override that applies to a server. If there are several, maintenance takes
+    /// Returns the override that applies to a server, if any. If several apply, maintenance takes
     /// precedence over drain.
     pub fn of(&self, service: ServiceId, server: SocketAddr) -> Option<&AdminEntry> {
         let targets = self.by_host.get(&server.ip())?.iter();
@@ -303,7 +304,7 @@ impl Admin {
     }
 
     /// Starts an atomic write of the present overrides, on a thread of the current runtime. A write
-    /// that waits for an earlier one is replaced.
+    /// that waits for an earlier one is replaced. Without a path, does nothing.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
             Some(keeper) => keeper.keep(self.entries.values().cloned().collect()),

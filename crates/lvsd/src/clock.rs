@@ -52,7 +52,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// A moment of this boot.
+    /// A moment of this boot: `seconds` after its start.
     pub fn new(seconds: u64) -> Self {
         Self {
             boot: boot_id().to_owned(),

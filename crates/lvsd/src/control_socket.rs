@@ -20,10 +20,10 @@ use crate::api::{Api, FULL, Peer};
 use crate::config::Dataplane;
 use crate::facts::Facts;
 
-/// The groups that may use the socket.
+/// The groups with access to the control socket.
 #[derive(Clone, Debug, Default)]
 struct Rights {
-    /// The id of the group whose members have write access.
+    /// The id of the group whose members have write access; `None` for no group.
     group: Option<u32>,
     /// The id of the group whose members have read access; `None` if every user has it.
     readers: Option<u32>,
@@ -69,7 +69,7 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
 }
 
 /// Removes the socket file of an exited daemon. The caller holds the daemon's lock, so no other
-/// daemon uses the file.
+/// daemon uses the file. A file that is not a socket is an error.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),

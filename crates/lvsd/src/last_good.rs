@@ -16,7 +16,7 @@ pub fn path(address: &Address) -> Option<PathBuf> {
     address.state_file(".lvsd.toml")
 }
 
-/// Stores the text of a valid file.
+/// Stores the text of a valid file at `path`. An error is only logged.
 pub fn keep(path: &Path, text: &str) {
     if let Err(error) = replace(path, text.as_bytes(), 0o600) {
         tracing::debug!(

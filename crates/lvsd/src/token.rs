@@ -85,8 +85,8 @@ pub(crate) fn read_all(
     (tokens, errors)
 }
 
-/// Returns the owner of the token `words`. It compares all tokens, so that its duration does not
-/// reveal which one matches.
+/// Returns the owner of the token `words`, or `None` if no token is equal to it. Compares all
+/// tokens, so that the duration does not reveal which one matches.
 pub(crate) fn owner<'a>(all: &'a [(Named, Token)], words: &[u8]) -> Option<&'a Named> {
     all.iter().fold(None, |found, (named, token)| {
         let is = token.is(words);

@@ -31,7 +31,7 @@ pub enum ServiceState {
 }
 
 impl ServiceState {
-    /// The state of a service.
+    /// Determines the state of a service from its status.
     pub fn of(service: &ServiceStatus) -> Self {
         if !trouble(service).is_empty() {
             return Self::Broken;
@@ -82,7 +82,8 @@ pub fn is_slow(server: &ServerStatus) -> bool {
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
-/// Code of a server that is flapping or slow. A server that is both has the code for flapping.
+/// Code of a server that is flapping or slow; `None` if it is neither. A server that is both has
+/// the code for flapping.
 pub fn code(server: &ServerStatus) -> Option<Code> {
     match () {
         () if is_flapping(server) => Some(Code::Flapping),
@@ -105,7 +106,7 @@ pub fn is_well(service: &ServiceStatus) -> bool {
         && !in_file(service).any(|server| is_flapping(server) || is_slow(server))
 }
 
-/// The reason why a server is down or suspicious, without its address.
+/// The reason why a server is down or suspicious, without the server's address at its beginning.
 pub fn reason(server: &ServerStatus) -> &str {
     let reason = server.reason.as_str();
     let rest = reason.strip_prefix(&server.server.to_string());
@@ -177,14 +178,15 @@ impl Level {
 pub struct Verdict {
     /// Severity of the verdict.
     pub level: Level,
-    /// The reasons, in one line.
+    /// The faults with their reasons or, without faults, the numbers of services and servers, in
+    /// one line.
     pub words: String,
     /// Performance data for monitoring plugins: names and values.
     pub numbers: Vec<(&'static str, usize)>,
 }
 
 impl Verdict {
-    /// The verdict about a director.
+    /// Computes the verdict about a director from its status.
     pub fn of(status: &Status) -> Self {
         let services = &status.services;
         let in_state = |state| {

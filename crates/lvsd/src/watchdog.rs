@@ -79,7 +79,8 @@ impl Pulses {
     }
 }
 
-/// Name of the first loop whose heartbeat is older than its limit; the arguments are the ages.
+/// Name of the first loop whose heartbeat is older than its limit, if any. The arguments are the
+/// ages of the heartbeats, and the limit.
 fn first_stopped(
     [event_loop, checks, turns]: [Duration; 3],
     limit: Duration,

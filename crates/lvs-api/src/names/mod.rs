@@ -158,6 +158,7 @@ fn content(line: &str) -> &str {
 }
 
 /// Converts an address of `/etc/hosts` to IPv4 as the C library does: `::1` becomes 127.0.0.1.
+/// `None` for other IPv6 addresses, unless they contain an IPv4 address.
 fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(v4) => Some(v4),

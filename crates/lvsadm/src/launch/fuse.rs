@@ -64,7 +64,7 @@ impl<'a> Request<'a> {
         matches!(self.operation, FORGET | BATCH_FORGET | INTERRUPT)
     }
 
-    /// The name of a `LOOKUP`.
+    /// The name that a `LOOKUP` requests; `None` if it is invalid.
     pub(super) fn name(&self) -> Option<&'a str> {
         let end = self.body.iter().position(|byte| *byte == 0)?;
         std::str::from_utf8(&self.body[..end]).ok()

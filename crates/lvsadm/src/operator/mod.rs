@@ -63,11 +63,12 @@ pub(crate) struct Operator {
 
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// An invalid command line.
+    /// The command line is invalid; the text is the fault.
     Usage(String),
-    /// No dataplane is running.
+    /// No connection to a dataplane can be opened; the text is the reason.
     Absent(String),
-    /// The dataplane, or lvsd, refused.
+    /// The dataplane or lvsd has refused the request or does not answer, or the input of the
+    /// command is unusable; the text is the reason.
     Dataplane(String),
     /// An error of input or output.
     Io(io::Error),
@@ -96,7 +97,7 @@ impl From<Error> for Trouble {
 
 pub(crate) type Outcome = Result<u8, Trouble>;
 
-/// The command that the first word names.
+/// The command of this name, if there is one.
 pub(crate) fn find(word: &[u8]) -> Option<&'static Operator> {
     OPERATORS
         .iter()

@@ -29,7 +29,7 @@ pub(super) struct Keeper {
 
 #[derive(Default)]
 struct State {
-    /// Content of the next write.
+    /// The overrides of the next write; `None` if no write is pending.
     next: Option<Vec<StoredOverride>>,
     /// Callers that wait for the next write.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
@@ -115,7 +115,8 @@ impl Keeper {
         self.lock().writing
     }
 
-    /// Writes until no further write waits.
+    /// Writes the latest overrides until no further write is pending, and reports the result of
+    /// each write to the callers that wait for it.
     fn write_all(&self) {
         loop {
             let mut state = self.lock();

@@ -28,7 +28,7 @@ pub struct History {
 
 #[derive(Debug, Default)]
 struct Series {
-    /// The counters at the last point.
+    /// The counters at the last point; `None` before the first point.
     last: Option<Counts>,
     /// The points in order of time.
     points: VecDeque<Point>,

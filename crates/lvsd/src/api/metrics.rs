@@ -41,7 +41,8 @@ mod directors;
 const LVSD: &str = "lvsd";
 const DATAPLANE: &str = "lvs-dataplane";
 
-/// Maximum number of servers with separate metrics.
+/// Maximum number of servers up to which each server has metrics of its own. With more servers,
+/// none has.
 const SERVERS_MAX: usize = 5000;
 /// Maximum number of services up to which each service has a series for every reason to refuse a
 /// connection. With more services, a series begins with the first packet refused for its reason.
@@ -427,7 +428,8 @@ impl View {
         Self::totals(out, &info.total.live)
     }
 
-    /// Processor time and memory of lvsd, and of the dataplane while it answers.
+    /// Processor time and memory of lvsd, and of the dataplane while it answers. Also the processor
+    /// time of each packet worker.
     fn processes(&self, out: &mut Out<'_>) -> fmt::Result {
         let status = &self.snapshot.status;
         let dataplane = status.dataplane.pid.filter(|_| status.dataplane.connected);

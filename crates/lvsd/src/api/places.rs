@@ -17,7 +17,7 @@ pub(super) const STREAMS_MAX: usize = 8;
 /// The client to which a slot belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Holder {
-    /// A source over TCP.
+    /// A TCP connection of this source.
     Tcp(IpAddr),
     /// An event stream of a source over TCP. It needs this slot in addition to the slot of its
     /// connection.

@@ -55,7 +55,8 @@ pub(super) fn workers(pid: u32) -> Vec<(u32, f64)> {
     all
 }
 
-/// Name and processor time in a file `stat`.
+/// Name and processor time of a process, from the text of its file `stat`; `None` if the text is
+/// invalid.
 fn of_stat(stat: &str) -> Option<(&str, f64)> {
     let (name, fields) = name_and_fields(stat)?;
     // Fields 14 and 15; the iterator begins at field 3.
@@ -65,7 +66,8 @@ fn of_stat(stat: &str) -> Option<(&str, f64)> {
     Some((name, (f64::from(user) + f64::from(system)) / TICKS))
 }
 
-/// The memory in use in a file `status`, in bytes.
+/// The memory that a process uses, in bytes, from the text of its file `status`; `None` if the text
+/// does not contain it.
 fn resident(status: &str) -> Option<u64> {
     let line = status
         .lines()

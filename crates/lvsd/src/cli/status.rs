@@ -31,7 +31,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
-    /// Shows only services with this name or address.
+    /// Shows only services with this name or address; `None` for all services.
     pub(super) name: Option<String>,
     /// Shows only broken services, and services with servers that are down, suspicious, slow or
     /// flapping.
@@ -94,7 +94,7 @@ impl Look {
         }
     }
 
-    /// Adds the colour of a state to a text.
+    /// Adds the colour of a state to a text, if the output has colours.
     fn paint(self, state: &str, text: String) -> String {
         let colour = match state {
             "down" | "broken" => 31,
@@ -223,7 +223,8 @@ fn line_end(line: &str, room: usize) -> Option<usize> {
     None
 }
 
-/// Line and exit code of a monitoring plugin.
+/// Queries the running daemon, and returns the line and the exit code of a monitoring plugin; the
+/// exit code is 3 if the daemon does not answer.
 pub(super) fn check_health(dataplane: &Address) -> (String, u8) {
     match connect(dataplane).and_then(|mut client| client.status()) {
         Ok(status) => health_line(&Verdict::of(&status)),
@@ -517,7 +518,7 @@ fn packets_text(reason: &str, packets: &RecentCount) -> String {
 }
 
 /// Appends lines about the packets of a service from which no connection was opened, and about the
-/// dropped packets of its connections.
+/// dropped packets of its connections. Reasons without a packet in the last minute are omitted.
 fn losses_lines(text: &mut String, service: &ServiceStatus) {
     for (fate, reasons) in [("refused", &service.refusals), ("dropped", &service.drops)] {
         let recent = reasons.iter().filter(|one| one.packets.last_minute > 0);

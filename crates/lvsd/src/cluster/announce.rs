@@ -58,7 +58,7 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
 /// The start time of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
-    /// Time in seconds since boot.
+    /// At this time, in seconds since boot.
     At(u64),
     /// Before this boot, or at an unknown time.
     Earlier,
@@ -108,12 +108,12 @@ pub(super) struct Announced {
     /// The readiness of the dataplane; `None` before its first answer.
     pub(super) readiness: Option<Readiness>,
     pub(super) vips: Vec<AnnouncedVip>,
-    /// The reason why the addresses could not be sent to the dataplane.
+    /// The reason why the addresses could not be sent to the dataplane; `None` if they were sent.
     pub(super) trouble: Option<String>,
 }
 
 impl Announced {
-    /// The state for `lvsd status`.
+    /// The state of the announcements, as `lvsd status` shows it.
     pub(super) fn status(&self) -> AnnounceStatus {
         let readiness = self.readiness.clone().unwrap_or_default();
         AnnounceStatus {

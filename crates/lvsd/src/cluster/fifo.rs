@@ -60,13 +60,13 @@ impl State {
 /// State of the FIFO and of the VRRP instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Messages {
-    /// The state that keepalived reported last.
+    /// The state that keepalived reported last; `None` before its first report.
     pub(super) state: Option<State>,
     /// Number of reported states.
     pub(super) changes: u64,
     /// Number of lines that were invalid or too long.
     pub(super) ignored: u64,
-    /// The reason why the FIFO cannot be read.
+    /// The reason why the FIFO cannot be read; `None` if it can be read.
     pub(super) trouble: Option<String>,
 }
 

@@ -177,7 +177,7 @@ fn read(text: &str) -> Result<Vec<PortRange>, String> {
     }
 }
 
-/// Removes one port from a range.
+/// Returns the parts of a range that remain without `port`.
 fn without(range: PortRange, port: u16) -> Vec<PortRange> {
     let PortRange(first, last) = range;
     if !(first..=last).contains(&port) {

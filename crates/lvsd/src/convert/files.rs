@@ -78,7 +78,8 @@ fn braces(pattern: &str) -> Result<Vec<String>, String> {
     Ok(done)
 }
 
-/// The text before the first braces, the alternatives in them, and the text after them.
+/// The text before the first braces, the alternatives in them, and the text after them; `None`
+/// without complete braces.
 fn first_braces(text: &str) -> Option<(&str, Vec<&str>, &str)> {
     let open = text.find('{')?;
     let mut depth = 0;

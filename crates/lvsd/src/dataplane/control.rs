@@ -53,7 +53,7 @@ impl ControlError {
 pub struct LastAnswer(Arc<Mutex<Option<Instant>>>);
 
 impl LastAnswer {
-    /// The time; `None` before the first answer.
+    /// The time of the last answer; `None` before the first answer.
     pub fn get(&self) -> Option<Instant> {
         *lock(&self.0)
     }
@@ -297,7 +297,7 @@ pub(super) struct CarryOut<'a> {
     unlogged: Numbers,
     /// Refusals of the dataplane as text.
     pub(super) refusals: Vec<String>,
-    /// VIPs that lvsd last set as owned.
+    /// VIPs that lvsd last set as owned; `None` if it has not set any.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
     /// The state of lvsd's services after the changes.
     pub(super) base: Base,
@@ -390,7 +390,8 @@ impl<'a> CarryOut<'a> {
         Ok(())
     }
 
-    /// Applies all of these changes, or none. Returns the refusal, if any.
+    /// Applies all of these changes, or none. Logs and records applied changes; otherwise returns
+    /// the refusal.
     fn attempt(&mut self, changes: &[Call]) -> Result<Option<Failure>, ControlError> {
         if changes.is_empty() {
             return Ok(None);
@@ -480,7 +481,7 @@ impl Numbers {
     }
 }
 
-/// The service to which a change belongs.
+/// The service to which a change belongs; `None` if it belongs to no service.
 const fn subject(change: &Call) -> Option<ServiceId> {
     match change {
         Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => Some(spec.service),

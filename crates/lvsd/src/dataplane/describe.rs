@@ -203,7 +203,7 @@ pub struct Planned {
     pub left: Vec<String>,
     /// Text with the numbers of changes.
     pub summary: String,
-    /// Services that are not compared.
+    /// Text about services that are not compared; `None` if all are compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_compared: Option<String>,
 }

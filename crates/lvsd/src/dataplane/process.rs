@@ -209,7 +209,7 @@ impl Host for Machine {
 
 impl Machine {
     /// Path of the file, next to the dataplane's socket, in which lvsd stores the settings that it
-    /// has made in the dataplane.
+    /// has made in the dataplane; `None` if the socket has no path.
     fn memory(&self) -> Option<PathBuf> {
         self.address.state_file(GIVEN)
     }
@@ -297,7 +297,7 @@ fn signalled(pid: u32, signal: Signal) -> Result<OwnedFd, String> {
     Ok(process)
 }
 
-/// Path of another program of this project, next to this executable.
+/// Path of another program of this project, next to this executable; `None` if it is not there.
 pub(crate) fn beside_us(program: &str) -> Option<PathBuf> {
     let here = std::env::current_exe().ok()?;
     let there = here.parent()?.join(program);

@@ -44,7 +44,7 @@ pub(super) struct Record {
     /// Time until which downtime has been counted, in seconds after `begun`.
     counted: u64,
     is_down: bool,
-    /// Time at which the server last went down, in seconds after `begun`.
+    /// Time at which the server last went down, in seconds after `begun`; `None` if it never did.
     last_fall: Option<u64>,
     /// The reason of the check with which the server last went down.
     fall_reason: String,
@@ -119,7 +119,7 @@ impl Record {
         }
     }
 
-    /// The durations of all checks.
+    /// The histogram of the durations of all checks.
     pub(super) fn times(&self) -> Times {
         self.all.clone()
     }
@@ -142,7 +142,7 @@ impl Record {
         self.client_path.clone()
     }
 
-    /// A summary; `None` before the first check.
+    /// Summarises the statistics for the status; `None` before the first check.
     pub(super) fn status(&mut self, now: Instant) -> Option<CheckStatus> {
         if self.all == Times::default() {
             return None;

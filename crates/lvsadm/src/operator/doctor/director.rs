@@ -35,7 +35,7 @@ impl Director {
         self.0.services.iter().find(|one| one.service == *id)
     }
 
-    /// The status of a server that `lvsd` finds suspicious.
+    /// The status of a server, if `lvsd` finds the server suspicious.
     pub(super) fn suspicious(
         &self,
         service: &ServiceId,

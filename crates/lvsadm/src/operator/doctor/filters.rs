@@ -345,7 +345,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
     }
 }
 
-/// Number and names of BPF programs, for messages.
+/// Number and names of BPF programs, for messages; `None` without programs.
 fn described(names: &[&String]) -> Option<(String, String)> {
     let named = |name: &&String| match name.as_str() {
         "" => "a program without a name".to_owned(),

@@ -84,7 +84,8 @@ impl Checker<'_> {
         roles.iter().map(daemon).collect()
     }
 
-    /// Returns the peers in the form of the dataplane's options, and reports errors in them.
+    /// Returns the peers in the form of the dataplane's options, and reports errors in them. `None`
+    /// without `addresses` or `key_file`.
     pub(super) fn peers(&mut self, spanned: &Spanned<RawSyncPeers>) -> Option<Peers> {
         let raw = spanned.get_ref();
         let Some(peers) = &raw.addresses else {

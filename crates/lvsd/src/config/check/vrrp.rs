@@ -23,6 +23,7 @@ const ADDRESSES_MAX: usize = 20;
 const PEERS_MAX: usize = 8;
 
 /// Parses an address such as `10.0.0.254/24 dev eth1`, optionally without prefix length or device.
+/// `None` if the text is invalid.
 fn host_address(text: &str) -> Option<HostAddress> {
     let mut words = text.split_ascii_whitespace();
     let address = words.next()?;

@@ -517,7 +517,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Pattern of an `include` statement or one of its variants.
+/// Pattern of an `include` statement or one of its variants; `None` for other lines.
 fn included(line: &str) -> Option<String> {
     let (word, rest) = line.split_once(char::is_whitespace)?;
     let known = [
@@ -538,7 +538,7 @@ fn continued(line: &str) -> Option<&str> {
     line.trim_end().strip_suffix('\\')
 }
 
-/// Parses `$NAME=VALUE`.
+/// Parses `$NAME=VALUE`; `None` for other texts.
 fn defined(text: &str) -> Option<(&str, &str)> {
     let (name, value) = text.strip_prefix('$')?.split_once('=')?;
     is_name(name).then_some((name, value))
@@ -551,7 +551,7 @@ fn is_name(text: &str) -> bool {
 }
 
 /// The macro name at the start of a text, and the rest: `${NAME}`, or `$NAME` before whitespace, a
-/// comma, a closing parenthesis or the end.
+/// comma, a closing parenthesis or the end. `None` for other texts.
 fn name(text: &str) -> Option<(&str, &str)> {
     let text = text.strip_prefix('$')?;
     if let Some(inner) = text.strip_prefix('{') {
@@ -568,7 +568,8 @@ fn name(text: &str) -> Option<(&str, &str)> {
     (ends && is_name(name)).then_some((name, rest))
 }
 
-/// Macro name, first value, step and last value of a sequence.
+/// Macro name, first value, step and last value of a sequence, of which first value and step may be
+/// omitted. `None` if the text is invalid.
 fn sequence(text: &str) -> Option<(String, i64, i64, i64)> {
     let mut words = text.split(',').map(str::trim);
     let name = words.next().filter(|name| is_name(name))?.to_owned();
@@ -601,7 +602,7 @@ fn integer(text: &str) -> Option<i64> {
     number.ok()?.checked_mul(sign)
 }
 
-/// For each repetition of a list, the macro names with their values.
+/// For each repetition of a list, the macro names with their values; `None` if the text is invalid.
 fn list(text: &str) -> Option<Vec<Vec<(String, String)>>> {
     let mut groups = groups(text)?.into_iter();
     let names = groups.next()?;
@@ -616,7 +617,8 @@ fn list(text: &str) -> Option<Vec<Vec<(String, String)>>> {
         .collect()
 }
 
-/// Splits a list of words and groups: `a, {b, c}` becomes `[a]` and `[b, c]`.
+/// Splits a list of words and groups: `a, {b, c}` becomes `[a]` and `[b, c]`. `None` if the text is
+/// invalid.
 fn groups(text: &str) -> Option<Vec<Vec<String>>> {
     let mut all = Vec::new();
     let mut rest = text.trim();

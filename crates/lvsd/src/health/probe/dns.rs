@@ -41,7 +41,7 @@ pub struct Dns {
     codes: Vec<u8>,
     /// Minimum number of records in the answer.
     answers: u16,
-    /// An address that the answer must contain.
+    /// An address that the answer must contain; `None` for any addresses.
     address: Option<IpAddr>,
 }
 
@@ -240,7 +240,8 @@ pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'st
     Ok(Some(answer))
 }
 
-/// Splits off a record: its type, its data, and the bytes after it.
+/// Splits off a record: its type, its data, and the bytes after it. `None` if the record is
+/// incomplete or invalid.
 fn record(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let mut rest = bytes;
     // Skip the name: only its end matters here.

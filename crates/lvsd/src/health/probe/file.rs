@@ -144,8 +144,8 @@ impl Reads {
         }
     }
 
-    /// The permission to read a file, unless the file is already being read, or the limit of its
-    /// directory or of all files is reached.
+    /// The permission to read a file; `None` while the file is already being read, or the limit of
+    /// its directory or of all files is reached.
     fn begin(&'static self, path: &Path) -> Option<Reading> {
         let mut all = self.all();
         let beside = all.iter().filter(|other| other.parent() == path.parent());

@@ -89,7 +89,8 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Parses the keys; `default` has the values of missing keys.
+    /// Reads the keys of a page; `default` has the values of missing keys. `None` after an error,
+    /// which is reported.
     fn parse(keys: &mut Keys<'_>, default: Self) -> Option<Self> {
         let mut page = default;
         if let Some(path) = keys.string("path").flatten() {
@@ -192,7 +193,7 @@ fn is_path(path: &str) -> bool {
             .is_ok_and(|uri| uri.authority().is_none())
 }
 
-/// Parses ranges of statuses, such as `200-299,301`.
+/// Parses ranges of statuses, such as `200-299,301`; `None` if the text is invalid.
 fn status(text: &str) -> Option<Vec<(u16, u16)>> {
     let number = |text: &str| {
         let number = text.trim().parse::<u16>().ok()?;
@@ -257,7 +258,8 @@ impl Http {
         self.host.as_deref()
     }
 
-    /// Requests all pages, each over a separate connection that `open` makes.
+    /// Requests all pages, and follows their redirects. Each request has a separate connection,
+    /// which `open` makes.
     pub(super) async fn ask<S, F>(
         &self,
         scheme: &str,
@@ -309,7 +311,7 @@ impl Http {
 pub(super) enum Came {
     /// The page has the expected status and content.
     Good,
-    /// The server redirects to another address.
+    /// The server redirects to this location, the value of its `Location` header.
     Redirect(String),
 }
 

@@ -40,7 +40,8 @@ struct MadeOf {
     ca: Option<Vec<u8>>,
     cert: Option<Vec<u8>>,
     key: Option<Secret>,
-    /// The name that the certificate must have, and that the client sends.
+    /// The name that the certificate must have, and that the client sends; `None` for the server's
+    /// address.
     sni: Option<String>,
 }
 
@@ -125,6 +126,7 @@ fn missing() -> Vec<&'static str> {
 
 impl Tls {
     /// Reads the keys `sni`, `ca`, `cert` and `key`; `host` is the server's name in HTTP requests.
+    /// `None` after an error, which is reported.
     pub(super) fn parse(keys: &mut Keys<'_>, host: Option<&str>) -> Option<Self> {
         let ca = keys.file("ca")?;
         let cert = keys.file("cert")?;
@@ -299,7 +301,7 @@ fn failed(error: &io::Error, server: SocketAddr) -> ProbeError {
     })
 }
 
-/// The TLS error inside the error of a stream.
+/// The TLS error inside the error of a stream; `None` if the stream failed for another reason.
 fn of_tls(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }

@@ -104,7 +104,8 @@ fn fits(answer: &[u8], wanted: &[Option<u8>]) -> bool {
 }
 
 /// The bytes of a setting: the text of one key, or the hexadecimal digits of another key, in which
-/// a pair `XX` matches any byte.
+/// a pair `XX` matches any byte if `wild` is true. `None` after an error, which is reported;
+/// `Some(None)` without both keys.
 fn bytes(
     keys: &mut Keys<'_>,
     text: &str,

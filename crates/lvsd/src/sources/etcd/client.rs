@@ -42,9 +42,9 @@ impl fmt::Debug for Password {
 pub struct Access {
     /// Addresses of the members.
     pub endpoints: Vec<Endpoint>,
-    /// CA of the members, and lvsd's own certificate.
+    /// CA of the members, and lvsd's own certificate; `None` without TLS.
     pub(crate) tls: Option<Tls>,
-    /// User name and password.
+    /// User name and password; `None` without authentication.
     pub login: Option<(String, Password)>,
     /// Time limit of a request.
     pub timeout: Duration,
@@ -109,7 +109,8 @@ impl Client {
         }
     }
 
-    /// Sends a request, and parses its answer.
+    /// Sends a request, and parses its answer. If the member no longer accepts the token, requests
+    /// another one and sends the request again.
     async fn call<T: DeserializeOwned>(
         &mut self,
         path: &str,

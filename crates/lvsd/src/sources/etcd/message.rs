@@ -230,7 +230,7 @@ pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
 }
 
-/// Parses an error of etcd.
+/// Parses an error of etcd; `None` if `text` is something else.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     // In answers, `error` and `message` contain the same text.
     #[derive(Default, Deserialize)]

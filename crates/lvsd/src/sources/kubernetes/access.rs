@@ -120,7 +120,7 @@ struct User {
     impersonated: Option<IgnoredAny>,
 }
 
-/// Treats an empty text as missing.
+/// Treats an empty text as a missing one (`None`).
 fn some(text: Option<&String>) -> Option<&String> {
     text.filter(|text| !text.is_empty())
 }

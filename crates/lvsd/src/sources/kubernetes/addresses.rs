@@ -44,7 +44,7 @@ impl Range {
         self.family == other.family && self.first <= other.last && other.first <= self.last
     }
 
-    /// The first address of the range that is not in `taken`.
+    /// The first address of the range that is not in `taken`; `None` if all are.
     fn free(&self, taken: &Taken<'_>) -> Option<IpAddr> {
         let address = |number: u128| match self.family {
             Family::V4 => u32::try_from(number)
@@ -386,7 +386,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// An address of other Services in the group that this Service can share.
+    /// An address of other Services in the group that this Service can share, if there is one.
     fn shared(
         &self,
         family: Family,

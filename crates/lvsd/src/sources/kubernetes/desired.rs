@@ -224,7 +224,7 @@ impl<'a> Options<'a> {
 #[derive(Clone, Copy, Default)]
 struct Server<'a> {
     weight: u16,
-    /// Node of the server.
+    /// Node of the server, if it is known.
     node: Option<&'a str>,
 }
 
@@ -448,7 +448,7 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// Node ports of a Service with weights.
+    /// The servers of a Service's port: nodes, at the node port, with their weights.
     ///
     /// # Errors
     /// The port has no `nodePort`.
@@ -516,7 +516,7 @@ fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str,
     nodes
 }
 
-/// Endpoints of a port with weights.
+/// The servers of a Service's port: its endpoints, with weight 0 if they accept no new connections.
 fn endpoints<'a>(
     model: &'a Model,
     key: &str,

@@ -28,7 +28,7 @@ pub(super) struct Claim {
     written: Option<String>,
     /// Time until which this director may write.
     until: Option<Instant>,
-    /// Director that holds the Lease.
+    /// Director that holds the Lease, if it is known.
     pub(super) holder: Option<String>,
     /// Whether another director has the same name as this one.
     pub(super) twin: bool,
