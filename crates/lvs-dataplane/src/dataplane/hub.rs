@@ -261,7 +261,8 @@ impl Outgoing {
         }
     }
 
-    /// Waits for more messages, in order to send them together.
+    /// Waits for `time`, so that messages that arrive in the meantime are sent together; returns at
+    /// once if the session has ended.
     pub(super) fn linger(&self, time: Duration) {
         let queue = self.queue();
         if !queue.closed {
