@@ -281,7 +281,8 @@ impl Keeper {
         Some(steering.plan(self.tables.vips.iter().copied()))
     }
 
-    /// Divides packets among workers again, if the virtual addresses have changed.
+    /// Divides packets among workers again, if the virtual addresses or the local addresses of full
+    /// NAT have changed.
     fn divide(&mut self) {
         if !std::mem::take(&mut self.next.plan_differs) {
             return;

@@ -217,7 +217,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Checks whether frames can still be reinjected on the interface of their arrival.
+    /// Checks whether frames can still be reinjected on the interface of their arrival, and updates
+    /// the ports for which this has changed.
     pub(super) fn check_way_back(&mut self) {
         let changed = |(port, known): (PortId, &KnownPort)| {
             let there = self.interception.gives_back(known.ifindex);

@@ -342,7 +342,8 @@ struct Held {
 }
 
 impl Held {
-    /// Handles a request; `None` if the state keeper must stop.
+    /// Handles a request. Returns the first byte of the answer, and the descriptor that the answer
+    /// contains, if any; `None` if the state keeper must stop.
     fn answer(&mut self, what: u8, with: Option<OwnedFd>) -> Option<(u8, Option<BorrowedFd<'_>>)> {
         const REFUSED: u8 = b'-';
         match (what, with) {

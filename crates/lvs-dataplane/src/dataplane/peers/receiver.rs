@@ -343,7 +343,8 @@ fn receive_frames(
     Ok(())
 }
 
-/// Compares a peer's services with those of this director.
+/// Compares a peer's services with those of this director, and logs when they have differed for too
+/// long, or are equal again.
 fn compare_services(peers: &Peers, peer: &Peer, theirs: &ServiceDigests) {
     let ours = peers.services();
     let now = Instant::now();

@@ -398,8 +398,8 @@ impl Worker {
         self.look_at_priority(started + took);
     }
 
-    /// As [`receive`](Self::receive), for frames that the caller passes. Frames to send are counted
-    /// and dropped.
+    /// Processes frames as if they had been received on `port`. Returns the number of frames that
+    /// would be sent; these are dropped.
     #[cfg(feature = "testing")]
     pub(super) fn process(&mut self, port: PortId, frames: &mut [Frame]) -> usize {
         self.take_view();
