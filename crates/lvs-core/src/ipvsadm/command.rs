@@ -22,7 +22,7 @@ pub enum Command {
     EditServer(ServerSpec),
     /// `-d`: delete a server from a service.
     DeleteServer {
-        /// The service.
+        /// The service to which the server belongs.
         service: ServiceId,
         /// Address and port of the server.
         server: SocketAddr,
@@ -37,7 +37,7 @@ pub enum Command {
     StartDaemon(SyncDaemon),
     /// `--stop-daemon`: stop a synchronisation daemon.
     StopDaemon {
-        /// Master or backup.
+        /// The role of the daemon: master or backup.
         role: SyncRole,
         /// `--syncid`: the daemon's sync ID.
         syncid: u8,
@@ -105,10 +105,10 @@ pub struct ListOptions {
 /// Objects that `-L` can list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum What {
-    /// Every service.
+    /// Every service and its servers.
     #[default]
     Services,
-    /// This service.
+    /// This service and its servers.
     Service(ServiceId),
     /// `-c`: connections.
     Connections,
@@ -121,7 +121,7 @@ pub enum What {
 /// The columns of a listing of services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// Weight and connections.
+    /// The weight of each server, and its numbers of connections.
     #[default]
     Plain,
     /// `--stats`: connections, packets and bytes so far.

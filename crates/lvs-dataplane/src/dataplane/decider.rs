@@ -125,7 +125,8 @@ impl Decider {
             .take_over(&mut self.shard, entries, now)
     }
 
-    /// Applies replicated connections of a peer.
+    /// Applies a peer's updates of connections and templates. Returns the number of updates with
+    /// each result.
     pub(super) fn apply_items(
         &mut self,
         peer: usize,

@@ -462,7 +462,7 @@ impl Vips {
         }
     }
 
-    /// Answers the due queries.
+    /// Sends the due answers to queries for multicast listeners.
     pub(super) fn answer_queries(&mut self, tables: &Tables, now: Instant) {
         for (port, query) in self.answers.take(now) {
             self.answer_query(port, query, tables);

@@ -470,7 +470,8 @@ impl Worker {
     }
 
     /// Passes requests to the keeper, sends frames or returns them to the host, and passes packets
-    /// to the workers that own their connections.
+    /// to the workers that own their connections. If the list of local clients has no room for
+    /// another one, refuses the request for it and counts the refusal.
     fn flush(&mut self) {
         self.heed_lessons();
         if !self.output.requests.is_empty() {
@@ -546,7 +547,8 @@ impl Worker {
         self.post_parcels();
     }
 
-    /// Passes the queued packets to the other workers.
+    /// Passes the queued packets to the other workers, and drops those for which a worker's inbox
+    /// has no room. Counts both.
     fn post_parcels(&mut self) {
         let links = self.threads.workers().iter();
         for (link, parcels) in links.zip(&mut self.others.outboxes) {
