@@ -133,7 +133,7 @@ impl Steering {
         self.workers
     }
 
-    /// The keys of the hash.
+    /// The keys of the hash that selects a worker.
     pub const fn keys(&self) -> Keys {
         self.keys
     }
@@ -296,7 +296,7 @@ pub struct Range {
 pub struct Plan {
     /// Number of workers among which packets are divided.
     pub workers: u32,
-    /// The keys of the hash.
+    /// The keys of the hash that selects a worker.
     pub keys: Keys,
     /// Whether packets are divided by the client's address alone.
     pub by_address: bool,

@@ -520,8 +520,8 @@ mod tests {
     use super::open::OBJECT;
     use super::*;
 
-    /// Opens the fast path for a test. `None` if the kernel does not permit BPF. Root of the
-    /// initial user namespace has the permission: for root, the test fails instead.
+    /// Opens the fast path for a test. If the kernel does not permit BPF, ends the test as not run.
+    /// Root of the initial user namespace has the permission: for root, the test fails instead.
     pub(super) fn open() -> Option<Arc<FastPath>> {
         open_for(1)
     }
