@@ -186,9 +186,10 @@ impl Worker {
         }
     }
 
-    /// Processes packets until the dataplane stops, with real-time scheduling if requested and
-    /// permitted. Then passes its ports to the keeper, which closes them after everything that
-    /// depends on them.
+    /// Processes packets until the dataplane stops, or until it cannot wait for packets; with
+    /// real-time scheduling if requested and permitted. Then queues the remaining messages for the
+    /// synchronisation master and the peers, and passes its ports to the keeper, which closes them
+    /// after everything that depends on them.
     pub(super) fn run(mut self, real_time: bool) {
         let (context, threads) = (self.context.clone(), self.threads.clone());
         let _ended = threads.worker_runs(self.number);
