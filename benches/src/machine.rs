@@ -116,7 +116,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads `/proc`, which takes some milliseconds.
+    /// Reads the CPU times of all processes and threads from `/proc`, which takes some
+    /// milliseconds.
     #[must_use]
     pub fn take() -> Self {
         let mut tasks = HashMap::new();

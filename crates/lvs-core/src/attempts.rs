@@ -51,8 +51,8 @@ impl Attempts {
     /// chance.
     const FEW: u64 = 3;
 
-    /// Whether three or more connections are unanswered, and these are half of all, or a tenth or
-    /// more and at least four times the share in `usual`.
+    /// Whether three or more connections are unanswered, and these are at least half of all, or at
+    /// least a tenth of all and at least four times the share in `usual`.
     fn exceeds(self, usual: Self) -> bool {
         let Self { opened, unanswered } = self;
         // A connection may have been opened before the counted interval.
@@ -123,7 +123,8 @@ impl AttemptCounters {
         self.opened.fetch_add(1, Relaxed);
     }
 
-    /// Counts a UDP connection, which is counted as opened only now.
+    /// Counts a UDP connection without an answer, both as opened and as unanswered: it was not
+    /// counted as opened before.
     pub(crate) fn count_unanswered_datagram(&self) {
         self.count_opened();
         self.count_unanswered();
@@ -171,7 +172,8 @@ impl Windows {
         }
     }
 
-    /// Stores the counters of this tick; the previous tick was two seconds ago.
+    /// Stores the attempts since the previous tick, two seconds ago, and, when ten seconds or a
+    /// minute are complete, the sum of their ticks.
     pub(crate) fn tick(&mut self, total: Attempts) {
         let tick = self.ticks;
         self.by_tick[tick % TICKS] = total - self.last;

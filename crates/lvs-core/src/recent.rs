@@ -30,7 +30,7 @@ pub struct RecentCounter {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct RecentCount {
-    /// Number of all packets.
+    /// Number of packets since the counter was created.
     pub count: u64,
     /// Number of packets in the last five minutes, or up to ten seconds less.
     pub recent: u64,

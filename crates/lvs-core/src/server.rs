@@ -261,7 +261,7 @@ impl Server {
         self.addr
     }
 
-    /// The present settings.
+    /// The present settings of the server.
     pub fn config(&self) -> ServerConfig {
         ServerConfig {
             weight: self.configured_weight.load(Relaxed),

@@ -37,11 +37,11 @@ enum Cause {
     LocalClient(LocalClient),
 }
 
-/// A waiting packet.
+/// A packet that waits for a link-layer address or for an interception.
 #[derive(Debug)]
 pub struct Waiting {
     since: Instant,
-    /// The packet.
+    /// The packet without its link header.
     pub frame: Frame,
     /// The server of the packet's connection; `None` if it belongs to none.
     pub server: Option<ServerId>,
@@ -281,7 +281,7 @@ impl Held {
         });
     }
 
-    /// Number of waiting packets.
+    /// Number of packets that wait.
     pub const fn len(&self) -> usize {
         self.frames
     }

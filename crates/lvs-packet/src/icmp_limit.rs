@@ -51,7 +51,7 @@ impl Limits {
         }
     }
 
-    /// No limits.
+    /// Limits that permit every ICMP error.
     pub const NONE: Self = Self {
         per_receiver: Duration::ZERO,
         per_second: 0,
@@ -64,7 +64,7 @@ impl Limits {
 pub struct Bucket {
     /// Cost of one token in nanoseconds; 0 means no limit.
     cost: i64,
-    /// Maximum credit, in nanoseconds.
+    /// Maximum of the saved credit in nanoseconds.
     full: i64,
     since: AtomicI64,
 }

@@ -31,7 +31,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// No limits.
+    /// Settings without limits of ICMP errors and echo replies, and without optional checks and
+    /// changes.
     pub const UNLIMITED: Self = Self {
         limits: Limits::NONE,
         echo: Echo::Answer(u32::MAX),
@@ -73,7 +74,7 @@ pub enum Echo {
     /// The requests are answered, at most this number per second for all senders together; 0 means
     /// no limit.
     Answer(u32),
-    /// The requests are dropped.
+    /// Echo requests are dropped.
     Drop,
 }
 

@@ -136,7 +136,7 @@ impl Arena {
         }
     }
 
-    /// Number of slots.
+    /// Number of slots in the arena.
     pub fn slots(&self) -> usize {
         self.slots
     }

@@ -63,8 +63,9 @@ struct Source {
 }
 
 impl Limiter {
-    /// Counts a new connection from `client`, unless it would exceed a limit. `seed` is the key of
-    /// the hash of sources.
+    /// Counts a new connection from `client`, unless it would exceed a limit. The limit for each
+    /// source counts the connection even if another limit refuses it. `seed` is the key of the hash
+    /// of sources.
     ///
     /// # Errors
     /// The limit that the connection would exceed.

@@ -72,12 +72,12 @@ pub struct Options {
     pub max_connections: usize,
     /// Action of a full shard for a new connection.
     pub when_full: WhenFull,
-    /// Number of shards.
+    /// Number of shards among which the connections are divided.
     pub shards: usize,
     /// Seed of the connection table's hash function and of random decisions; use a random number of
     /// the system.
     pub seed: u64,
-    /// The available schedulers.
+    /// The schedulers that services can use.
     pub schedulers: Registry,
     /// The profile of initial timeouts.
     pub profile: Profile,

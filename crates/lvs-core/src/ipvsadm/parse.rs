@@ -50,7 +50,7 @@ impl Refusal {
         &self.text
     }
 
-    /// The exit status.
+    /// The exit status of ipvsadm for this refusal.
     pub const fn status(&self) -> u8 {
         match self.kind {
             Kind::Fail => 2,

@@ -61,11 +61,11 @@ pub enum Weights {
 /// Description of a built-in scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
-    /// The name in ipvsadm.
+    /// The name of the scheduler in ipvsadm.
     pub name: &'static str,
     /// A summary of the rule by which the scheduler chooses.
     pub summary: &'static str,
-    /// Meaning of weights.
+    /// The effect of servers' weights on the choice.
     pub weights: Weights,
     /// The scheduler's behaviour for a client whose server has a weight of 0.
     pub at_zero: AtZero,

@@ -88,8 +88,8 @@ struct Free {
 }
 
 impl Free {
-    /// The port with this number among the `fresh` ones. The worker has `count` ports, of which
-    /// `base` is the first.
+    /// The port at position `number` of the `fresh` ones: position 0 is `from`, and after the last
+    /// port, the first one follows. The worker has `count` ports, of which `base` is the first.
     fn port(&self, number: u16, count: u16, base: u32, workers: u16) -> Option<u16> {
         let number = (u32::from(self.from) + u32::from(number)) % u32::from(count.max(1));
         u16::try_from(base + number * u32::from(workers)).ok()
@@ -127,7 +127,8 @@ pub(crate) struct LocalPorts {
     buckets: Vec<u32>,
     /// Local addresses in use with their numbers of connections, sorted by address.
     in_use: Vec<(IpAddr, u32)>,
-    /// Number of the local address that the next connection gets, modulo the size of the pool.
+    /// Number, modulo the size of the pool, of the local address that was tried first for the
+    /// latest connection. The next connection begins with the next address.
     turn: usize,
 }
 

@@ -202,15 +202,15 @@ fn offload_state(entry: Entry<'_>, packets: u32, epoch: u16) -> OffloadState {
 /// An offload plan: the data of a connection, for which the caller finds the next hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// TCP or UDP.
+    /// The protocol of the connection: TCP or UDP.
     pub protocol: Protocol,
     /// Address and port of the client.
     pub client: SocketAddr,
-    /// Virtual address and port.
+    /// Virtual address and port of the connection.
     pub virt: SocketAddr,
     /// Address and port of the real server.
     pub server: SocketAddr,
-    /// Forwarding method.
+    /// Forwarding method of the connection.
     pub method: Forwarding,
     /// Encapsulation, if `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
@@ -227,11 +227,11 @@ pub struct Offer {
 pub struct LocalEnd {
     /// The number of the connection's slot in the table.
     pub slot: u32,
-    /// TCP or UDP.
+    /// The protocol of the connection: TCP or UDP.
     pub protocol: Protocol,
     /// Address and port of the real server.
     pub server: SocketAddr,
-    /// Local address and port.
+    /// The local address and port from which the server receives the client's packets.
     pub local: SocketAddr,
 }
 

@@ -46,9 +46,9 @@ const OUT_FIRST: usize = 4 << 10;
 /// Kind of an update about a connection or a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The connection exists.
+    /// The connection or template exists at the sender.
     Lives,
-    /// The connection was removed.
+    /// The sender has removed the connection.
     Ended,
     /// The connection exists, and the sender has just received a packet of it.
     Comes,
@@ -201,7 +201,7 @@ impl Digest {
         range.count = range.count.wrapping_sub(1);
     }
 
-    /// Number of connections.
+    /// Number of connections in all ranges of the digest.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|range| u64::from(range.count)).sum()
     }
@@ -277,7 +277,7 @@ const fn range_of(hash: u64) -> usize {
 /// The selection of connections that a full sync or a repair sends.
 #[derive(Clone, Debug)]
 pub enum Pass {
-    /// All connections.
+    /// All connections that the director owns.
     All,
     /// Connections that received a packet at or after this time.
     Since(crate::Instant),
@@ -285,7 +285,7 @@ pub enum Pass {
     Ranges(Ranges),
 }
 
-/// A set of ranges.
+/// A set of ranges of the digest.
 #[derive(Clone)]
 pub struct Ranges(Box<[bool; RANGES]>);
 

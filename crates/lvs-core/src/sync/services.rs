@@ -27,7 +27,7 @@ pub const SERVICES_MAX: usize = 1 << 16;
 pub const SERVICE_LEN: usize = KEY_LEN + 16;
 const KEY_LEN: usize = 20;
 
-/// Keys of the digests.
+/// Keys of the hash function of the digests, the same at all directors.
 const KEYS: [u64; 2] = [0x6c76_7320_7461_626c, 0x6573_206f_6620_616c];
 
 fn key_bytes(key: &ServiceKey) -> [u8; KEY_LEN] {
@@ -108,7 +108,7 @@ pub struct ServiceDigests(BTreeMap<ServiceKeyOrd, ServiceDigest>);
 /// A service whose digests differ between two directors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Differs {
-    /// The service.
+    /// The service whose digests differ.
     pub service: ServiceKey,
     /// Whether this director has the service.
     pub here: bool,
@@ -130,7 +130,7 @@ impl ServiceDigests {
         (Self(all), beyond)
     }
 
-    /// Number of services.
+    /// Number of services with a digest.
     pub fn len(&self) -> usize {
         self.0.len()
     }

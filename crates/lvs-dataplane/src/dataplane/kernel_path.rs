@@ -169,7 +169,7 @@ pub(super) fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartE
 }
 
 /// Removes the kernel fast path of a killed predecessor: its programs would forward the same
-/// packets as this dataplane.
+/// packets as this dataplane. Logs a removal, and the reason if it is not possible.
 fn end_what_is_left() {
     match FastPath::clean_up() {
         Ok(0) => {}

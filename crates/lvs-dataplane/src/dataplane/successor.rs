@@ -106,7 +106,7 @@ struct Kept<C> {
     /// For each server of a service, the number of the record that stores its counters.
     #[serde(default)]
     records: Vec<(ServiceId, SocketAddr, u32)>,
-    /// Synchronisation daemons that ran.
+    /// The synchronisation daemons that were running.
     #[serde(default)]
     daemons: Vec<SyncDaemon>,
 }
@@ -220,7 +220,8 @@ fn known(call: Value) -> Option<Call> {
         .ok()
 }
 
-/// Restores the services, servers and settings of a predecessor. Returns the rest of its state.
+/// Restores the services, servers and settings of a predecessor. Logs the parts that cannot be
+/// restored. Returns the rest of its state.
 pub(super) fn restore(
     control: &mut Control,
     host: &dyn Host,

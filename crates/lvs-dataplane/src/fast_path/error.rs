@@ -15,7 +15,7 @@ pub enum FastPathError {
     /// A step failed, usually because the kernel lacks a feature.
     #[error("cannot {step} for the kernel fast path (it needs Linux 6.1 or newer): {source}")]
     Kernel {
-        /// The failed step.
+        /// The step that failed, as a verb with its object.
         step: &'static str,
         /// The error of the kernel.
         source: io::Error,
@@ -45,7 +45,7 @@ pub enum FastPathError {
         "cannot {step} for the kernel fast path, which allocates all of its memory at the start: {source}"
     )]
     NoMemory {
-        /// The failed step.
+        /// The step that failed, as a verb with its object.
         step: &'static str,
         /// The error of the kernel.
         source: io::Error,
@@ -55,7 +55,7 @@ pub enum FastPathError {
     Setting {
         /// The setting, or another dataplane, that excludes the kernel fast path.
         why: &'static str,
-        /// The fix.
+        /// The action that resolves the conflict.
         fix: &'static str,
     },
     /// The built-in BPF object is not valid.

@@ -263,7 +263,8 @@ impl FastPath {
         self.locals.ends.get().is_some()
     }
 
-    /// Creates the map of local addresses and ports, which takes some time in the kernel.
+    /// Creates the map of local addresses and ports, which takes some time in the kernel. Logs a
+    /// failure; connections of full NAT are then not offloaded.
     pub fn make_locals(&self) {
         let locals = &self.locals;
         locals.asked.store(true, Relaxed);

@@ -94,9 +94,9 @@ const HOPS_REST: Duration = Duration::from_millis(200);
 /// A next hop: the interface, the MTU of the route, and the source and destination MAC addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WayOut {
-    /// Index of the interface.
+    /// Index of the interface on which packets are sent.
     pub ifindex: u32,
-    /// MTU of the route.
+    /// MTU of the route in bytes.
     pub mtu: u32,
     /// MAC address of the neighbour.
     pub to: Mac,
@@ -520,8 +520,8 @@ mod tests {
     use super::open::OBJECT;
     use super::*;
 
-    /// Opens the fast path for a test. `None` if the kernel does not permit BPF. Root of the
-    /// initial user namespace has the permission: for root, the test fails instead.
+    /// Opens the fast path for a test. If the kernel does not permit BPF, ends the test as not run.
+    /// Root of the initial user namespace has the permission: for root, the test fails instead.
     pub(super) fn open() -> Option<Arc<FastPath>> {
         open_for(1)
     }

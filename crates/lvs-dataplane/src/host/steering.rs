@@ -79,7 +79,7 @@ pub enum SteeringError {
     /// Another error of a system call.
     #[error("cannot {what}: {source}")]
     Os {
-        /// The failed action.
+        /// The action that failed, as a verb with its object.
         what: String,
         /// The error of the kernel.
         source: io::Error,

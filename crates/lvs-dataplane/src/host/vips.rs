@@ -448,7 +448,8 @@ impl Vips {
         }
     }
 
-    /// Records a multicast listener query for the group of an own address, or for all groups.
+    /// Records a multicast listener query, if it is for the group of an own address, or for all
+    /// groups while own addresses have groups.
     pub(super) fn hear_query(&mut self, port: PortId, query: mld::Query, now: Instant) {
         let groups = groups_of(self.own.keys());
         let ours = match query.group {
@@ -461,7 +462,7 @@ impl Vips {
         }
     }
 
-    /// Answers the due queries.
+    /// Sends the due answers to queries for multicast listeners.
     pub(super) fn answer_queries(&mut self, tables: &Tables, now: Instant) {
         for (port, query) in self.answers.take(now) {
             self.answer_query(port, query, tables);

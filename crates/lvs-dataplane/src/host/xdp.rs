@@ -158,7 +158,11 @@ fn no(code: &str, reason: impl Into<String>, fix: impl Into<String>) -> NoXdp {
 
 impl Keeper {
     /// Attaches the XDP program to an interface that the operator has named, or that [`check`]
-    /// accepts with `--xdp auto`.
+    /// accepts with `--xdp auto`. If it is not attached with `--xdp auto`, stores and logs the
+    /// reason.
+    ///
+    /// # Errors
+    /// The program cannot be attached to an interface that the operator has named.
     pub(super) fn attach_xdp(&mut self, link: &Link) -> Result<(), HostError> {
         let Some(fast_path) = self.setup.fast_path.clone() else {
             return Ok(());

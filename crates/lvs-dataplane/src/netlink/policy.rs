@@ -39,9 +39,9 @@ pub(crate) struct PolicyRule {
     pub(crate) ipv6: bool,
     /// The kernel evaluates rules in ascending order of priority.
     pub(crate) priority: u32,
-    /// The interface that received the packet.
+    /// The interface that must have received the packet; `None` for any.
     pub(crate) interface: Option<String>,
-    /// The source address of the packet.
+    /// The source address that the packet must have; `None` for any.
     pub(crate) from: Option<IpAddr>,
     pub(crate) protocol: Option<u8>,
     /// First and last source port that match; above 0 and below 65535. Fragments have no ports and

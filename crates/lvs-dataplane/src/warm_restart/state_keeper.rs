@@ -52,7 +52,7 @@ const SHIELDS: usize = 4;
 mod ask {
     /// Requests the memory; the answer contains the descriptor, if one is stored.
     pub(super) const GIVE: u8 = b'?';
-    /// Passes the shared memory.
+    /// Passes the memory, which replaces the stored one.
     pub(super) const MEMORY: u8 = b'm';
     /// Passes a shield, which is kept in addition to the earlier ones.
     pub(super) const SHIELD: u8 = b's';
@@ -342,7 +342,8 @@ struct Held {
 }
 
 impl Held {
-    /// Handles a request; `None` if the state keeper must stop.
+    /// Handles a request. Returns the first byte of the answer, and the descriptor that the answer
+    /// contains, if any; `None` if the state keeper must stop.
     fn answer(&mut self, what: u8, with: Option<OwnedFd>) -> Option<(u8, Option<BorrowedFd<'_>>)> {
         const REFUSED: u8 = b'-';
         match (what, with) {
@@ -428,8 +429,8 @@ pub fn hold(name: &str) -> io::Result<()> {
     }
 }
 
-/// Answers one request. Returns false if the state keeper must stop; the caller answers that
-/// request.
+/// Answers one request; ignores a request of another user. Returns false if the state keeper must
+/// stop; the caller answers that request.
 fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HASTE))?;

@@ -56,8 +56,8 @@ fn frame(data: usize) -> Vec<u8> {
     frame
 }
 
-/// The kernel fast path, and a director with an offloaded connection; `None` without permission for
-/// BPF.
+/// The kernel fast path, and a director with an offloaded connection. Without permission for BPF,
+/// ends the test as not run, or fails it for root.
 fn published(method: Forwarding) -> Option<(FastPath, Director)> {
     let options = Options {
         max_connections: 1000,

@@ -112,7 +112,8 @@ fn offload(
     assert!(shard.publish(conn, epoch, Some(hop)));
 }
 
-/// The programs and a table for each worker; `None` without permission for BPF.
+/// The programs and a table for each worker. Without permission for BPF, ends the test as not run,
+/// or fails it for root.
 fn opened(steering: &Steering) -> Option<(FastPath, Control, Vec<Shard>)> {
     let options = Options {
         max_connections: 500,

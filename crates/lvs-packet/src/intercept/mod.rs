@@ -85,7 +85,7 @@ fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
 /// real server's replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalClient {
-    /// The IP protocol.
+    /// The IP protocol of the connection.
     pub protocol: Protocol,
     /// The real server, the source of the replies.
     pub server: SocketAddr,

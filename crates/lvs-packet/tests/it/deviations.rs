@@ -369,8 +369,9 @@ fn path_mtu_of_host_does_not_limit_replies() {
 
 const GUE: u16 = 6080;
 
-/// An ICMP error of a router on the path to the server, about a tunnel packet of this kind that
-/// contains `inner`. The reported path MTU is 1,200 bytes.
+/// Sends the director an ICMP error of a router on the path to the server, about a tunnel packet of
+/// this kind that contains `inner`, and returns the packets that the director sends then. The
+/// reported path MTU is 1,200 bytes.
 fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
     let mut inner = inner.to_vec();
     allow_fragments(&mut inner, false);
@@ -451,7 +452,8 @@ fn tunnel_path_mtu_is_learned_without_connection() {
     assert_eq!(reported.bytes()[26..28], 1180_u16.to_be_bytes());
 }
 
-/// The MTU in the first ICMP error to the client.
+/// The MTU in the ICMP error that the client receives after a [`complaint`] about its packet to
+/// `port`.
 fn reported(lab: &mut DirectorLab, port: u16) -> u16 {
     let reported = only(complaint(lab, Tunnel::Ipip, &long(port)), CLIENTS);
     u16::from_be_bytes([reported.bytes()[26], reported.bytes()[27]])

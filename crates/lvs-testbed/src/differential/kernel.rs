@@ -325,7 +325,7 @@ impl Kernel {
         }))
     }
 
-    /// The connections, as a step of a recording.
+    /// The connections whose remaining time is not 0, as a step of a recording.
     pub(super) fn connections() -> anyhow::Result<Value> {
         // The file is read with one call: between calls, the kernel seeks by counting entries, and
         // an expired entry would hide another one.
