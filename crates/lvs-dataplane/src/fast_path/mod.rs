@@ -522,16 +522,16 @@ mod tests {
 
     /// Opens the fast path for a test. If the kernel does not permit BPF, ends the test as not run.
     /// Root of the initial user namespace has the permission: for root, the test fails instead.
-    pub(super) fn open() -> Option<Arc<FastPath>> {
+    pub(super) fn open() -> Arc<FastPath> {
         open_for(1)
     }
 
     /// As [`open`], with a connection table for each of `workers`.
-    pub(super) fn open_for(workers: usize) -> Option<Arc<FastPath>> {
+    pub(super) fn open_for(workers: usize) -> Arc<FastPath> {
         let workers = NonZeroUsize::new(workers).expect("at least one exists");
         let steering = Steering::new(workers, 7, false);
         match FastPath::open_with_regions(Layout::new(1000, 7), &steering) {
-            Ok(fast_path) => Some(Arc::new(fast_path)),
+            Ok(fast_path) => Arc::new(fast_path),
             Err(error @ FastPathError::Permission(_)) => {
                 assert!(!lvs_sys::is_root_of_all(), "{error}");
                 lvs_sys::testing::not_run(&format!("needs BPF: {error}"))
@@ -542,7 +542,7 @@ mod tests {
 
     #[test]
     fn fast_path_next_hops_are_reused_after_exhaustion_and_a_pause() {
-        let Some(fast_path) = open() else { return };
+        let fast_path = open();
         let way = |n: u32| WayOut {
             ifindex: 1,
             mtu: n,

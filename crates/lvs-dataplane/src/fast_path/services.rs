@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn program_without_dataplane_drops_packets_to_services_and_passes_other_packets_to_host() {
-        let Some(fast_path) = open() else { return };
+        let fast_path = open();
         let services = [
             (Protocol::TCP, "192.0.2.1:80"),
             (Protocol::SCTP, "192.0.2.1:36412"),
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn program_without_dataplane_applies_mark_rules_up_to_its_limit() {
-        let Some(fast_path) = open() else { return };
+        let fast_path = open();
         let texts: Vec<String> = (0..RULES + 5)
             .map(|n| format!("--destination 10.0.{}.{} --mark 7", n / 256, n % 256))
             .collect();
