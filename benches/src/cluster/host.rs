@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_host_locations_are_parsed_and_invalid_ones_refused() {
+    fn cluster_host_location_is_parsed_and_invalid_location_refused() {
         assert_eq!(place("local").expect("the place is valid"), Place::Local);
         assert_eq!(
             place("netns:c-1").expect("the place is valid"),
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn long_line_of_host_is_an_error() {
+    fn long_line_of_host_is_an_error_and_later_lines_are_read() {
         let (sender, lines) = sync_channel(4);
         let long = "x".repeat(2 * MOST_LINE) + "\nend";
         thread::spawn(move || read_lines(long.as_bytes(), &sender));

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_that_cannot_be_compared_are_refused() {
+    fn comparison_with_empty_or_quick_report_is_refused() {
         let first = report(&[[10.0, 20.0]]);
         assert!(
             run(

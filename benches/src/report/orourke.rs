@@ -498,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn highest_offered_rate_is_1_3_times_the_capacity_of_servers() {
+    fn each_list_of_offered_rates_contains_1_3_times_capacity_of_servers_once() {
         for (servers, _, rates, quick) in RATES {
             let mut values = Values::default();
             let seen = Seen {
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn highest_good_rate_is_found() {
+    fn highest_good_rate_is_found_in_at_most_three_measurements() {
         let rates = [10, 20, 30, 40, 50];
         for limit in 0..60 {
             let mut asked = 0;

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn plot_has_a_bar_for_every_scheduler() {
+    fn unequal_servers_plot_has_bar_for_each_scheduler_except_none() {
         let registry = lvs_core::sched::BUILT_IN.iter().map(|about| about.name);
         let mut known: Vec<_> = registry.filter(|name| *name != "none").collect();
         let mut shown = BARS[..OURS].to_vec();

@@ -142,7 +142,8 @@ fn refused(address: Address) -> Error {
     }
 }
 
-/// Connects to exactly this address.
+/// Connects to exactly this address. Unless it is a path that the user has set, a process that is
+/// not trusted is refused.
 fn open(address: &Address) -> Result<UnixStream, Error> {
     let stream = address.connect().map_err(|source| {
         let address = address.clone();

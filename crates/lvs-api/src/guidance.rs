@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_that_requires_nothing_is_unchanged() {
+    fn fix_that_requires_no_change_gets_no_lvsd_keys() {
         let nothing = "Nothing: this is what --fast-path is for.";
         assert_eq!(with_keys(nothing), nothing);
     }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn fix_with_dataplane_options_names_keys_of_lvsd() {
+    fn lvsd_keys_are_added_once_to_fix_and_only_for_dataplane_options() {
         let reported = fix("x", "Start with --max-connections, --when-full evict");
         assert!(
             reported.contains("With lvsd: `max_connections`, `when_full` in [dataplane]"),

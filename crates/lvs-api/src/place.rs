@@ -137,7 +137,7 @@ pub struct Lock(File);
 /// The reasons why this process does not get a lock.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process has the lock.
+    /// Another process has the lock; contains its process id, if known.
     #[error("it is locked{}", .0.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
     Held(Option<u32>),
     /// The operating system refused the operation.
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_is_created_and_insecure_ones_are_refused() {
+    fn socket_directory_is_created_unless_insecure_linked_or_without_parent() {
         let path = directory("made");
         prepare(&path).expect("the directory is created");
         prepare(&path).expect("the existing directory is accepted");
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_has_one_owner() {
+    fn lock_file_has_one_owner_per_socket_and_suffix_and_link_is_refused() {
         let path = directory("lock");
         prepare(&path).expect("the directory is created");
         let socket = path.join("socket");

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_with_too_many_or_contradictory_prefixes_is_refused() {
+    fn filter_refuses_invalid_contradictory_or_too_many_prefixes_and_ignores_order() {
         assert_eq!(
             parse_prefixes("10.0.0.0/8 # ours\n\n::1 192.0.2.1\n")
                 .unwrap()

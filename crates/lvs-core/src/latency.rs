@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn latency_halves_in_each_half_life() {
+    fn latency_average_halves_in_each_half_life() {
         for (age, expected) in [
             (0, 1_000_000),
             (HALF_LIFE / 2, 707_107),

@@ -58,7 +58,7 @@ impl fmt::Display for PortRange {
 pub enum MarkAction {
     /// The packets get this mark, which is not 0.
     Mark(u32),
-    /// The packets are discarded.
+    /// The packets are dropped.
     Drop,
     /// The packets are passed to the host, even if they match a service.
     Host,

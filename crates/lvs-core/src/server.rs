@@ -261,7 +261,7 @@ impl Server {
         self.addr
     }
 
-    /// The present settings.
+    /// The present settings of the server.
     pub fn config(&self) -> ServerConfig {
         ServerConfig {
             weight: self.configured_weight.load(Relaxed),
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn server_edit_evaluates_thresholds_only_if_they_change() {
+    fn server_edit_updates_overload_only_if_thresholds_change() {
         let server = server(0, 0);
         for _ in 0..5 {
             server.bind(flag::INACTIVE);

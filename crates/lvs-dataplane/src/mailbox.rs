@@ -14,7 +14,7 @@ pub(crate) type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 /// Jobs for one thread, in the order in which they were posted. The thread polls
 /// [`wake`](Self::wake) with its other descriptors.
 pub(crate) struct Mailbox<T> {
-    /// `None` after the thread has ended.
+    /// The queued jobs; `None` after the thread has ended.
     jobs: Mutex<Option<Vec<Job<T>>>>,
     wake: EventFd,
 }

@@ -469,7 +469,8 @@ fn state_keeper(args: &Args) -> Option<io::Result<StateKeeper>> {
     wanted.then(|| StateKeeper::of(&address(args).to_string()))
 }
 
-/// Drops the rights that the dataplane will not need.
+/// Drops the rights that the dataplane will not need, except with `--confine off` or `--cleanup`.
+/// First mounts the BPF file system, if the kernel fast path may need it.
 fn confine(args: &Args) -> Confinement {
     if args.restart.cleanup || matches!(args.access.confine, Confine::Off) {
         return Confinement::default();
@@ -485,7 +486,10 @@ fn confine(args: &Args) -> Confinement {
     })
 }
 
-/// Removes the state that a killed dataplane left.
+/// Removes the state that a killed dataplane left, and prints what was removed.
+///
+/// # Errors
+/// A dataplane is running, or the state cannot be searched for.
 fn clean_up() -> anyhow::Result<()> {
     let address = Address::from_env();
     anyhow::ensure!(

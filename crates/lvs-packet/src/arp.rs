@@ -113,7 +113,7 @@ mod tests {
     const PEER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
     #[test]
-    fn arp_request_and_reply_are_parsed() {
+    fn arp_message_of_each_kind_is_parsed_and_truncated_message_is_refused() {
         let asked = frame(
             Mac::BROADCAST,
             PEER,

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn mld_queries_of_both_versions_are_parsed() {
+    fn mld_queries_of_versions_1_and_2_are_parsed_and_foreign_or_truncated_refused() {
         for (len, v1) in [
             (V1_LEN, true),
             (QUERY_V2_LEN, false),

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn ndp_solicitation_and_advertisement_are_parsed() {
+    fn ndp_messages_have_expected_receivers_and_are_parsed_unless_truncated() {
         let vip = addr("2001:db8::12:3456");
         let asked = Ndp {
             solicitation: true,

@@ -437,7 +437,7 @@ mod tests {
     /// The checksum of SCTP is a CRC32c; hosts leave it to a capable device (`NETIF_F_SCTP_CRC`),
     /// as they leave the checksums of TCP and UDP.
     #[test]
-    fn partial_checksum_of_sctp_becomes_crc() {
+    fn partial_checksum_of_sctp_becomes_crc32c_and_is_refused_beyond_packet() {
         let mut ip = Vec::new();
         let mut packet = vec![0x80; 40];
         packet[8..12].copy_from_slice(&[0; 4]);
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn super_packet_with_impossible_segments_is_refused() {
+    fn super_packet_with_too_many_tiny_segments_is_refused() {
         let tiny = Err(FrameDrop::TinySegments);
         for (kind, size, options, len, expected) in [
             (SegmentKind::Tcp4, 1, 0, 60_000, tiny),
@@ -548,7 +548,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn segmentation_keeps_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
+        fn segmentation_keeps_every_byte_once_and_segment_headers_are_correct(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], 64)

@@ -199,9 +199,9 @@ impl TunnelPaths {
     }
 
     /// Processes `message`, an ICMP error with a correct checksum that is addressed to the
-    /// director. `mtu` returns the MTU of the route to a server. Returns the error for the client;
-    /// `None` if the message does not concern a tunnel packet of the director, or if the client
-    /// needs no error.
+    /// director, and stores the path MTU that it reports, if any. `mtu` returns the MTU of the
+    /// route to a server. Returns the error for the client; `None` if the message does not concern
+    /// a tunnel packet of the director, or if the client needs no error.
     pub fn complaint<'a>(
         &self,
         message: &'a [u8],

@@ -145,7 +145,7 @@ fn raw(address: &Address, bytes: &[u8]) -> String {
 }
 
 #[test]
-fn invalid_requests_are_answered_with_errors() {
+fn control_socket_answers_malformed_early_and_too_long_requests_with_errors() {
     let address = unique("bad");
     let _handle = start(&address);
     for (request, part) in [
@@ -181,7 +181,7 @@ fn invalid_requests_are_answered_with_errors() {
 }
 
 #[test]
-fn second_dataplane_is_refused_and_stale_socket_replaced() {
+fn control_socket_bind_replaces_only_stale_socket_and_reports_cause_otherwise() {
     let dir = std::env::temp_dir().join(format!("lvs-test-stale-{}", std::process::id()));
     fs::create_dir_all(&dir).expect("the directory can be created");
     let path = dir.join("socket");
@@ -225,7 +225,7 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
 }
 
 #[test]
-fn dead_dataplane_is_reported_to_client() {
+fn connection_closed_during_answer_is_reported_to_client() {
     let address = unique("dies");
     let listener =
         UnixListener::bind_addr(&address.socket_addr().expect("the socket has an address"))
@@ -274,7 +274,7 @@ fn padded(request: &str, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn request_longer_than_limit_of_client_rights_is_refused() {
+fn request_longer_than_limit_before_hello_or_of_client_rights_is_refused() {
     let hello = "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}";
     let get = "{\"id\":2,\"method\":\"timeouts.get\"}";
     let reader = Some(Refusal::User);
@@ -317,7 +317,7 @@ fn in_own_network(body: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
+fn default_socket_is_found_by_path_or_abstract_name_and_has_one_server() {
     in_own_network(|| {
         let top = std::env::temp_dir().join(format!("lvs-test-usual-{}", std::process::id()));
         fs::create_dir_all(&top).expect("the directory can be created");

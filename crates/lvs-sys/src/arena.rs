@@ -136,7 +136,7 @@ impl Arena {
         }
     }
 
-    /// Number of slots.
+    /// Number of slots in the arena.
     pub fn slots(&self) -> usize {
         self.slots
     }
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arena_slot_has_one_owner_at_a_time() {
+    fn lent_arena_slot_has_one_owner_and_stays_valid_after_arena_is_dropped() {
         let arena = Arena::new(4, 64).expect("the memory can be mapped");
         let mut first = arena.lend(1).expect("the slot is free");
         assert!(arena.lend(1).is_none());

@@ -52,12 +52,12 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// An empty set.
+    /// A set without descriptors.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Removes all descriptors.
+    /// Removes all descriptors from the set.
     pub fn clear(&mut self) {
         self.fds.clear();
     }

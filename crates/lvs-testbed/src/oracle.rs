@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oracle_checksums_equal_published_values() {
+    fn oracle_checksums_equal_published_values_and_detect_changed_datagram() {
         // An IPv4 header that is Wikipedia's example for RFC 1071.
         let header = [
             0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8,

@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ipvsadm_restore_omits_comments() {
+    fn ipvsadm_restore_omits_comments_and_binary_input() {
         assert_eq!(restore_input(b"# c\n-C\n #x\n\n\n"), b"-C\n #x\n");
         assert_eq!(restore_input(b"-n\n"), b"\n");
         assert_eq!(restore_input(b""), b"\n");

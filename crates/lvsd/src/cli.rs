@@ -52,7 +52,7 @@ use crate::watchdog::{self, Pulses};
 /// Exit code if the configuration file is invalid or cannot be read, or if the filter of the log is
 /// invalid.
 const EXIT_CONFIG: u8 = 3;
-/// Exit code for all other failures.
+/// Exit code for failures without an exit code of their own.
 const EXIT_FAILURE: u8 = 1;
 
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
@@ -454,7 +454,8 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     }
 }
 
-/// Replaces this process by `lvsadm` with one of its commands.
+/// Replaces this process by `lvsadm` with one of its commands. Returns an exit code only if this
+/// fails.
 fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode {
     let program = beside_us("lvsadm").unwrap_or_else(|| "lvsadm".into());
     let error = std::process::Command::new(&program)
@@ -573,7 +574,8 @@ fn unknown_process(error: &LockError) -> String {
     }
 }
 
-/// Stops the running daemon and, with `all`, the dataplane.
+/// Stops the running daemon and, with `all`, also the dataplane, whose state files are then
+/// removed.
 fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     let address = steered(arguments);
     let result = match steer(&address) {
@@ -602,7 +604,8 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     }
 }
 
-/// Requests a reload from the running daemon, and prints the errors of its file.
+/// Requests a reload from the running daemon: over its control socket, or by a signal if it has
+/// none. Prints the errors of the daemon's file, unless only a signal was sent.
 fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     let address = &steered(arguments);
     match ask::reload(address, force) {
@@ -908,7 +911,8 @@ fn run(
     result
 }
 
-/// Starts a thread for health checks, which the daemon's computations must not delay.
+/// Starts the thread of the health checks, which the daemon's computations must not delay. The
+/// thread also renews the heartbeat of the checks.
 fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

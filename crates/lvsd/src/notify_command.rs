@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn notify_command_that_hangs_is_killed() {
+    async fn notify_command_that_exceeds_its_time_limit_is_reported() {
         let mut events = Events::default();
         let mut listener = events.listen();
         events.send("hang", About::default(), "words");

@@ -31,7 +31,7 @@ pub enum ServiceState {
 }
 
 impl ServiceState {
-    /// The state of a service.
+    /// Determines the state of a service from its status.
     pub fn of(service: &ServiceStatus) -> Self {
         if !trouble(service).is_empty() {
             return Self::Broken;
@@ -82,7 +82,8 @@ pub fn is_slow(server: &ServerStatus) -> bool {
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
-/// Code of a server that is flapping or slow. A server that is both has the code for flapping.
+/// Code of a server that is flapping or slow; `None` if it is neither. A server that is both has
+/// the code for flapping.
 pub fn code(server: &ServerStatus) -> Option<Code> {
     match () {
         () if is_flapping(server) => Some(Code::Flapping),
@@ -105,7 +106,7 @@ pub fn is_well(service: &ServiceStatus) -> bool {
         && !in_file(service).any(|server| is_flapping(server) || is_slow(server))
 }
 
-/// The reason why a server is down or suspicious, without its address.
+/// The reason why a server is down or suspicious, without the server's address at its beginning.
 pub fn reason(server: &ServerStatus) -> &str {
     let reason = server.reason.as_str();
     let rest = reason.strip_prefix(&server.server.to_string());
@@ -177,14 +178,15 @@ impl Level {
 pub struct Verdict {
     /// Severity of the verdict.
     pub level: Level,
-    /// The reasons, in one line.
+    /// The faults with their reasons or, without faults, the numbers of services and servers, in
+    /// one line.
     pub words: String,
     /// Performance data for monitoring plugins: names and values.
     pub numbers: Vec<(&'static str, usize)>,
 }
 
 impl Verdict {
-    /// The verdict about a director.
+    /// Computes the verdict about a director from its status.
     pub fn of(status: &Status) -> Self {
         let services = &status.services;
         let in_state = |state| {
@@ -372,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_names_broken_services_first() {
+    fn verdict_names_missing_dataplane_and_broken_services_before_servers() {
         let mut status = director(&[
             ("web", &["up", "suspicious"]),
             ("mail", &["down", "down"]),
@@ -414,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn flapping_server_is_a_warning_until_ten_minutes_after_its_last_fall() {
+    fn server_with_three_falls_in_a_day_is_a_warning_for_ten_minutes_after_the_last_fall() {
         let mut status = director(&[("web", &["up", "up"])]);
         let mut verdict = |falls_in_day, since_fall| {
             status.services[0].servers[0].checks = Some(CheckStatus {
@@ -430,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn dataplane_that_hangs_is_critical() {
+    fn verdict_is_critical_if_dataplane_has_not_answered_unless_dataplane_is_idle() {
         let mut status = director(&[("web", &["up"])]);
         status.dataplane.seen_ms = Some(OLD_MS - 1);
         assert_eq!(Verdict::of(&status).level, Level::Ok);
@@ -443,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_server_is_mentioned_without_a_warning() {
+    fn verdict_mentions_slow_server_without_a_warning() {
         let mut status = director(&[("web", &["up", "up"])]);
         assert!(is_well(&status.services[0]));
         status.services[0].servers[0].checks = Some(CheckStatus {
@@ -463,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn common_reason_of_a_broken_service_is_named() {
+    fn verdict_names_reason_of_broken_service_only_if_common_to_all_servers() {
         let mut status = director(&[("mail", &["down", "down"])]);
         let servers = &mut status.services[0].servers;
         servers[1].server = ([10, 0, 0, 9], 25).into();

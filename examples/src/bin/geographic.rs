@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn geographic_prefixes_are_parsed_and_invalid_ones_are_refused() -> Result<()> {
+    fn geographic_prefix_contains_only_its_addresses_and_invalid_prefix_is_refused() -> Result<()> {
         for (net, addr, expected) in [
             ("10.0.0.0/8", "10.255.1.2", true),
             ("10.0.0.0/8", "11.0.0.0", false),

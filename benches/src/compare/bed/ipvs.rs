@@ -87,7 +87,7 @@ mod tests {
 
     /// The fake ipvsadm records its input, and refuses lines with a certain word.
     #[test]
-    fn rules_are_passed_to_ipvsadm_unchanged() {
+    fn rules_are_passed_to_ipvsadm_unchanged_and_refusal_is_reported() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let (program, notes) = (directory.path().join("ipvsadm"), directory.path().join("n"));
         let script = format!(
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_contender_is_reported_with_reason() {
+    fn ipvs_contender_is_available_only_with_ipvsadm_and_kernel_table() {
         assert_eq!(lacks(Contender::Direct), None);
         let kernels = lacks(Contender::Ipvs(Method::Nat));
         assert_eq!(

@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn systemd_unit_permits_longer_reload_than_client() {
+    fn systemd_unit_time_limit_is_longer_than_reload_limit_of_client() {
         let unit = include_str!("../../../../contrib/lvsd.service");
         let limit = unit
             .lines()
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_status_answer_is_parsed() {
+    fn status_answer_is_parsed_if_complete_and_refused_if_truncated() {
         let status = serde_json::to_string(&Status {
             pid: 7,
             ..Status::default()
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_status_answer_is_an_error_with_reason() {
+    fn unusable_status_answer_returns_error_with_reason() {
         let refused = r#"HTTP/1.0 403 Forbidden
 
 {"error":{"message":"only root may"}}"#;

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn visited_windows_of_slots_are_bounded() {
+    fn visited_slot_windows_are_disjoint_and_have_at_most_128_slots() {
         for slots in [0, 1, 31, 32, 33, 127, 129, 1000, 1 << 20] {
             for here in [0, 1, windows(slots) / 2, windows(slots) - 1] {
                 let mut seen: std::vec::Vec<_> = scattered(here, slots, 4).collect();

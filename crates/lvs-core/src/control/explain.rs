@@ -39,7 +39,7 @@ pub struct Explanation {
     pub template: Option<String>,
     /// The reason why no template chooses the server.
     pub template_why: String,
-    /// The service's scheduler.
+    /// Name of the service's scheduler.
     pub scheduler: String,
     /// The slot of the scheduler's hash table that the packet selects; `None` without such a table.
     pub slot: Option<HashSlot>,
@@ -74,9 +74,9 @@ impl Explanation {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Candidate {
-    /// Address of the server.
+    /// Address and port of the server.
     pub server: SocketAddr,
-    /// Weight of the server.
+    /// Configured weight of the server.
     pub weight: i32,
     /// Number of connections in active states.
     pub active: u32,

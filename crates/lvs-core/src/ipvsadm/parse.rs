@@ -50,7 +50,7 @@ impl Refusal {
         &self.text
     }
 
-    /// The exit status.
+    /// The exit status of ipvsadm for this refusal.
     pub const fn status(&self) -> u8 {
         match self.kind {
             Kind::Fail => 2,
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[test]
-    fn full_nat_option_is_refused_by_ipvsadm() {
+    fn full_nat_option_is_accepted_by_lvsadm_and_refused_by_ipvsadm() {
         let words = [
             "-a",
             "-t",
@@ -778,7 +778,7 @@ mod tests {
     }
 
     #[test]
-    fn ipvsadm_refusal_contains_words_of_the_line() {
+    fn lvsadm_refusal_quotes_words_of_the_line() {
         let seen = |words: &[&str]| {
             let refusal =
                 parse_own("lvsadm", words, &Numeric).expect_err("an invalid line was accepted");

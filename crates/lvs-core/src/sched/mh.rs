@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn mh_weight_0_moves_no_other_client() {
+    fn mh_weight_0_refuses_or_moves_only_clients_of_drained_server() {
         let mut pool = pool("mh", &[1, 1, 1]);
         let plain = ServiceFlags::default();
         assert_eq!(

@@ -368,6 +368,10 @@ impl Shard {
     }
 
     /// Decides on a client's packet of a connection that was closed because its server was removed.
+    ///
+    /// # Errors
+    /// [`NeedsControl`] if the packet opens a new connection, or belongs to a connection of another
+    /// protocol than TCP that the service schedules again ([`OnServerDown::Reschedule`]).
     pub(crate) fn decide_gone(
         &mut self,
         index: u32,

@@ -85,7 +85,7 @@ pub struct Forward {
 /// Transmission of a packet from a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The connection.
+    /// The connection to which the packet belongs.
     pub conn: ConnId,
     /// The real server; `None` if the connection has no server.
     pub server: Option<ServerId>,

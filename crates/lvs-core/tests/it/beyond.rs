@@ -138,7 +138,7 @@ fn drain(director: &mut Director, now: Instant) -> Vec<Reset> {
 }
 
 #[test]
-fn server_down_resets_both_ends_with_expected_numbers() {
+fn removed_server_resets_client_and_server_with_expected_sequence_numbers() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         let (mut director, now) = resetting(method, 1);
         establish(&mut director, addr(CLIENT), method == Forwarding::Nat, now);
@@ -166,7 +166,7 @@ fn server_down_resets_both_ends_with_expected_numbers() {
 }
 
 #[test]
-fn client_of_offloaded_connection_is_probed_for_numbers_of_both_resets() {
+fn offloaded_connection_of_removed_server_is_reset_with_numbers_of_probed_client() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         let (mut director, now) = resetting(method, 1);
         let (client, vip) = (addr(CLIENT), addr(VIP));
@@ -208,7 +208,7 @@ fn client_of_offloaded_connection_is_probed_for_numbers_of_both_resets() {
 }
 
 #[test]
-fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() {
+fn evicted_connection_of_removed_server_is_reset_with_sequence_numbers_of_its_packets() {
     let (mut director, now) = resetting(Forwarding::Route, 1);
     let (client, vip) = (addr(CLIENT), addr(VIP));
     establish(&mut director, client, false, now);
@@ -226,7 +226,7 @@ fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() 
 }
 
 #[test]
-fn retransmission_does_not_move_tracked_numbers_back() {
+fn retransmission_does_not_move_tracked_sequence_numbers_back() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     let (client, vip) = (addr(CLIENT), addr(VIP));
     establish(&mut director, client, true, now);
@@ -237,7 +237,7 @@ fn retransmission_does_not_move_tracked_numbers_back() {
 }
 
 #[test]
-fn client_that_waits_for_syn_ack_is_refused_when_its_server_goes_down() {
+fn client_that_waits_for_syn_ack_is_reset_when_its_server_is_removed() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     let _ = send(
         &mut director,
@@ -297,7 +297,7 @@ fn connection_of_removed_server_without_sequence_numbers_is_reset_at_next_packet
 }
 
 #[test]
-fn connection_of_down_server_ends_at_its_next_packet() {
+fn packet_before_resets_of_removed_server_is_reset_and_resets_are_sent_once() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
@@ -311,7 +311,7 @@ fn connection_of_down_server_ends_at_its_next_packet() {
 }
 
 #[test]
-fn resets_are_sent_in_bounded_portions() {
+fn resets_of_removed_servers_are_sent_in_bounded_portions() {
     let (mut director, now) = resetting(Forwarding::Route, 2);
     for port in 1..=20_000 {
         let client = SocketAddr::from(([192, 0, 2, 1], port));
@@ -347,7 +347,7 @@ fn resets_are_sent_in_bounded_portions() {
 }
 
 #[test]
-fn connection_of_removed_server_is_reset_after_server_is_added_again() {
+fn reset_connection_of_removed_server_stays_reset_after_server_is_added_again() {
     let key = ServiceKey::tcp(addr(VIP));
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
@@ -359,7 +359,7 @@ fn connection_of_removed_server_is_reset_after_server_is_added_again() {
 }
 
 #[test]
-fn weight_0_drains_without_resets() {
+fn server_with_weight_0_keeps_connections_without_resets() {
     let key = ServiceKey::tcp(addr(VIP));
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
@@ -375,7 +375,7 @@ fn weight_0_drains_without_resets() {
 }
 
 #[test]
-fn server_down_policies_apply_to_datagrams() {
+fn udp_packets_to_removed_server_follow_each_server_down_policy() {
     let vip = addr(VIP);
     let datagram = packet(addr(CLIENT), vip, Transport::Udp(b""));
     let refused = Verdict::Unreachable(DropReason::ServerDown);
@@ -429,7 +429,7 @@ fn server_down_policies_apply_to_datagrams() {
 }
 
 #[test]
-fn reschedule_and_drop_policies_close_tcp_connection() {
+fn reschedule_policy_resets_and_drop_policy_drops_tcp_connection_of_removed_server() {
     let key = ServiceKey::tcp(addr(VIP));
     let now = Instant::from_secs(1);
     let ack = tcp(addr(CLIENT), addr(VIP), ACK);
@@ -462,7 +462,7 @@ fn server_down_setting_precedes_expire_nodest_conn() {
 }
 
 #[test]
-fn deletion_of_service_closes_its_connections_like_removal_of_servers() {
+fn deleted_service_with_reset_policy_resets_its_connections() {
     let key = ServiceKey::tcp(addr(VIP));
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
@@ -517,7 +517,7 @@ fn dropped_packet_of_connection_counts_for_its_service() {
 }
 
 #[test]
-fn explain_reports_outcome_of_connection_to_down_server() {
+fn explain_reports_reset_for_connection_of_removed_server() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
@@ -640,7 +640,7 @@ fn slow_start_applies_to_undrained_server_and_survives_edit() {
 }
 
 #[test]
-fn slow_start_is_skipped_without_established_server() {
+fn slow_start_is_skipped_while_no_server_is_older_than_slow_start() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wlc", 30), Forwarding::Nat, 1);
     for n in [2, 3] {
@@ -656,7 +656,7 @@ fn slow_start_is_skipped_without_established_server() {
 }
 
 #[test]
-fn slow_start_applies_to_servers_added_after_it_and_ends_when_disabled() {
+fn slow_start_applies_to_servers_added_after_its_setting_and_ends_when_disabled() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wrr", 0), Forwarding::Nat, 2);
     director.advance(Instant::from_secs(1));
@@ -716,7 +716,7 @@ fn slow_start_refuses_no_connection_with_any_scheduler() {
 }
 
 #[test]
-fn ewma_measures_from_syn_to_syn_ack() {
+fn ewma_measures_syn_to_syn_ack_and_avoids_slow_or_silent_server() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("ewma", Extras::default()), Forwarding::Nat, 2);
     let vip = addr(VIP);
@@ -836,7 +836,7 @@ fn attempt_behind_nat_is_unanswered_after_two_repetitions_or_its_timeout() {
 }
 
 #[test]
-fn attempt_by_direct_routing_without_repetition_is_not_counted() {
+fn attempt_without_nat_is_unanswered_only_if_syn_is_repeated() {
     // A single SYN may belong to a flood, or to a client that sent nothing after an answer which
     // the director does not see.
     assert_eq!(syns_alone(Forwarding::Route, &[1]), (1, 0));
@@ -1099,7 +1099,7 @@ fn latency_of_servers_behind_nat_is_measured_with_wlc() {
 }
 
 #[test]
-fn modern_profile_has_timeouts_of_rfcs() {
+fn kernel_profile_has_timeouts_of_kernel_and_modern_profile_of_rfcs() {
     let key = ServiceKey::tcp(addr(VIP));
     for (profile, expected) in [
         (Profile::Kernel, ((900, 120, 300), [60, 900, 60])),
@@ -1257,7 +1257,7 @@ impl Scheduler for Ticking {
 }
 
 #[test]
-fn scheduler_set_by_edit_is_called_periodically() {
+fn scheduler_set_by_edit_has_wakeup_after_its_first_period() {
     let mut schedulers = Registry::new();
     schedulers.register("ticking", || Box::new(Ticking));
     let mut director = Director::new(Options {

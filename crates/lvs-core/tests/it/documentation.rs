@@ -73,7 +73,7 @@ fn every_sysctl_is_documented_with_its_default() {
 }
 
 #[test]
-fn every_tunnel_type_is_documented() {
+fn every_tunnel_type_and_checksum_is_documented() {
     let pages = [
         ("docs/tunnelling.md", "tun-type "),
         ("docs/configuration.md", "\""),
@@ -100,7 +100,7 @@ fn every_tunnel_type_is_documented() {
 
 #[cfg(feature = "api")]
 #[test]
-fn every_call_is_documented() {
+fn every_control_call_is_documented() {
     let methods = section("docs/control-protocol.md", "## Methods");
     for (name, _) in lvs_core::api::Call::METHODS {
         assert!(

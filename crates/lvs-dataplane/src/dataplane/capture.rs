@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn capture_ends_with_its_reader_and_bounds_waiting_packets() {
+    fn capture_bounds_readers_and_waiting_packets_and_ends_without_reader() {
         let (out, packets) = sync_channel(QUEUE);
         let reader = Arc::<Reader>::default();
         let filter = CaptureFilter {

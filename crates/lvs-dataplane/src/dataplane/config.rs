@@ -216,7 +216,7 @@ impl From<OutOfMemory> for StartError {
 #[derive(Debug, thiserror::Error)]
 #[error("{file}, line {line}: {message}")]
 pub struct RulesError {
-    /// The name of the file.
+    /// Name of the file of rules.
     pub file: String,
     /// The number of the line, from 1.
     pub line: usize,

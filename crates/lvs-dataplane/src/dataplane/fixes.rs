@@ -405,7 +405,7 @@ mod tests {
     use lvs_api::guidance::for_lvsd;
 
     #[test]
-    fn fix_for_lvsd_contains_no_command_that_changes_services() {
+    fn fix_for_lvsd_changes_no_services_and_names_documented_keys() {
         let drops = DropReason::ALL
             .iter()
             .map(|&reason| (reason.name(), of_drop(reason)));
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_has_fix() {
+    fn every_drop_and_accept_reason_has_description_and_own_fix() {
         let drops = DropReason::ALL
             .iter()
             .map(|&reason| (reason.name(), reason.describe(), of_drop(reason)));

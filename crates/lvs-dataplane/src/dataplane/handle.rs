@@ -76,7 +76,8 @@ impl Handle {
         Self::new(context, Arc::new(threads), Keeping::new(None))
     }
 
-    /// Requests all threads to stop.
+    /// Requests all threads to stop, and marks the lock of the control socket, so that a starting
+    /// dataplane waits for the end of this one.
     pub fn stop(&self) {
         if let Some(lock) = self.lock.get() {
             lock.mark();

@@ -120,7 +120,7 @@ impl RigWorker {
         self.worker.enlarge_pages();
     }
 
-    /// Processes the due timers.
+    /// Runs the due timers of the worker.
     pub fn timers(&mut self) {
         self.worker.timers();
     }

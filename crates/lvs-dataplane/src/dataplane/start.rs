@@ -228,7 +228,7 @@ struct ConnTables {
     kernel: KernelPath,
     state: Option<Arc<dyn WarmState>>,
     shards: Vec<Shard>,
-    /// Connections of a predecessor.
+    /// The connections of a predecessor, which the dataplane can take over.
     inheritance: Option<Inheritance>,
     /// The pages of tables in the program's own memory.
     pages: Vec<Option<TablePages>>,

@@ -25,7 +25,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Whether a predecessor has left its state.
     fn is_found(&self) -> bool;
 
-    /// Stores services and settings.
+    /// Stores the encoded services and settings for a successor.
     fn save(&self, text: &[u8]) -> io::Result<()>;
 
     /// The services and settings that were stored; `None` if they are missing or incomplete.

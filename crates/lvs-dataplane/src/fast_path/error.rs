@@ -15,7 +15,7 @@ pub enum FastPathError {
     /// A step failed, usually because the kernel lacks a feature.
     #[error("cannot {step} for the kernel fast path (it needs Linux 6.1 or newer): {source}")]
     Kernel {
-        /// The failed step.
+        /// The step that failed, as a verb with its object.
         step: &'static str,
         /// The error of the kernel.
         source: io::Error,
@@ -45,7 +45,7 @@ pub enum FastPathError {
         "cannot {step} for the kernel fast path, which allocates all of its memory at the start: {source}"
     )]
     NoMemory {
-        /// The failed step.
+        /// The step that failed, as a verb with its object.
         step: &'static str,
         /// The error of the kernel.
         source: io::Error,
@@ -55,7 +55,7 @@ pub enum FastPathError {
     Setting {
         /// The setting, or another dataplane, that excludes the kernel fast path.
         why: &'static str,
-        /// The fix.
+        /// The action that resolves the conflict.
         fix: &'static str,
     },
     /// The built-in BPF object is not valid.
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn fix_of_a_setting_is_printed_once() {
+    fn fast_path_setting_error_contains_reason_and_fix_once() {
         let error = FastPathError::Setting {
             why: "this",
             fix: "do that",

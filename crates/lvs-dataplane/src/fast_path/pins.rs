@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_of_pins_creates_no_directory() {
+    fn lock_of_missing_pin_directory_returns_none_and_creates_no_directory() {
         let root = tempfile::tempdir().expect("the directory can be created");
         let pins = pins(root.path(), "1");
         assert!(pins.lock().expect("the lock causes no error").is_none());

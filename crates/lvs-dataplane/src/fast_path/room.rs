@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn smallest_control_group_limit_bounds_memory() {
+    fn free_memory_is_bounded_by_smallest_cgroup_v2_limit() {
         let root = tempfile::tempdir().expect("the directory can be created");
         let inner = root.path().join("a/b");
         fs::create_dir_all(&inner).expect("the directory can be created");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroup_v1_limits_are_counted() {
+    fn free_memory_is_bounded_by_cgroup_v1_limit() {
         let root = tempfile::tempdir().expect("the directory can be created");
         let all = root.path().join("memory");
         let group = all.join("a/b");

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn route_without_renewal_is_deprioritised_then_withdrawn() {
+    fn announced_route_without_renewal_is_deprioritised_then_withdrawn() {
         let announced = Announced {
             hold: Duration::from_secs(600),
             ..Announced::default()

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_divide_the_addresses_into_regions() {
+    fn prefixes_divide_addresses_into_regions_and_more_than_4096_prefixes_return_none() {
         let some = [
             "0.0.0.0/0",
             "10.0.0.0/8",

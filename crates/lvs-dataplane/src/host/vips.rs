@@ -448,7 +448,8 @@ impl Vips {
         }
     }
 
-    /// Records a multicast listener query for the group of an own address, or for all groups.
+    /// Records a multicast listener query, if it is for the group of an own address, or for all
+    /// groups while own addresses have groups.
     pub(super) fn hear_query(&mut self, port: PortId, query: mld::Query, now: Instant) {
         let groups = groups_of(self.own.keys());
         let ours = match query.group {
@@ -461,7 +462,7 @@ impl Vips {
         }
     }
 
-    /// Answers the due queries.
+    /// Sends the due answers to queries for multicast listeners.
     pub(super) fn answer_queries(&mut self, tables: &Tables, now: Instant) {
         for (port, query) in self.answers.take(now) {
             self.answer_query(port, query, tables);
@@ -677,7 +678,7 @@ mod tests {
     }
 
     #[test]
-    fn announcement_of_other_host_is_a_conflict_unless_address_is_released() {
+    fn announcement_of_own_address_by_other_host_is_conflict_unless_address_is_released() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let addr = IpAddr::from([192, 0, 2, 10]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);
@@ -807,7 +808,7 @@ mod tests {
     }
 
     #[test]
-    fn new_own_address_is_announced_in_a_burst() {
+    fn own_address_is_announced_in_bursts_of_bounded_length() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let mut burst = Burst::of(GAPS.len() + 1);
         let taken = (1000..5000).filter(|&ms| burst.take(at(ms)));

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frame_through_memory_port_keeps_its_offload_request() {
+    fn memory_port_keeps_offload_state_and_sends_only_as_many_frames_as_have_room() {
         let mut io = MemoryIo::new();
         let mut frame = Frame::from_bytes(b"abc");
         frame.offload.verified = true;

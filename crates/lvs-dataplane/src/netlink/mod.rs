@@ -37,7 +37,7 @@ pub enum NetlinkError {
     /// The kernel refused a request, or does not answer.
     #[error("cannot {what}: {source}{}", hint(source))]
     Os {
-        /// The failed action.
+        /// The action that failed, as a verb with its object.
         what: String,
         /// The error of the kernel.
         source: io::Error,

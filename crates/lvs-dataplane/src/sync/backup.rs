@@ -96,7 +96,8 @@ impl Reader {
         }
     }
 
-    /// Reads the connections from the datagram of `len` bytes in the buffer.
+    /// Reads the connections from the datagram of `len` bytes in the buffer, and counts the
+    /// datagram. A datagram that is too long, invalid or of another sync ID contains none.
     fn read(&self, len: usize) -> Vec<Entry> {
         let counts = &*self.counts;
         count(&counts.received, 1);

@@ -52,7 +52,7 @@ const SHIELDS: usize = 4;
 mod ask {
     /// Requests the memory; the answer contains the descriptor, if one is stored.
     pub(super) const GIVE: u8 = b'?';
-    /// Passes the shared memory.
+    /// Passes the memory, which replaces the stored one.
     pub(super) const MEMORY: u8 = b'm';
     /// Passes a shield, which is kept in addition to the earlier ones.
     pub(super) const SHIELD: u8 = b's';
@@ -342,7 +342,8 @@ struct Held {
 }
 
 impl Held {
-    /// Handles a request; `None` if the state keeper must stop.
+    /// Handles a request. Returns the first byte of the answer, and the descriptor that the answer
+    /// contains, if any; `None` if the state keeper must stop.
     fn answer(&mut self, what: u8, with: Option<OwnedFd>) -> Option<(u8, Option<BorrowedFd<'_>>)> {
         const REFUSED: u8 = b'-';
         match (what, with) {
@@ -428,8 +429,8 @@ pub fn hold(name: &str) -> io::Result<()> {
     }
 }
 
-/// Answers one request. Returns false if the state keeper must stop; the caller answers that
-/// request.
+/// Answers one request; ignores a request of another user. Returns false if the state keeper must
+/// stop; the caller answers that request.
 fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HASTE))?;
@@ -467,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_killed_dataplane_is_locked_by_one_successor() -> io::Result<()> {
+    fn state_of_killed_dataplane_is_available_to_one_successor_with_any_tables() -> io::Result<()> {
         let (name, running) = state_keeper("found");
         let layout = Layout::new(1000, 7);
         let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
@@ -518,7 +519,7 @@ mod tests {
 
     /// A dataplane does not use memory with invalid content.
     #[test]
-    fn successor_with_unreadable_memory_starts_without_state() -> io::Result<()> {
+    fn successor_with_invalid_memory_header_starts_without_state() -> io::Result<()> {
         let (name, running) = state_keeper("else");
         let layout = Layout::new(1000, 7);
         for (word, value) in [
@@ -599,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn state_keeper_stores_bounded_number_of_shields() -> io::Result<()> {
+    fn state_keeper_stores_bounded_number_of_shields_or_one_device() -> io::Result<()> {
         let mut held = Held::default();
         let mut shields = Vec::new();
         for _ in 0..SHIELDS + 3 {

@@ -144,7 +144,7 @@ fn dataplane_started_by_lvsd_marks_its_log_lines() {
 }
 
 #[test]
-fn journal_is_recognised_by_inode_in_environment() {
+fn log_lines_have_journal_priority_only_if_environment_names_log_file() {
     use std::os::unix::fs::MetadataExt;
     let path = std::env::temp_dir().join(format!("lvs-journal-{}", std::process::id()));
     for (inode, prefix) in [(0, "2"), (1, "<6> INFO ready at ")] {

@@ -102,19 +102,19 @@ fn hosts() -> (Host, Host, Host) {
 }
 
 #[test]
-fn super_packets_are_forwarded_whole_with_correct_checksums() {
+fn tcp_super_packets_through_packet_sockets_arrive_complete() {
     aggregates_pass(open);
 }
 
 #[test]
 #[ignore = "long"]
-fn super_packets_without_ring_are_forwarded_whole_with_correct_checksums() {
+fn tcp_super_packets_through_packet_sockets_without_ring_arrive_complete() {
     aggregates_pass(open_without_ring);
 }
 
 #[test]
 #[ignore = "long"]
-fn super_packets_of_two_queues_are_forwarded_whole_with_correct_checksums() {
+fn tcp_super_packets_through_packet_sockets_with_two_queues_arrive_complete() {
     aggregates_pass(open_two_queues);
 }
 
@@ -392,7 +392,7 @@ fn full_ring_counts_losses_and_keeps_borrowed_frames() {
 
 /// Frames that are longer than a slot of the ring wait in the socket's buffer.
 #[test]
-fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() {
+fn long_frames_are_queued_up_to_socket_limit_and_further_frames_are_counted_as_dropped() {
     let (left, middle, _right) = hosts();
     left.ip("link set wl mtu 9000");
     middle.ip("link set wa mtu 9000");
@@ -645,7 +645,7 @@ fn syn_is_received_after_all_earlier_packets() {
 /// The kernel cannot describe the datagram of a guest that its host must fragment
 /// (`VIRTIO_NET_HDR_GSO_UDP`) in a ring, and drops it.
 #[test]
-fn ring_that_stops_at_unsupported_frame_is_replaced() {
+fn ring_that_stops_at_unsupported_frame_is_replaced_and_full_ring_stays_open() {
     let host = Host::new();
     let guest = host.run(|| lvs_sys::TunDevice::create_tap("guest").unwrap());
     host.ip("link set guest up");
@@ -709,7 +709,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
 }
 
 #[test]
-fn packet_socket_without_ring_receives_by_system_calls() {
+fn packet_socket_with_refused_ring_receives_by_system_calls() {
     const PACKET_VNET_HDR: i32 = 15;
     let (left, middle, _right) = hosts();
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -743,7 +743,7 @@ fn packet_socket_without_ring_receives_by_system_calls() {
 }
 
 #[test]
-fn packet_socket_reports_interface_that_is_down_or_removed() {
+fn packet_socket_reports_down_interface_until_up_and_removed_interface() {
     down_and_away(open);
     down_and_away(open_without_ring);
     down_and_away(open_two_queues);
@@ -816,7 +816,7 @@ fn checksum(bytes: &[u8]) -> u16 {
 }
 
 #[test]
-fn host_device_reinjects_packets_and_restores_filters() {
+fn host_device_reinjects_and_receives_packets_and_restores_rp_filter() {
     let host = Host::new();
     // Reverse-path filtering is strict on all interfaces, as in some distributions, and the client
     // is behind another interface.

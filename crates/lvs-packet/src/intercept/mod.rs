@@ -85,7 +85,7 @@ fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
 /// real server's replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalClient {
-    /// The IP protocol.
+    /// The IP protocol of the connection.
     pub protocol: Protocol,
     /// The real server, the source of the replies.
     pub server: SocketAddr,
@@ -421,7 +421,7 @@ mod tests {
     /// On the other ports, the host itself must answer, even while the shield of a killed dataplane
     /// remains.
     #[test]
-    fn mark_rule_intercepts_other_ports_only_above_limit_or_for_ftp() {
+    fn mark_rule_intercepts_only_its_ports_unless_without_ports_above_limit_or_for_ftp() {
         let rule = |words: &[&str]| MarkRule::parse(words).expect("the rule is valid");
         let to = |spec: &Intercept, protocol, port| {
             spec.is_to_service(&Tuple::new(

@@ -79,7 +79,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Number of received frames.
+    /// Number of frames that the worker has received.
     received: u64,
     /// Number of datagrams that were reassembled from fragments.
     reassembled: u64,

@@ -118,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn checksum_is_correct_after_mss_change(six: bool, pad in 0usize..4, asked: u16, limit in 536u16.., partial: bool) {
+        fn mss_clamp_lowers_only_larger_size_and_keeps_checksum_correct(six: bool, pad in 0usize..4, asked: u16, limit in 536u16.., partial: bool) {
             let mut options = vec![NOP; pad];
             options.extend([MSS, MSS_LEN]);
             options.extend(asked.to_be_bytes());

@@ -38,7 +38,7 @@ const GUE_PROTOCOL: usize = UDP_LEN + 1;
 pub mod gre {
     use crate::wire::Field;
 
-    /// Flags and version.
+    /// Flags and version of GRE.
     pub const FLAGS: Field = 0..2;
     /// EtherType of the inner packet.
     pub const PROTOCOL: Field = 2..4;
@@ -57,7 +57,7 @@ const SOURCE_PORTS: (u16, u16) = (32768, 60999);
 pub struct Outer {
     /// The director's source address on the route to the server.
     pub src: IpAddr,
-    /// The server's address.
+    /// The address of the server.
     pub dst: IpAddr,
     /// The encapsulation between the two IP headers.
     pub tunnel: Tunnel,
@@ -121,7 +121,7 @@ impl Template {
         })
     }
 
-    /// The headers.
+    /// The bytes of the outer headers.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -376,7 +376,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn outer_headers_agree_with_etherparse(tunnel in tunnels(), six: bool, over6: bool, class: u8, ttl in 1u8.., df: bool, len in 0usize..3000) {
+        fn outer_tunnel_headers_agree_with_etherparse(tunnel in tunnels(), six: bool, over6: bool, class: u8, ttl in 1u8.., df: bool, len in 0usize..3000) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], ttl)

@@ -7,9 +7,9 @@ use super::icmp_message::{self as icmp, ErrorKind};
 use super::{ipv6, put16};
 use crate::frame::Frame;
 
-/// The protocol number.
+/// Protocol number of ICMPv6.
 pub const PROTOCOL: u8 = 58;
-/// Echo request.
+/// Type of an echo request.
 pub const ECHO_REQUEST: u8 = 128;
 const ECHO_REPLY: u8 = 129;
 /// Hop limit of packets that the dataplane sends itself.

@@ -261,7 +261,7 @@ impl Bench {
 const METHODS: [Forwarding; 3] = [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel];
 
 #[test]
-fn resets_have_expected_sequence_numbers_at_both_ends() {
+fn resets_of_removed_server_have_numbers_expected_by_client_and_server() {
     for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
         let mut bench = Bench::new(method, six, OnServerDown::Reset);
         bench.establish();
@@ -294,7 +294,7 @@ fn resets_have_expected_sequence_numbers_at_both_ends() {
 }
 
 #[test]
-fn client_of_offloaded_connection_gets_syn_ack_and_then_correct_reset() {
+fn client_of_offloaded_connection_of_removed_server_is_probed_and_then_reset() {
     for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
         let mut bench = Bench::new(method, six, OnServerDown::Reset);
         bench.establish();
@@ -367,7 +367,7 @@ fn segment_with_wrong_checksum_gets_no_reset() {
 }
 
 #[test]
-fn removed_server_causes_no_reset_by_default() {
+fn removed_server_causes_no_reset_with_policy_kernel_or_drop() {
     for on_server_down in [OnServerDown::Kernel, OnServerDown::Drop] {
         let mut bench = Bench::new(Forwarding::Nat, false, on_server_down);
         bench.establish();

@@ -125,7 +125,7 @@ fn nested_priority_tags_are_dropped() {
 }
 
 #[test]
-fn reverse_path_check_requires_route_to_source() {
+fn reverse_path_check_of_requests_follows_mode_and_route_to_source() {
     // Sources in the servers' network, without a route, and in the clients' network.
     let sources = [
         ("10.1.0.9:4000", "[fd00:1::9]:4000"),

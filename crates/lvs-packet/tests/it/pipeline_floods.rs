@@ -40,7 +40,7 @@ fn packet(src: SocketAddr, dst: SocketAddr, protocol: Protocol, data: &[u8]) -> 
 /// Packets to an echo service whose source is the service itself or the director, so that the
 /// answers would return to the director.
 #[test]
-fn packets_from_own_addresses_are_dropped() {
+fn packets_to_service_from_its_own_or_director_address_are_dropped() {
     for own in [false, true] {
         let mut lab = echo(Forwarding::Nat);
         if own {
@@ -233,7 +233,7 @@ fn tiny_fragments_count_towards_memory_limit_with_overhead() {
 /// A batch of super-packets, with the smallest segments that are accepted, is sent into a tunnel.
 /// Each must be cut.
 #[test]
-fn super_packets_are_segmented_in_portions() {
+fn super_packets_are_segmented_in_portions_and_dropped_if_segments_are_tiny() {
     let mut lab = echo(Forwarding::Tunnel);
     let aggregate = |size: u16| {
         let ip = packet(

@@ -273,7 +273,7 @@ impl Talk {
 const CARDS: [Card; 3] = [Card::Finished, Card::Unfinished, Card::Aggregate];
 
 #[test]
-fn ftp_passive_replies_are_rewritten() {
+fn ftp_passive_replies_are_rewritten_only_after_passive_command() {
     for card in CARDS {
         let mut talk = Talk::four(card);
         talk.client_says(PSH | ACK, b"PASV\r\n");

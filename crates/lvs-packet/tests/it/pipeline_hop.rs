@@ -70,7 +70,7 @@ fn whole(lab: &Lab) {
 }
 
 #[test]
-fn nat_and_tunnel_packets_are_sent_without_link_header() {
+fn nat_and_tunnel_packets_through_tun_device_have_no_link_header() {
     let mut lab = hop(Forwarding::Nat);
     let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 80)));
     assert_eq!(sent[0].0, SERVERS);
@@ -99,7 +99,7 @@ fn direct_routing_packet_through_tun_device_is_dropped() {
 /// With NAT, the server would send its reply directly to the host, and the host has no connection
 /// with the server's address.
 #[test]
-fn client_on_host_with_nat_receives_icmp_error() {
+fn client_on_host_with_nat_through_tun_device_receives_host_unreachable() {
     let mut lab = hop(Forwarding::Nat);
     let sent = lab.send(CLIENTS, &tcp((CL_ADDR, 999), (VIP, 80)));
     let [(HOST, answer)] = &sent[..] else {
@@ -118,7 +118,7 @@ fn client_on_host_with_nat_receives_icmp_error() {
 }
 
 #[test]
-fn packets_without_service_are_reinjected_unchanged() {
+fn tun_device_packet_without_service_is_reinjected_or_answered_at_own_vip() {
     let mut lab = hop(Forwarding::Nat);
     lab.decide.verdict = Some(Verdict::Accept(AcceptReason::NoService));
     let packet = tcp((SERVER, 8080), (CLIENT, 999));

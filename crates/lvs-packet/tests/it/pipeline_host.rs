@@ -139,7 +139,7 @@ fn ip_options_are_filled_in_as_by_kernel() {
 }
 
 #[test]
-fn invalid_ip_options_are_answered_and_source_routes_are_dropped() {
+fn invalid_ip_options_are_answered_with_icmp_error_and_source_routes_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = segment((CLIENT, 4000), (VIP, 80), &[7, 7, 3, 0, 0, 0, 0], true);
     let sent = lab.send(CLIENTS, &from_client(&ip));
@@ -272,7 +272,7 @@ fn unreachable_client_is_reported_to_server() {
 }
 
 #[test]
-fn echo_replies_above_limit_or_disabled_are_dropped() {
+fn echo_requests_above_limit_or_with_echo_off_are_dropped() {
     let ping = |to: Ipv4Addr| {
         let mut ip = Vec::new();
         PacketBuilder::ipv4(CLIENT.octets(), to.octets(), 64)
@@ -404,7 +404,7 @@ fn vlan_frames_are_passed_to_host() {
 }
 
 #[test]
-fn first_fragment_without_headers_is_dropped() {
+fn ipv6_first_fragment_with_incomplete_tcp_header_is_dropped() {
     let mut lab = web(Forwarding::Nat);
     let virt: Ipv6Addr = "fd00::80".parse().expect("the address is valid");
     let whole = segment6((CLIENT6, 4000), (virt, 80));
@@ -420,7 +420,7 @@ fn first_fragment_without_headers_is_dropped() {
 }
 
 #[test]
-fn repeated_syn_confirms_neighbour() {
+fn repeated_syn_requests_confirmation_of_neighbour() {
     // The lab's verdict never reports a new connection, so the SYN counts as repeated.
     let mut lab = web(Forwarding::Nat);
     for _ in 0..3 {

@@ -84,7 +84,7 @@ fn aggregate(ip: &mut [u8], size: u16) -> Offload {
 }
 
 #[test]
-fn neighbour_solicitations_for_own_addresses_are_answered() {
+fn neighbour_solicitation_for_own_address_is_answered_and_conflict_is_reported() {
     let mut lab = web(Forwarding::Nat);
     let ask = |src, to: Mac| {
         let mut ip = Vec::new();
@@ -218,7 +218,7 @@ fn ipv6_super_packets_are_forwarded_whole_and_segmented_for_tunnels() {
 }
 
 #[test]
-fn too_long_packet_causes_icmp_error_and_learned_mtu_applies() {
+fn packet_longer_than_learned_ipv6_tunnel_mtu_causes_icmp_error_with_mtu() {
     let mut lab = web(Forwarding::Tunnel);
     let big = udp((CLIENT, 4000), (VIP, 53), &[1; 1400]);
     let stated = |lab: &mut Lab| {

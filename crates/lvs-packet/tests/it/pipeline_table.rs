@@ -682,7 +682,7 @@ fn fragmented_packet_is_forwarded_in_fragments() {
 }
 
 #[test]
-fn address_of_unknown_neighbour_is_requested() {
+fn packet_to_unknown_neighbour_waits_for_address_and_is_dropped_without_answer() {
     let mut lab = web(Forwarding::Nat);
     lab.net.all_neighbours = None;
     let request = from_client(&tcp((CLIENT, 4000), (VIP, 80), b"x"));
@@ -710,7 +710,7 @@ fn address_of_unknown_neighbour_is_requested() {
 }
 
 #[test]
-fn arp_requests_for_own_addresses_are_answered() {
+fn arp_request_for_own_address_is_answered_and_conflict_is_reported() {
     let mut lab = web(Forwarding::Nat);
     let mut ask = lvs_packet::arp::gratuitous(GW_MAC, crate::lab::GW_ADDR).to_vec();
     ask[38..42].copy_from_slice(&VIP.octets());

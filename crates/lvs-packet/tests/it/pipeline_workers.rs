@@ -168,7 +168,7 @@ fn reported(frame: &[u8]) -> Option<u16> {
 }
 
 #[test]
-fn path_mtu_learned_by_one_worker_applies_to_all() {
+fn path_mtu_learned_by_one_worker_applies_to_all_workers() {
     let mut site = Site::new(Forwarding::Tunnel, Settings::UNLIMITED);
     let request = udp(CLIENT, 64, 1300);
     // Both workers have sent packets to the server, and have stored references to its path.

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn journal_record_has_its_fields_and_complete_text() {
+    fn journal_record_has_fields_and_whole_text_and_is_lost_without_journal() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let path = directory.path().join("socket");
         assert!(

@@ -397,7 +397,7 @@ pub enum Referents {
     /// Programs, as destinations of tail calls. The kernel empties the map when its last descriptor
     /// is closed and its last pin is removed.
     Programs,
-    /// Inner maps.
+    /// Other maps, which programs read through this one.
     Maps,
     /// Network devices, by their indices. The kernel empties an entry when its device is removed.
     Devices,
@@ -473,7 +473,7 @@ impl ReferenceMap {
         self.element(BPF_MAP_UPDATE_ELEM, 0, ifindex)
     }
 
-    /// Empties the first entry.
+    /// Removes the reference in the first entry.
     pub fn clear(&self) {
         // An absent entry is not an error.
         let _ = self.element(BPF_MAP_DELETE_ELEM, 0, 0);

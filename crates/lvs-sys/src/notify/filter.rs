@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_reports_generic_netlink_and_ipvs_options_only() {
+    fn notify_filter_reports_only_reserved_descriptors_generic_netlink_and_ipvs_options() {
         let Some(arch) = ARCHITECTURE else { return };
         let places = Places::below(1 << 20).expect("the limit of descriptors is high enough");
         let program = program(&places).expect("the architecture is supported");
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_ignores_calls_of_other_architectures() {
+    fn notify_filter_ignores_calls_of_other_architectures() {
         let places = Places::below(1024).expect("the limit of descriptors is high enough");
         let Some(program) = program(&places) else {
             return;
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_ranges_depend_on_the_limit_of_descriptors() {
+    fn descriptor_ranges_are_below_descriptor_limit_and_limit_below_96_is_refused() {
         assert_eq!(Places::below(u64::MAX), Places::below(1024));
         let low = Places::below(256).expect("the limit of descriptors is high enough");
         assert_eq!((low.plain.start, low.strict.end), (192, 256));

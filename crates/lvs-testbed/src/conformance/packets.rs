@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn gue_flows_after_extension_headers_are_distinguished() {
+    fn gue_flow_must_keep_its_source_port_even_after_extension_headers() {
         let expected = Expected {
             device: "sv",
             frame: Vec::new(),

@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn listed_times_are_compared_around_the_end_of_a_period() {
+    fn listed_times_are_compared_correctly_across_their_wrap() {
         assert_eq!(later(300, 299), 1);
         assert_eq!(later(4_294_967, 0), 0, "the wrap is not recognised");
         assert_eq!(later(0, 4_294_966), 1);

@@ -745,7 +745,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Checks a sent packet.
+    /// Checks a packet that was sent on `port` because of the received packet `came`: its offload
+    /// request and checksums. Of a tunnel packet of the director, also checks the packet inside.
     fn check(
         &mut self,
         came: &Came,

@@ -221,7 +221,7 @@ fn pid_that_answers(site: &Site) -> Option<u64> {
 
 #[test]
 #[ignore = "long"]
-fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
+fn dataplane_started_while_signalled_dataplane_exits_waits_and_starts() -> Result<()> {
     let site = site("bootkill")?;
     for words in [&[][..], &["--fast-path", "off", "--warm-restart", "on"]] {
         let mut before = start(&site, words)?;

@@ -50,7 +50,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 }
 
 #[test]
-fn doctor_reports_rp_filter_lro_lost_frames_and_interface_down() -> Result<()> {
+fn doctor_reports_rp_filter_lro_lost_frames_iptables_rule_and_interface_down() -> Result<()> {
     let site = site("docthost", Forward::Nat)?;
     let all = findings(&site)?;
     ensure!(all.is_empty(), "doctor reports findings: {all:?}");
@@ -327,7 +327,7 @@ fn doctor_names_service_of_dropped_packets() -> Result<()> {
 }
 
 #[test]
-fn doctor_reports_vip_without_owner() -> Result<()> {
+fn doctor_reports_vip_without_owner_and_service_without_server() -> Result<()> {
     let site = site("doctvip", Forward::Nat)?;
     site.lvsadm("-A -t 203.0.113.77:80 -s rr")?;
     let output = fix(&site, "this host does not answer ARP for 203.0.113.77")?;

@@ -424,7 +424,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn lvsd_connects_to_etcd_with_tls_and_password() -> Result<()> {
+fn lvsd_connects_to_etcd_with_tls_and_password_and_reports_wrong_credentials() -> Result<()> {
     let site = site("etcdtls")?;
     let dir = site.testbed.dir().display().to_string();
     let address = site.real_address(0);
@@ -746,7 +746,7 @@ fn stuck_etcd_watch_is_replaced() -> Result<()> {
 /// disconnected, then while lvsd is stopped.
 #[test]
 #[ignore = "needs etcd"]
-fn etcd_compacted_history_is_read_again() -> Result<()> {
+fn etcd_keys_are_read_again_after_history_was_compacted() -> Result<()> {
     let site = site("etcdcompact")?;
     let buffers = |receive: &str, send: &str| -> Result<()> {
         for host in [&site.director, &site.servers[0]] {

@@ -292,7 +292,7 @@ fn maintenance_command_returns_when_routes_have_changed() -> Result<()> {
 }
 
 #[test]
-fn invalid_announcements_are_refused() -> Result<()> {
+fn invalid_announcements_are_refused_and_existing_host_route_is_kept() -> Result<()> {
     let site = site("announce-bad")?;
     let one = r#"{"address":"203.0.113.10","standing":"announced"}"#;
     announce(&site, one, 600)?;

@@ -161,7 +161,7 @@ fn workers_forward_every_byte_over_ipv6() -> Result<()> {
 /// With the FTP helper, a data connection belongs to the worker of its control connection.
 #[test]
 #[ignore = "long"]
-fn workers_transfer_ftp_files() -> Result<()> {
+fn workers_transfer_whole_ftp_files_in_all_modes() -> Result<()> {
     let mut site = Site::new(options("ftp", Forward::Nat))?;
     site.start_dataplane(&["--workers", "4", "--helper", "ftp"])?;
     let _servers = site

@@ -170,7 +170,7 @@ fn failed(text: &str) -> u8 {
     FAILED
 }
 
-/// Replaces this process by the command.
+/// Replaces this process by the command. Returns the exit status only if this fails.
 fn execute(command: &[OsString]) -> u8 {
     let Some((program, arguments)) = command.split_first() else {
         return FAILED;

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn realserver_refuses_unusable_addresses() {
+    fn realserver_accepts_unicast_vips_and_refuses_unusable_addresses() {
         for bad in [
             "0.0.0.0",
             "127.0.0.1",

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sync_shows_announced_addresses() {
+    fn lvsadm_sync_shows_standing_and_faults_of_announced_addresses() {
         assert!(announced(&Info::default()).is_empty());
         let vip = |address: &str, standing, trouble: &str| AnnouncedVip {
             address: address.parse().expect("the address is valid"),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn sync_shows_faults_of_peers() {
+    fn lvsadm_sync_shows_state_lag_and_faults_of_peers() {
         assert!(text(&SyncState::default()).contains("--sync-peer"));
         let peer = PeerInfo {
             address: "192.0.2.2:8848".parse().expect("the address is valid"),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn sync_shows_differing_services() {
+    fn lvsadm_sync_shows_comparison_of_services_with_each_peer() {
         let peer = |last: u8| format!("192.0.2.{last}:8848");
         let text = format!(
             r#"{{"tables": [

@@ -133,7 +133,7 @@ impl Bed {
 }
 
 #[test]
-fn full_nat_is_restored_if_dataplane_has_local_addresses() {
+fn atomic_restore_accepts_full_nat_if_dataplane_has_local_addresses() {
     let bed = Bed::new("fullnat");
     let (errors, status) = bed.restore(
         "-C\n-A -t 192.0.2.1:80 -s rr\n-a -t 192.0.2.1:80 -r 10.0.0.11:80 --fullnat -w 2\n",

@@ -135,7 +135,7 @@ fn run(command: &mut Command) -> (String, String, Option<i32>) {
 }
 
 #[test]
-fn missing_dataplane_is_reported_in_one_line_with_fix() {
+fn missing_dataplane_is_reported_with_fix_except_for_help_and_usage_errors() {
     let nobody = address("nobody");
     let (out, err, code) = run(program("/sbin/ipvsadm", &nobody).arg("-Ln"));
     assert_eq!((out.as_str(), code), ("", Some(2)));
@@ -255,7 +255,7 @@ fn dataplane_that_cannot_start_is_reported() {
 }
 
 #[test]
-fn refusals_of_dataplane_are_printed_unchanged() {
+fn refusals_of_dataplane_are_printed_unchanged_except_of_timeouts_by_ipvsadm() {
     let at = address("words");
     let _dataplane = start(&at);
     let (out, err, code) = run(program("lvsadm", &at).args(["-A", "-t", "192.0.2.1:80"]));

@@ -41,7 +41,8 @@ mod directors;
 const LVSD: &str = "lvsd";
 const DATAPLANE: &str = "lvs-dataplane";
 
-/// Maximum number of servers with separate metrics.
+/// Maximum number of servers up to which each server has metrics of its own. With more servers,
+/// none has.
 const SERVERS_MAX: usize = 5000;
 /// Maximum number of services up to which each service has a series for every reason to refuse a
 /// connection. With more services, a series begins with the first packet refused for its reason.
@@ -427,7 +428,8 @@ impl View {
         Self::totals(out, &info.total.live)
     }
 
-    /// Processor time and memory of lvsd, and of the dataplane while it answers.
+    /// Processor time and memory of lvsd, and of the dataplane while it answers. Also the processor
+    /// time of each packet worker.
     fn processes(&self, out: &mut Out<'_>) -> fmt::Result {
         let status = &self.snapshot.status;
         let dataplane = status.dataplane.pid.filter(|_| status.dataplane.connected);
@@ -772,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_have_series_for_each_service_and_server() {
+    fn metrics_contain_series_of_service_server_check_and_dataplane() {
         let text = text("web");
         for line in [
             r#"lvs_service_usable_servers{service="web",protocol="tcp",address="192.0.2.10:80"} 1"#,
@@ -790,7 +792,7 @@ mod tests {
     }
 
     #[test]
-    fn service_unknown_to_dataplane_has_no_counters() {
+    fn metrics_of_service_unknown_to_dataplane_have_no_packet_counters() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         Arc::make_mut(&mut found.seen).services.clear();
@@ -890,7 +892,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_without_dataplane_have_none_of_its_values() {
+    fn metrics_omit_dataplane_values_while_dataplane_is_disconnected() {
         let mut snapshot = snapshot("web");
         let text = |snapshot: &Snapshot| {
             open_metrics(Arc::new(snapshot.clone()), counters::Counts::default())
@@ -917,7 +919,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_next_hop_of_server_that_is_down_is_not_counted() {
+    fn silent_next_hop_metric_counts_only_hops_listed_in_status() {
         let mut snapshot = snapshot("web");
         let hop = SilentHop {
             address: [10, 0, 0, 1].into(),
@@ -936,7 +938,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_packets_of_services_are_counted_by_reason() {
+    fn metrics_count_refused_and_dropped_packets_of_service_by_reason() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         let seen = Arc::make_mut(&mut found.seen);
@@ -971,7 +973,7 @@ mod tests {
     }
 
     #[test]
-    fn series_of_reasons_exist_before_the_first_packet() {
+    fn zero_series_of_director_drops_exist_and_of_service_refusals_unless_services_exceed_limit() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         let seen = Arc::make_mut(&mut found.seen);
@@ -1026,7 +1028,7 @@ mod tests {
     }
 
     #[test]
-    fn many_servers_have_no_separate_series() {
+    fn metrics_with_more_servers_than_limit_have_no_series_of_servers() {
         let mut snapshot = snapshot("web");
         let servers = &mut snapshot.status.services[0].servers;
         servers.resize(SERVERS_MAX, servers[0].clone());
@@ -1043,7 +1045,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_label_value_is_escaped() {
+    fn label_value_with_quotes_and_backslash_is_escaped_in_metrics() {
         let text = text("a\"} 1\\{b=\"");
         assert!(
             text.contains(r#"lvs_service_quorum{service="a\"} 1\\{b=\"",protocol="tcp","#),
@@ -1052,7 +1054,7 @@ mod tests {
     }
 
     #[test]
-    fn older_metrics_format_has_total_suffix_in_counter_descriptions() {
+    fn older_metrics_format_has_total_suffix_in_counter_descriptions_and_no_end_marker() {
         let plain = plain(&text("web"));
         assert!(plain.contains("# HELP lvs_drops_total Dropped packets by reason\n# TYPE lvs_drops_total counter\nlvs_drops_total{"), "{plain}");
         assert!(plain.contains("# TYPE lvs_dataplane_up gauge\nlvs_dataplane_up 1\n"));

@@ -31,7 +31,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
-    /// Shows only services with this name or address.
+    /// Shows only services with this name or address; `None` for all services.
     pub(super) name: Option<String>,
     /// Shows only broken services, and services with servers that are down, suspicious, slow or
     /// flapping.
@@ -94,7 +94,7 @@ impl Look {
         }
     }
 
-    /// Adds the colour of a state to a text.
+    /// Adds the colour of a state to a text, if the output has colours.
     fn paint(self, state: &str, text: String) -> String {
         let colour = match state {
             "down" | "broken" => 31,
@@ -223,7 +223,8 @@ fn line_end(line: &str, room: usize) -> Option<usize> {
     None
 }
 
-/// Line and exit code of a monitoring plugin.
+/// Queries the running daemon, and returns the line and the exit code of a monitoring plugin; the
+/// exit code is 3 if the daemon does not answer.
 pub(super) fn check_health(dataplane: &Address) -> (String, u8) {
     match connect(dataplane).and_then(|mut client| client.status()) {
         Ok(status) => health_line(&Verdict::of(&status)),
@@ -517,7 +518,7 @@ fn packets_text(reason: &str, packets: &RecentCount) -> String {
 }
 
 /// Appends lines about the packets of a service from which no connection was opened, and about the
-/// dropped packets of its connections.
+/// dropped packets of its connections. Reasons without a packet in the last minute are omitted.
 fn losses_lines(text: &mut String, service: &ServiceStatus) {
     for (fate, reasons) in [("refused", &service.refusals), ("dropped", &service.drops)] {
         let recent = reasons.iter().filter(|one| one.packets.last_minute > 0);
@@ -857,7 +858,7 @@ mod tests {
     }
 
     #[test]
-    fn status_text_shows_missing_dataplane_lost_quorum_and_failed_servers() {
+    fn status_text_shows_dataplane_confinement_proxy_quorum_and_each_server() {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
         };
@@ -953,7 +954,7 @@ mod tests {
     }
 
     #[test]
-    fn status_text_shows_peers_only_while_dataplane_is_connected() {
+    fn status_text_shows_peers_of_connected_dataplane_only_and_cause_of_its_wait() {
         let peer = |n: u8, state: &str, seconds: u64, missing: u64, trouble: &str| PeerStanding {
             peer: ([192, 0, 2, n], 8848).into(),
             state: state.to_owned(),
@@ -1059,7 +1060,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_and_refused_packets_have_reason_rate_and_times() {
+    fn status_text_shows_dropped_and_refused_packets_with_reason_rate_and_times() {
         let mut status = suspicious();
         status.dataplane.drops = vec![dropped("no_server")];
         status.services[0].refusals = vec![refused("no_server", 8), refused("filtered", 1)];
@@ -1160,7 +1161,7 @@ mod tests {
     }
 
     #[test]
-    fn status_lines_have_at_most_80_columns() {
+    fn status_lines_fit_terminal_of_80_columns_and_have_colour_only_on_request() {
         for details in [false, true] {
             for colour in [false, true] {
                 let look = Look {
@@ -1181,7 +1182,7 @@ mod tests {
     }
 
     #[test]
-    fn server_row_with_ipv4_address_fits_80_columns() {
+    fn status_row_with_longest_ipv4_address_fits_80_columns() {
         let mut status = suspicious();
         let server = &mut status.services[1].servers[0];
         server.server = "255.255.255.255:65535".parse().unwrap();
@@ -1199,7 +1200,7 @@ mod tests {
     }
 
     #[test]
-    fn status_text_lists_worst_services_and_servers_first() {
+    fn detailed_status_text_lists_worst_services_and_servers_first() {
         let look = Look {
             colour: true,
             width: Some(80),
@@ -1240,7 +1241,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_and_flapping_servers_have_notes_even_without_details() {
+    fn server_with_three_slow_checks_or_three_falls_has_note_in_status_without_details() {
         let shown = |slow_in_a_row, falls_in_day| {
             let mut status = suspicious();
             let server = &mut status.services[1].servers[0];
@@ -1262,7 +1263,7 @@ mod tests {
     }
 
     #[test]
-    fn watched_status_fits_the_terminal() {
+    fn watched_status_is_shortened_to_terminal_height_with_number_of_omitted_lines() {
         let text = "a\nb\nc\nd\n";
         assert_eq!(first_lines(text, 5), text);
         assert_eq!(first_lines(text, 4), "a\nb\n... and 2 lines below");
@@ -1270,7 +1271,7 @@ mod tests {
     }
 
     #[test]
-    fn services_are_selected_by_name_address_and_state() {
+    fn status_selects_services_by_name_address_or_broken_state_and_refuses_unknown_name() {
         let names = |selection: &Selection| {
             let mut status = suspicious();
             selection.apply(&mut status)?;
@@ -1298,7 +1299,7 @@ mod tests {
     }
 
     #[test]
-    fn health_line_has_performance_data_and_exit_code() {
+    fn health_line_replaces_reserved_characters_and_has_performance_data_and_exit_code() {
         let (line, code) = health_line(&Verdict::of(&suspicious()));
         assert_eq!(code, 1);
         assert_eq!(

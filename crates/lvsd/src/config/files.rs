@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_file_is_refused_at_the_size_limit() {
+    fn endless_configuration_file_is_refused_at_64_mib() {
         let error = super::read_bounded("/dev/zero".as_ref()).unwrap_err();
         assert_eq!(error.to_string(), "it is longer than 64 MiB");
         let error = Config::load("/dev/zero".as_ref()).unwrap_err();

@@ -250,7 +250,6 @@ struct Building {
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,
     one_packet: Option<Directive>,
-    /// Scheduler flags.
     flags: Vec<String>,
     flags_directive: Directive,
     bad: Option<&'static str>,
@@ -548,7 +547,7 @@ impl Building {
         }
     }
 
-    /// Interval, timeout and number of failures of a kind of check.
+    /// Port, intervals, timeout, `rise` and `fall` of a check of this kind, as lvsd's keys.
     fn rhythm(&mut self, globals: &Settings, kind: &str) -> Check {
         let (own, all) = (&self.own, globals);
         let mut interval = all.interval.unwrap_or(10.0);
@@ -845,7 +844,7 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, Option<String>) {
 }
 
 /// Splits `"request", "receive"` from the following text. Each part ends at the last quote that
-/// still leaves a pair.
+/// still leaves a pair. `None` if the text does not begin with such a pair.
 fn pair(text: &str) -> Option<((String, String), &str)> {
     let inner = text.strip_prefix('"')?;
     let ends = inner.rmatch_indices('"').map(|(end, _)| end);
@@ -861,6 +860,7 @@ fn pair(text: &str) -> Option<((String, String), &str)> {
 }
 
 /// Parses an address with or without a port: `192.0.2.1:80`, `[2001:db8::1]:http`, `192.0.2.1`.
+/// `None` for a name, or if the port is unknown.
 fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
         return Some((ip, None));

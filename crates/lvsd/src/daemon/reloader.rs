@@ -61,11 +61,11 @@ struct Standing {
 pub(super) struct Reloader {
     /// The path of the configuration.
     pub(super) path: PathBuf,
-    /// The path of the copy of the last good configuration.
+    /// The path of the copy of the last good configuration; `None` if it is not stored.
     pub(super) last_good: Option<PathBuf>,
-    /// The read that is in progress.
+    /// The read that is in progress, if any.
     reading: Option<Reading>,
-    /// The read that starts when the present one is done.
+    /// The read that starts when the present one is done, if any.
     again: Option<Reading>,
     done: (mpsc::Sender<Box<Done>>, mpsc::Receiver<Box<Done>>),
     /// Whether the next file may remove any number of servers.
@@ -77,7 +77,8 @@ pub(super) struct Reloader {
     /// The number of servers of each service at the last load. While the source of a service has
     /// not answered, its earlier number stays.
     standing: HashMap<ServiceId, Standing>,
-    /// The reason why the answers of the sources were refused as a whole.
+    /// The reason why the answers of the sources were refused as a whole; `None` if they are in
+    /// force.
     pub(super) held_back: Option<String>,
     /// The result of the last read of the file.
     status: LoadStatus,
@@ -115,7 +116,7 @@ impl Reloader {
         status
     }
 
-    /// Waits for the next result.
+    /// Waits for the result of the read that is in progress.
     pub(super) async fn done(&mut self) -> Option<Box<Done>> {
         self.done.1.recv().await
     }
@@ -197,14 +198,15 @@ impl Reloader {
 }
 
 impl<P: Prober> Daemon<P> {
-    /// Starts a reload of the file.
+    /// Starts a reload of the file, after a read that is in progress.
     pub(super) fn reload(&mut self, forced: bool) {
         self.reloader.forced |= forced;
         self.reporter.reloading();
         self.read(Reading::File);
     }
 
-    /// Starts to read the answers of the sources, if they have changed.
+    /// Starts to read the answers of the sources if they have changed. If a read is in progress,
+    /// requests another one after it.
     pub(super) fn take_sources(&mut self) {
         let reloader = &self.reloader;
         if reloader.reading.is_some() || self.inputs.sources.gathered() != reloader.gathered {
@@ -241,7 +243,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Loads the answers of the sources with the file in force.
+    /// Loads the answers of the sources with the file in force, or refuses them if they remove too
+    /// many servers.
     fn take_expanded(&mut self, read: Read, link: &Links) {
         let expanded = read.expanded;
         let in_force = &mut self.inputs.expanded;
@@ -275,7 +278,8 @@ impl<P: Prober> Daemon<P> {
         self.goal_changed();
     }
 
-    /// Loads a file that was read; false if it is refused.
+    /// Loads or refuses a file that was read, and reports the result as an event, in the counters
+    /// and in the status. Returns whether the file was loaded.
     fn take_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> bool {
         let message = self.load_file(file, link);
         let ok = message.is_ok();
@@ -295,7 +299,8 @@ impl<P: Prober> Daemon<P> {
         ok
     }
 
-    /// Loads a file that was read, and returns the result as text.
+    /// Loads a file that was read, and stores it as the last good configuration. Returns the result
+    /// as text; an error if the file is refused.
     fn load_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> Result<String, String> {
         let path = self.reloader.path.display().to_string();
         let Read {
@@ -547,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_of_servers_is_accepted_from_kubernetes_and_refused_from_the_file() {
+    fn loss_of_most_servers_is_accepted_from_kubernetes_and_refused_from_file() {
         let file = |own| format!("{KUBERNETES}{}", service("192.0.2.1:80", own));
         let (_, before) = read(&file(30), &service("192.0.2.2:80", 100));
         let mut reloader = Reloader::new(PathBuf::new(), None, loaded_at_start());

@@ -111,7 +111,7 @@ impl Reporter {
         }
     }
 
-    /// Reports that a server has changed its state.
+    /// Counts and logs that a server went up or down, and sends an event about it.
     pub(super) fn change<P: Prober>(&mut self, inputs: &Inputs<P>, change: &Change) {
         let Some(service) = inputs.service(&change.key.0) else {
             return;
@@ -198,7 +198,7 @@ impl Reporter {
         self.event(event, words);
     }
 
-    /// Reports a service that is removed because lvsd exits.
+    /// Reports that a service loses its quorum and its VIP, because it is removed when lvsd exits.
     pub(super) fn end(&mut self, service: &Service, before: Decision) {
         let words = "the service is removed, because lvsd exits (remove_on_exit)";
         tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");
@@ -214,7 +214,7 @@ impl Reporter {
         }
     }
 
-    /// Reports a changed decision about a service.
+    /// Logs each part of a decision about a service that has changed, and sends an event about it.
     pub(super) fn decision(&mut self, transition: &Transition) {
         let Transition {
             id,
@@ -276,7 +276,7 @@ pub(super) fn log_reason(service: &Service, key: &Key, reason: &Reason) {
     tracing::warn!(event = "server_reason", service = %name, %server, code, "server is still down, now for another reason: {reason}");
 }
 
-/// Logs the effect of a server's change on its service.
+/// Logs that a service has lost its last server that was up, or has one again.
 fn log_service(service: &Service, change: &Change, health: impl Fn(&Key) -> Health) {
     let name = &service.name;
     let servers = service.servers.iter();

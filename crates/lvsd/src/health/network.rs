@@ -131,7 +131,8 @@ impl Prober for Network {
 }
 
 impl Network {
-    /// Makes a check. A failure may have been caused by the dataplane.
+    /// Makes a check within its timeout. The caller determines whether the dataplane has caused a
+    /// failure.
     async fn attempt(&self, check: &Check, progress: &Progress) -> Result<Advice, ProbeError> {
         let asked = Asked {
             server: check.server,

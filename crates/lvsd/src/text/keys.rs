@@ -116,7 +116,7 @@ pub(crate) struct Keys<'a> {
     pub(crate) table: Range<usize>,
     pub(crate) entries: &'a [(Spanned<String>, Spanned<Value>)],
     pub(crate) text: &'a str,
-    /// The service to which the table belongs.
+    /// The service to which the table belongs, if the address of the service is valid.
     pub(crate) service: Option<&'a ServiceId>,
     pub(crate) findings: Findings,
 }

@@ -67,7 +67,7 @@ fn typical_files_of_keepalived_ldirectord_and_lvs_howto_are_converted() {
 
 /// Known numbers of services and servers, so that an empty result does not pass.
 #[test]
-fn published_files_convert_to_expected_numbers_of_services_and_servers() {
+fn typical_files_convert_to_expected_numbers_of_services_and_servers() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let counts = |name: &str| {
         let (_, config) = checked(&directory.join(name));
@@ -136,7 +136,7 @@ fn samples_of_debian_packages_are_converted() {
 
 /// Lines of `convert/cases` that begin with `#=` contain the expected result.
 #[test]
-fn cases_convert_as_annotated() {
+fn conversion_cases_yield_results_annotated_in_their_files() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert/cases");
     let all: Vec<PathBuf> = files(&directory)
         .into_iter()
@@ -237,7 +237,7 @@ fn convert_with_omitted_settings_exits_with_code_4() {
 }
 
 #[test]
-fn convert_check_reports_why_it_cannot_compare() {
+fn convert_check_that_cannot_compare_reports_reason_and_exits_with_code_5() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     for (name, why) in [
         (

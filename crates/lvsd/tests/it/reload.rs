@@ -48,7 +48,7 @@ fn reload_during_start_does_not_end_lvsd() {
 
 /// The running daemon uses another file than the default, with a relative path.
 #[test]
-fn reload_names_the_file_of_the_daemon() {
+fn reload_plan_and_keepalived_config_report_errors_in_file_of_running_daemon() {
     let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let path = directory.path().join("own.toml");
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn local_address_that_is_unusable_is_refused() {
+    fn local_addresses_that_are_unusable_duplicate_or_more_than_256_are_refused() {
         for addr in [
             "0.0.0.0",
             "127.0.0.1",

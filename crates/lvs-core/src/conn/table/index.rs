@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn index_with_equal_hashes_uses_two_lines() {
+    fn index_of_equal_hashes_is_limited_to_two_lines_and_replaces_reference() {
         let mut index = Index::new(1000);
         let taken = (0..100).filter(|&n| index.insert(7, n)).count();
         assert_eq!(taken, PROBES);

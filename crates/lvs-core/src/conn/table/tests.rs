@@ -130,7 +130,7 @@ fn lookup_finds_both_directions_and_newest_of_equal_entries() {
 }
 
 #[test]
-fn entry_with_an_equal_key_is_not_offloadable() {
+fn entry_is_not_offloadable_while_newer_entry_has_equal_key() {
     let mut table = ConnTable::new(8, 1);
     let old = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     table.get(old).publish(7);
@@ -814,7 +814,7 @@ proptest! {
 }
 
 #[test]
-fn adoption_keeps_valid_entries_and_drops_damaged_ones() {
+fn adoption_keeps_valid_entries_and_drops_damaged_or_refused_entries() {
     let layout = Layout::new(100, 3);
     let words = borrowed(&layout);
     let mut table = ConnTable::with_memory(100, memory(layout, &words));

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn change_without_keeper_succeeds_with_warning() {
+    fn change_without_keeper_warns_and_duplicate_service_is_refused() {
         let control = Control::new(Options::default());
         let handle = Handle::without_host(control);
         handle.threads.keeper().close();

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn nonce_contains_features_of_the_director() {
+    fn service_comparison_requires_authenticated_marker_in_nonces_of_both_peers() {
         let new = Introduction::new([3; 16], [4; 24]);
         let old = Introduction {
             identity: [5; 16],
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn sealed_frames_are_opened_unchanged_and_in_order() {
+    fn sealed_peer_frames_are_opened_in_order_and_forged_frames_are_refused() {
         let handshake = handshake(b"one", 1);
         let (mut sealed, mut ends) = (Vec::new(), Vec::new());
         let mut replicated = handshake.replicated();
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_key_of_wrong_length_or_unsafe_mode_is_refused() {
+    fn peer_key_file_that_is_missing_unsafe_or_of_wrong_length_is_refused() {
         let dir = std::env::temp_dir().join(format!("lvs-key-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("the directory can be created");
         let path = dir.join("key");

@@ -159,12 +159,12 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Step {
-    /// The peer is disconnected.
+    /// The peer is not connected.
     #[default]
     Away,
     /// The peer sends the full sync.
     Bulk,
-    /// The peer sends updates.
+    /// The peer has sent the full sync, and sends updates.
     Follows,
 }
 

@@ -461,7 +461,7 @@ fn service_digests_are_bounded_and_sent_only_to_peers_that_support_them() {
 /// A peer is in sync after a comparison that finds no missing connections. Otherwise its state
 /// contains the seconds since it was in sync, or since the start.
 #[test]
-fn peer_state_counts_seconds_since_peer_was_in_sync() {
+fn peer_state_reports_seconds_out_of_sync_missing_connections_and_alarm() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
     let peer = &peers.peers[0];
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
@@ -493,7 +493,7 @@ fn peer_state_counts_seconds_since_peer_was_in_sync() {
 }
 
 #[test]
-fn peers_above_the_limit_are_refused() {
+fn more_than_8_peers_are_refused() {
     let control = Control::new(Options::default());
     let parts = parts(control, 1);
     for (count, words) in [
@@ -633,7 +633,7 @@ fn run_until(
 /// Directors with different numbers of packet workers replicate to each other: a full sync,
 /// updates, a take-over of one connection, and of all connections when a director stops.
 #[test]
-fn connections_are_replicated_between_any_numbers_of_workers() {
+fn connections_are_replicated_between_directors_with_any_numbers_of_workers() {
     for counts in [[1, 1], [1, 2], [2, 1], [3, 2]] {
         replicate(counts);
     }

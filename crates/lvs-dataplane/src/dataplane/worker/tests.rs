@@ -179,7 +179,7 @@ fn query_about_connection_reports_why_it_is_not_offloaded() {
 }
 
 #[test]
-fn two_workers_of_one_director_forward_packets_and_share_counts() {
+fn two_workers_of_one_director_forward_packets_and_their_counts_are_added() {
     let Bed {
         context,
         threads,
@@ -420,7 +420,7 @@ fn frame_from_other_worker_during_round_is_processed_next() {
 
 /// Real-time scheduling ends even during a long round.
 #[test]
-fn worker_with_long_round_is_demoted_between_two_pieces() {
+fn real_time_worker_is_demoted_during_long_round() {
     use super::super::priority::Pretended;
 
     let Bed { mut workers, .. } = bed(None);

@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn many_adjacent_addresses_are_merged_to_few_ranges() {
+    fn fanout_addresses_are_merged_to_bounded_number_of_ranges() {
         let steering = steering(false);
         let scattered = (0..20_000_u32).map(|n| IpAddr::V4(Ipv4Addr::from_bits(n * 40_000 + 7)));
         let six = (0..20_000_u128).map(|n| IpAddr::V6(Ipv6Addr::from_bits(n << 64 | 7)));

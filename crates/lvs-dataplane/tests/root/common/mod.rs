@@ -32,7 +32,7 @@ impl Host {
             .expect("the thread in the namespace does not panic")
     }
 
-    /// As [`Self::run`], without waiting.
+    /// As [`Self::run`], but returns at once; the handle returns the result.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> T + Send + 'static,

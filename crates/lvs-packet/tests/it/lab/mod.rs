@@ -238,7 +238,7 @@ pub fn sent(
         .collect()
 }
 
-/// The bytes of frames.
+/// Replaces each frame by its bytes.
 pub fn bytes(frames: Vec<(PortId, Frame)>) -> Vec<(PortId, Vec<u8>)> {
     let bytes = |(port, frame): (PortId, Frame)| (port, frame.bytes().to_vec());
     frames.into_iter().map(bytes).collect()

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_shows_times_of_address_conflict() {
+    fn doctor_reports_address_conflicts_with_hosts_and_times() {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true}],
                 "conflicts": [
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_packets_dropped_in_five_minutes_are_a_finding() {
+    fn doctor_reports_packets_dropped_in_last_five_minutes_or_since_start() {
         let found = |recent, since| {
             let mut findings = Findings::default();
             counters(&[], &[no_server(recent)], since, &mut findings);
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_lagging_peer_is_a_finding() {
+    fn doctor_peer_out_of_sync_for_10_s_is_a_finding() {
         let found = |state: &str, seconds: u64| {
             let text = format!(
                 r#"{{"peers": [{{"peer": "192.0.2.2:8848", "state": "{state}", "seconds": {seconds}, "trouble": "no route"}}]}}"#
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_peer_with_other_services_is_a_finding() {
+    fn doctor_lasting_difference_of_services_with_peer_is_a_finding() {
         let found = |state: &str| {
             let text = format!(
                 r#"{{"tables": [{{"peer": "192.0.2.2:8848", "state": "{state}", "differ": 2, "seconds": 40}}]}}"#
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_missing_interface_is_a_finding() {
+    fn doctor_missing_interface_and_unredirected_local_clients_are_findings() {
         let info: Info = serde_json::from_str(
             r#"{"waiting": [{"code": "interface_missing", "what": "waiting for eth7", "fix": "make it", "since": 130}],
                 "local_clients": {"code": "local_clients_off", "what": "clients on this host", "fix": "Linux 6.6"}}"#,

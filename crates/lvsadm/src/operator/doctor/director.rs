@@ -35,7 +35,7 @@ impl Director {
         self.0.services.iter().find(|one| one.service == *id)
     }
 
-    /// The status of a server that `lvsd` finds suspicious.
+    /// The status of a server, if `lvsd` finds the server suspicious.
     pub(super) fn suspicious(
         &self,
         service: &ServiceId,
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_standby_director_has_no_finding() {
+    fn doctor_reports_active_director_that_waits_for_dataplane_and_no_ready_director() {
         let standby = director("backup", false, true);
         assert!(standby.has_given_up(VIP) && standby.stands_by().is_some());
         assert!(found(&standby).is_empty());
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_address_below_quorum_counts_as_given_up() {
+    fn doctor_address_of_withdrawn_service_counts_as_released() {
         let text = r#"{"name": "web", "service": {"protocol": "tcp", "address": "192.0.2.10:80"}, "usable": 0,
             "quorum": false, "panic": false, "withdrawn": true, "servers": []}"#;
         let service: ServiceStatus = serde_json::from_str(text).expect("the JSON is valid");

@@ -345,7 +345,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
     }
 }
 
-/// Number and names of BPF programs, for messages.
+/// Number and names of BPF programs, for messages; `None` without programs.
 fn described(names: &[&String]) -> Option<(String, String)> {
     let named = |name: &&String| match name.as_str() {
         "" => "a program without a name".to_owned(),
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_tc_filters_are_findings() {
+    fn doctor_foreign_tc_filters_that_may_drop_are_findings() {
         let findings_of = |device, side, text: &str| {
             let mut findings = Findings::default();
             traffic_control(&device, side, text, &mut findings);

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ring_drops_are_parsed() {
+    fn ring_drops_of_interface_are_parsed_and_default_to_0() {
         let text = r#"[{"ifname":"eth0","stats64":{"rx":{"packets":9,"dropped":3,"over_errors":0,"fifo_errors":0,"missed_errors":12}}}]"#;
         assert_eq!(ring_drops(text), 12);
         assert_eq!(ring_drops(""), 0);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_disabled_forwarding_is_a_finding() {
+    fn doctor_disabled_forwarding_and_dropping_forward_chain_are_findings() {
         for (setting, found) in [("0\n", true), ("1\n", false), ("", false)] {
             let mut findings = Findings::default();
             let read = |_: &str| setting.to_owned();

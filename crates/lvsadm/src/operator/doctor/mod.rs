@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn finding_has_code_scope_and_times_for_programs() {
+    fn doctor_finding_in_json_has_code_scope_and_times() {
         let mut findings = Findings::default();
         findings.add(Code::Lro, "a", "b");
         let scope = Scope::server(&services("nat", 1)[0], ([10, 0, 0, 1], 80).into());
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_losses_older_than_five_minutes_are_not_reported() {
+    fn doctor_losses_older_than_five_minutes_are_reported_only_with_since_start() {
         let left = |recent, since| {
             let text = r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#;

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_without_answers_is_a_finding() {
+    fn doctor_server_without_answers_to_clients_is_a_finding() {
         let mut services = services("nat", 1);
         let findings = |services: &[ServiceInfo]| {
             let mut findings = Findings::default();
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn service_of_lvsd_is_reported_with_fixes_for_lvsd() {
+    fn doctor_findings_of_lvsd_service_have_fixes_for_lvsd() {
         let mut services = services("nat", 0);
         services[0].owner = Some("lvsd".to_owned());
         services[0].servers[0].overloaded = true;
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_ftp_without_helper_is_a_finding() {
+    fn doctor_nat_ftp_service_without_helper_is_a_finding() {
         let mut services = services("nat", 1);
         let output = |services: &[ServiceInfo], info: &Info| {
             let mut findings = Findings::default();

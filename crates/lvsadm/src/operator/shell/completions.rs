@@ -29,7 +29,7 @@ fn schedulers() -> String {
     own::schedulers().collect::<Vec<_>>().join(" ")
 }
 
-/// The known values of an option, separated by spaces.
+/// The known values of an option, separated by spaces; `None` if none are known.
 fn values(option: &OptionSpec) -> Option<String> {
     match option.argument {
         Argument::Required("scheduler") => Some(schedulers()),

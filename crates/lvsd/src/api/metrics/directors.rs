@@ -43,7 +43,8 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     Ok(())
 }
 
-/// Writes the dataplane's announcements to routers and the state of its peers.
+/// Writes the dataplane's announcements to routers, the state of its peers, and whether their
+/// services and servers differ from this director's.
 pub(super) fn dataplane(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     if !info.announced.is_empty() {
         let announced = info.announced.iter();
@@ -82,12 +83,13 @@ pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Re
     Ok(())
 }
 
-/// The label of another director.
+/// The label `peer` of another director, with its address.
 fn label(peer: SocketAddr) -> [(&'static str, String); 1] {
     [("peer", peer.ip().to_string())]
 }
 
-/// Writes whether this director has received the connections of its peers.
+/// Writes for each peer whether this director has received its connections, for how long it has
+/// not, and how many are missing.
 fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     let each =
         |value: fn(&PeerStanding) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
@@ -190,7 +192,7 @@ mod tests {
     use crate::api::overview::tests::snapshot;
 
     #[test]
-    fn metrics_report_keepalived_and_maintenance() {
+    fn vrrp_metrics_exist_only_with_vrrp_status_and_maintenance_metric_always() {
         let text = |snapshot| open_metrics(Arc::new(snapshot), counters::Counts::default());
         let mut snapshot = snapshot("web");
         let alone = text(snapshot.clone());
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_report_age_and_failures_of_sources_and_directors() {
+    fn metrics_report_state_of_each_source_and_difference_of_each_director() {
         let mut snapshot = snapshot("web");
         let source = |kind: &str, answered| SourceStatus {
             kind: kind.to_owned(),

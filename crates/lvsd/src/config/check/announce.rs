@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictory_announce_settings_are_reported() {
+    fn contradictory_or_out_of_range_announce_settings_are_reported() {
         for (text, words) in [
             (SERVICE.to_owned(), "share no connections"),
             (

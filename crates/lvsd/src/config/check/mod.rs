@@ -136,7 +136,8 @@ pub(in crate::config) fn remote(config: &Config, text: &str) -> Result<Vec<Servi
     }
 }
 
-/// Whether a persistence template still sends its client to a server with weight 0.
+/// Whether a persistence template still sends its client to a server with weight 0 with these
+/// sysctls.
 fn templates_stay(sysctls: &[(String, String)]) -> bool {
     let mut sysctls = sysctls.iter();
     !sysctls.any(|(name, value)| name == "expire_quiescent_template" && value != "0")

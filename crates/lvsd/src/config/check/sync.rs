@@ -84,7 +84,8 @@ impl Checker<'_> {
         roles.iter().map(daemon).collect()
     }
 
-    /// Returns the peers in the form of the dataplane's options, and reports errors in them.
+    /// Returns the peers in the form of the dataplane's options, and reports errors in them. `None`
+    /// without `addresses` or `key_file`.
     pub(super) fn peers(&mut self, spanned: &Spanned<RawSyncPeers>) -> Option<Peers> {
         let raw = spanned.get_ref();
         let Some(peers) = &raw.addresses else {
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_peers_are_refused() {
+    fn invalid_own_or_repeated_address_of_sync_peer_is_refused() {
         let file = tempfile::NamedTempFile::new().expect("the temporary file can be created");
         std::fs::write(&file, "0123456789abcdef0123456789abcdef\n")
             .expect("the file can be written");
@@ -284,7 +285,7 @@ mod tests {
 
     /// A dataplane would refuse to start with such a key.
     #[test]
-    fn sync_key_unusable_by_dataplane_is_refused() {
+    fn sync_key_unusable_by_dataplane_is_refused_unless_file_is_for_another_host() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let with = |name: &str| {
             let path = directory.path().join(name);
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_of_another_family_are_refused_with_synchronisation() {
+    fn server_of_other_address_family_than_service_is_refused_with_sync_ipvs() {
         let file = |sync: &str, server: &str| {
             let text = format!(
                 "{sync}[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"tun\"\n\

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn inconsistent_settings_are_refused() {
+fn invalid_or_inconsistent_settings_are_refused_with_their_position() {
     let cases = cases(
         r#"
              | address = "192.0.2.10:80" | would loop
@@ -57,7 +57,7 @@ fn inconsistent_settings_are_refused() {
 }
 
 #[test]
-fn too_large_numbers_are_reported_as_out_of_range() {
+fn too_large_or_too_small_number_is_refused_with_position_and_range() {
     for number in [
         "3000000000",
         "9999999999999999999",
@@ -97,7 +97,7 @@ fn too_large_numbers_are_reported_as_out_of_range() {
 }
 
 #[test]
-fn settings_invalid_for_start_or_dataplane_are_refused() {
+fn invalid_value_or_looping_server_is_refused_with_its_line_and_column() {
     let service = |keys: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
@@ -173,7 +173,7 @@ fn settings_invalid_for_start_or_dataplane_are_refused() {
 }
 
 #[test]
-fn implausible_settings_cause_warnings() {
+fn ineffective_weights_or_unset_mark_cause_warning() {
     let service = |keys: &str, weights: [&str; 2]| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ncheck = \"none\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n{}\n[[service.server]]\naddress = \"10.0.0.2:80\"\n{}\n",
@@ -241,7 +241,7 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
 }
 
 #[test]
-fn renamed_key_is_refused_with_its_new_name() {
+fn renamed_or_removed_key_is_refused_with_its_replacement() {
     for [table, old, new] in cases(
         r#"
             [lvsd] | adopt = true | `manage_all_services`
@@ -279,7 +279,7 @@ fn renamed_key_is_refused_with_its_new_name() {
 }
 
 #[test]
-fn faulty_token_of_api_is_refused() {
+fn invalid_api_token_or_more_than_16_tokens_are_refused() {
     let token = "[[api.token]]\nfile = \"/t\"\nrole = \"read\"\n";
     for [keys, words] in cases(
         r#"

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn several_errors_are_reported_at_once() {
+fn errors_of_a_file_are_all_reported_with_position_and_fix() {
     let found = errors(
         r#"[[service]]
 name = "web"
@@ -108,7 +108,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn unreadable_file_reports_reason_and_fix() {
+fn unreadable_file_is_reported_with_fix_and_non_utf8_file_with_position() {
     let message = |path: &Path| {
         Config::load(path)
             .expect_err("a missing file is accepted")
@@ -153,7 +153,7 @@ fn unreadable_file_reports_reason_and_fix() {
 /// With typos in 37,205 servers, or in as many keys of one table, the time is proportional to their
 /// number. All typos are counted, and the first 20 are printed.
 #[test]
-fn typos_of_long_file_are_all_counted_and_first_ones_printed() {
+fn errors_of_long_file_are_all_counted_and_first_20_printed() {
     const N: usize = 37_205;
     let mut servers = String::from("[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n");
     let mut keys = String::from("[lvsd]\n");
@@ -193,7 +193,7 @@ fn typos_of_long_file_are_all_counted_and_first_ones_printed() {
 /// The input resembles a file of a faulty generator.
 #[test]
 #[ignore = "long"]
-fn report_of_a_million_errors_is_bounded() {
+fn report_of_very_many_findings_is_bounded_and_contains_error_after_warnings() {
     let mut keys = String::from("[lvsd]\n");
     for n in 0..150_000 {
         keys.push_str(&format!("key{n} = 1\n"));
@@ -306,7 +306,7 @@ fn errors_are_shown_before_warnings() {
 }
 
 #[test]
-fn syntax_errors_name_their_cause() {
+fn common_mistakes_in_configuration_are_reported_once_with_position_and_cause() {
     let service = |address: &str| {
         format!(
             "[[service]]\naddress = \"{address}\"\nforward = \"nat\"\ncheck = \"none\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
@@ -349,7 +349,7 @@ fn syntax_errors_name_their_cause() {
 }
 
 #[test]
-fn loopback_server_causes_warning_unless_proxied() {
+fn loopback_server_causes_warning_with_nat_only() {
     for (forward, warns) in [("nat", true), ("dr", false), ("proxy", false)] {
         let text = format!(
             "[[service]]\naddress = \"192.0.2.10:8080\"\nforward = \"{forward}\"\ncheck = {{ type = \"tcp\" }}\n[[service.server]]\naddress = \"127.0.0.1:8080\"\n"
@@ -366,7 +366,7 @@ fn loopback_server_causes_warning_unless_proxied() {
 
 /// The parser reports the start of a key with too many parts, far from its end.
 #[test]
-fn overlong_key_or_string_causes_exactly_one_error() {
+fn key_of_100000_parts_or_unterminated_long_string_causes_exactly_one_error() {
     let long = ["a"; 100_000].join(".");
     for text in [
         format!("{long} = 1\n"),

@@ -11,7 +11,7 @@ const FILE: &str = "[[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\nfor
      [[service.server]]\naddress = \"10.0.0.9:80\"\n";
 
 #[test]
-fn invalid_discover_table_is_refused() {
+fn invalid_discover_or_dns_table_is_refused_and_name_servers_get_port_53() {
     for (servers, words) in [
         ("{}", "names no source"),
         ("{ dns = \"a b\" }", "is not a name"),
@@ -80,7 +80,7 @@ fn dns_and_etcd_examples_are_valid_and_in_the_documentation() {
 }
 
 #[test]
-fn dns_names_above_the_limit_are_refused() {
+fn configuration_with_more_than_1024_dns_names_is_refused() {
     let service = |n: usize| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:{}\"\nforward = \"nat\"\ndiscover = {{ dns = \"n{n}.example.org\" }}\n",
@@ -95,7 +95,7 @@ fn dns_names_above_the_limit_are_refused() {
 }
 
 #[test]
-fn invalid_cluster_table_is_refused() {
+fn invalid_cluster_table_is_refused_and_insecure_cluster_table_causes_warning() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "\n").unwrap();
@@ -229,7 +229,7 @@ fn invalid_kubernetes_keys_are_refused() {
 }
 
 #[test]
-fn valid_kubernetes_keys_are_parsed() {
+fn valid_kubernetes_keys_are_parsed_with_warnings_about_insecure_access() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("token");
     std::fs::write(&file, "s3cret\n").unwrap();
@@ -262,7 +262,7 @@ fn valid_kubernetes_keys_are_parsed() {
 }
 
 #[test]
-fn kubeconfig_provides_server_and_token() {
+fn kubeconfig_provides_server_and_token_and_invalid_kubeconfig_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kubeconfig");
     let write = |server: &str, more: &str| {

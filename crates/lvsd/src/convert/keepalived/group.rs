@@ -14,7 +14,7 @@ pub(super) struct Group {
     pub(super) lost: Vec<String>,
 }
 
-/// The address family that a keyword sets; true for IPv6.
+/// The address family that a keyword sets: true for IPv6, `None` for other keywords.
 pub(super) fn family(word: &str) -> Option<bool> {
     match word {
         "inet" => Some(false),

@@ -28,10 +28,10 @@ const ONE_VALUE: [&str; 14] = [
     "delay_before_retry",
 ];
 
-/// Maximum persistence of keepalived in seconds.
+/// keepalived's maximum persistence timeout in seconds.
 const PERSISTENCE_MAX: u64 = 31 * 86_400;
 
-/// Message about words that keepalived ignores.
+/// Message about the words of a statement that keepalived ignores; `None` if it uses all of them.
 fn passed_over(item: &Item) -> Option<String> {
     (ONE_VALUE.contains(&item.name()) && item.len() > 2).then(|| {
         let why = format!("keepalived ignores `{}`", item.rest(2));
@@ -122,7 +122,8 @@ pub(super) fn convert(
     Ok(services)
 }
 
-/// Addresses and marks of a virtual server.
+/// Reads the addresses or the mark of a virtual server, or the members of its group; an error if
+/// they are invalid.
 fn target(item: &Item, groups: &HashMap<&str, &Item>, room: &mut usize) -> Result<Group, String> {
     match item.word(1) {
         "group" => {
@@ -267,7 +268,8 @@ impl Method {
 #[derive(Clone, Debug, Default)]
 struct Parts {
     family: Option<bool>,
-    /// Persistence in seconds; 0 for none.
+    /// Persistence timeout in seconds: 0 for no persistence, `None` if the virtual server does not
+    /// set it.
     timeout: Option<u64>,
     /// Netmask of persistence, and its statement.
     granularity: Option<(String, Item)>,

@@ -41,7 +41,7 @@ pub struct Dns {
     codes: Vec<u8>,
     /// Minimum number of records in the answer.
     answers: u16,
-    /// An address that the answer must contain.
+    /// An address that the answer must contain; `None` for any addresses.
     address: Option<IpAddr>,
 }
 
@@ -240,7 +240,8 @@ pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'st
     Ok(Some(answer))
 }
 
-/// Splits off a record: its type, its data, and the bytes after it.
+/// Splits off a record: its type, its data, and the bytes after it. `None` if the record is
+/// incomplete or invalid.
 fn record(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let mut rest = bytes;
     // Skip the name: only its end matters here.
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn dns_probe_parses_only_the_answer_to_its_query() {
+    fn dns_probe_encodes_valid_names_only_and_parses_only_answer_to_its_query() {
         let asked = question(7, "www.example.org.", 1).expect("the name is valid");
         assert_eq!(&asked[12..], b"\x03www\x07example\x03org\0\0\x01\0\x01");
         assert_eq!(
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dns_probe_result_depends_on_answer_of_name_server() {
+    async fn dns_probe_succeeds_only_with_expected_code_number_and_address_of_answer() {
         let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap();
         tokio::spawn(async move {

@@ -77,7 +77,7 @@ mod tests {
     ];
 
     #[tokio::test]
-    async fn https_probe_survives_any_answer() {
+    async fn https_probe_ends_in_time_for_hostile_or_endless_answer() {
         survives("{ type = \"https\" }", HELLO).await;
         let quick = "{ type = \"https\", timeout = \"250ms\", interval = \"1s\" }";
         for (first, then) in [
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn https_check_with_invalid_tls_keys_is_refused_at_load() {
+    fn https_check_with_invalid_tls_or_host_key_is_refused_at_load() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let file = directory.path().join("pem");
         std::fs::write(&file, "no certificate of this kind").expect("the file can be written");

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dns_datagrams_with_other_id_are_ignored_up_to_a_limit() {
+    async fn dns_lookup_ignores_datagrams_with_other_id_up_to_limit_and_then_fails() {
         for (strange, answered) in [(STRANGE_MAX - 1, true), (STRANGE_MAX, false)] {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
             let at = udp.local_addr().unwrap();
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silent_name_server_is_skipped() {
+    async fn dns_lookup_skips_silent_name_server_and_fails_if_no_name_server_answers() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let servers = [silent.local_addr().unwrap(), name_server(false).await];
         let (found, _) = look_up("www.example.org", &lookups(&servers))

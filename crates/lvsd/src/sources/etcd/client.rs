@@ -42,9 +42,9 @@ impl fmt::Debug for Password {
 pub struct Access {
     /// Addresses of the members.
     pub endpoints: Vec<Endpoint>,
-    /// CA of the members, and lvsd's own certificate.
+    /// CA of the members, and lvsd's own certificate; `None` without TLS.
     pub(crate) tls: Option<Tls>,
-    /// User name and password.
+    /// User name and password; `None` without authentication.
     pub login: Option<(String, Password)>,
     /// Time limit of a request.
     pub timeout: Duration,
@@ -109,7 +109,8 @@ impl Client {
         }
     }
 
-    /// Sends a request, and parses its answer.
+    /// Sends a request, and parses its answer. If the member no longer accepts the token, requests
+    /// another one and sends the request again.
     async fn call<T: DeserializeOwned>(
         &mut self,
         path: &str,
@@ -405,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn watch_events_are_read_line_by_line() {
+    async fn etcd_watch_reads_one_message_per_line_and_refuses_incomplete_line() {
         let body = "{\"result\":{\"created\":true,\"header\":{\"revision\":\"4\"}}}\n\
                     {\"result\":{\"header\":{\"revision\":\"5\"},\"events\":[{\"kv\":{\"key\":\"L2E=\",\"mod_revision\":\"5\"}}]}}\n\
                     {\"result\":{\"canceled\":true,\"compact_revision\":\"9\"}}\nrest";

@@ -230,7 +230,7 @@ pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
 }
 
-/// Parses an error of etcd.
+/// Parses an error of etcd; `None` if `text` is something else.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     // In answers, `error` and `message` contain the same text.
     #[derive(Default, Deserialize)]
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn etcd_gateway_answers_are_parsed() {
+    fn etcd_gateway_answers_are_parsed_and_put_request_is_encoded() {
         let ranged: Ranged = read(
             br#"{"header":{"cluster_id":"14841639068965178418","member_id":"1","revision":"7","raft_term":"2"},
                 "kvs":[{"key":"L2E=","create_revision":"2","mod_revision":"5","version":"1","value":"eA=="}],"count":"1"}"#,

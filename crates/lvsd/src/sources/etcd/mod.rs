@@ -41,7 +41,7 @@ use super::{Shared, retry, timer};
 
 /// Maximum number of keys in one request of a listing.
 const PAGE: i64 = 500;
-/// Interval of probes.
+/// Interval at which lvsd probes the member of etcd that it uses.
 const PROBE: Duration = Duration::from_secs(5);
 /// Number of consecutive probes with another number of keys after which all keys are listed again.
 const DIFFER_MAX: u32 = 3;
@@ -93,7 +93,8 @@ pub(super) struct View {
     pub(super) left_out: Vec<String>,
     /// Directors with a valid lease.
     pub(super) directors: BTreeMap<String, Director>,
-    /// The reason why this director's record is missing from etcd.
+    /// The fault of this director's record in etcd, as text: it cannot be written, or another
+    /// director has the same name. `None` without a fault.
     pub(super) unannounced: Option<String>,
 }
 
@@ -210,7 +211,7 @@ struct Session<'a> {
     /// Time of the last answer that a majority has confirmed.
     last_answer: Instant,
     lease: Option<i64>,
-    /// The record of this director that was written last.
+    /// The record of this director that was written last; `None` if it must be written again.
     written: Option<Director>,
     /// When to renew the lease, or to request one.
     keep_at: Instant,
@@ -219,7 +220,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Runs until an error occurs.
+    /// Lists and watches the keys, and keeps this director's record up to date, until an error
+    /// occurs.
     async fn run(&mut self) -> Result<Infallible, Error> {
         loop {
             self.list().await?;
@@ -231,7 +233,7 @@ impl Session<'_> {
         }
     }
 
-    /// Lists all keys at one revision.
+    /// Lists all keys at one revision, and passes them to the daemon.
     async fn list(&mut self) -> Result<(), Error> {
         let prefix = self.settings.prefix.as_bytes();
         let mut range = Range {
@@ -522,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_etcd_watch_is_detected() {
+    fn stalled_etcd_watch_is_detected_and_slow_etcd_watch_is_not() {
         let mut owed = Owed::of(10);
         let mut look = |revision, there: &[(&str, i64)], announced: &[(&str, i64)]| {
             let page = page(&owed, revision, there);
@@ -557,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_etcd_changes_are_detected_by_the_number_of_keys() {
+    fn missed_etcd_deletion_is_detected_by_number_of_keys_at_third_probe_in_a_row() {
         let (there, announced) = ([("a", 3)], [("a", 3), ("b", 4)]);
         let mut owed = Owed::of(10);
         let mut look = |announced: &[(&str, i64)]| {

@@ -120,7 +120,7 @@ struct User {
     impersonated: Option<IgnoredAny>,
 }
 
-/// Treats an empty text as missing.
+/// Treats an empty text as a missing one (`None`).
 fn some(text: Option<&String>) -> Option<&String> {
     text.filter(|text| !text.is_empty())
 }
@@ -477,7 +477,7 @@ users:
     }
 
     #[test]
-    fn invalid_kubeconfig_text_is_refused_without_quoting_it() {
+    fn invalid_or_missing_kubeconfig_is_refused_without_quoting_its_text() {
         let directory = directory();
         let path = directory.path().join("config");
         for text in ["s3cret", "users: s3cret", "a: [", "users: *nowhere\n"] {
@@ -498,7 +498,7 @@ users:
     }
 
     #[test]
-    fn pod_environment_and_files_define_the_access() {
+    fn pod_access_uses_environment_and_service_account_files_or_is_refused_without_token() {
         let directory = directory();
         let pod = |host: &str, port: &str| {
             let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());

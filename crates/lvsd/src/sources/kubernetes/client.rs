@@ -66,7 +66,7 @@ impl Error {
     }
 }
 
-/// Text with the reason and the fix.
+/// Text about a refused request, with the reason and, for some status codes, a fix.
 fn refusal(code: u16, why: &str) -> String {
     match code {
         401 => format!(

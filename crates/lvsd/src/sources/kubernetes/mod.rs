@@ -75,13 +75,13 @@ const MESSAGE_MAX: usize = 900;
 pub struct Settings {
     /// Address of the API server.
     pub server: Endpoint,
-    /// CA of the API server, and lvsd's own certificate.
+    /// CA of the API server, and lvsd's own certificate; `None` without TLS.
     pub(crate) tls: Option<Tls>,
-    /// Token that lvsd sends to the API server.
+    /// Token that lvsd sends to the API server; `None` for no token.
     pub token: Option<Token>,
     /// The namespace of the Services; `None` for all.
     pub namespace: Option<String>,
-    /// The class of the Services.
+    /// The class of the Services that lvsd serves.
     pub class: String,
     /// Whether Services without a class are served, too.
     pub default_class: bool,
@@ -140,7 +140,7 @@ pub(super) struct View {
     pub(super) left_out: Vec<String>,
     /// Number of refused objects.
     pub(super) refused: usize,
-    /// The director that writes addresses.
+    /// The director that holds the Lease, and therefore writes addresses; `None` if it is unknown.
     pub(super) leader: Option<String>,
 }
 
@@ -218,9 +218,10 @@ struct Session<'a> {
     assigned: Assigned,
     /// The refused Services about which Events were written, with the reasons in these Events.
     reported: BTreeMap<String, String>,
-    /// The reason why this director cannot take the Lease.
+    /// The reason why this director cannot take the Lease; `None` if it can.
     no_lease: Option<String>,
-    /// The reason why this director cannot write a status or an Event.
+    /// The reason why this director could not write a status or an Event; `None` after it has
+    /// written a status.
     unwritten: Option<String>,
 }
 
@@ -240,7 +241,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Runs until an error occurs.
+    /// Lists and watches the objects, and writes addresses, until an error occurs.
     async fn run(&mut self) -> Result<Infallible, Error> {
         let mut early = 0;
         loop {
@@ -431,7 +432,8 @@ impl<'a> Session<'a> {
         Ok(Brought::Change)
     }
 
-    /// Passes the present objects to the daemon.
+    /// Assigns addresses, translates the present objects to services, and passes these to the
+    /// daemon.
     fn hand_over(&mut self) -> Result<(), Error> {
         self.assigned = assign(&self.model, &self.settings);
         let desired = desired(&self.model, &self.assigned, &self.settings);
@@ -482,7 +484,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reads the Lease, and renews or takes it.
+    /// Reads the Lease, and renews it or takes it over if this director may.
     async fn keep(&mut self) -> Result<(), Error> {
         let settings = Arc::clone(&self.settings);
         let (namespace, name) = (&settings.lease.0, &settings.lease.1);
