@@ -278,7 +278,7 @@ impl Admin {
             return Ok(());
         }
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
-            return Err(format!("the maximum of {ENTRIES_MAX} overrides is reached"));
+            return Err(format!("the maximum of {ENTRIES_MAX} overrides is reached: end others with `lvsadm undrain`"));
         }
         let spec = AdminSpec {
             force: false,
@@ -396,7 +396,7 @@ mod tests {
         assert_eq!(
             admin.entries().count(),
             0,
-            "the override of one service is left"
+            "the override of one service was not removed"
         );
 
         std::fs::write(&path, "{").unwrap();

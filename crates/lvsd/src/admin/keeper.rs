@@ -144,7 +144,7 @@ impl Keeper {
                 )
             })?;
             tracing::warn!(
-                "the previous content of {} is in {}",
+                "{} could not be read and is replaced; its previous content is now in {}",
                 path.display(),
                 aside.display()
             );

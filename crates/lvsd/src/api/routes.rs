@@ -516,7 +516,7 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], actor: Actor) -> Result
         .first()
         .is_some_and(|first| *first != b'{')
     {
-        return Err(bad("expected an object".to_owned()));
+        return Err(bad("it is not a JSON object".to_owned()));
     }
     let ask = match path {
         "/v1/admin" => {

@@ -320,7 +320,7 @@ fn director(status: &DirectorStatus, now: u64) -> String {
     if let Some(announce) = &status.announce {
         if !announce.ready {
             let effect = match status.missing_peers.is_empty() {
-                true => "announces nothing",
+                true => "this director announces no addresses",
                 false => "routers prefer other directors",
             };
             let _ = writeln!(
@@ -568,10 +568,10 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
     }
     if source.held > 0 {
         let held = counted(source.held, "service");
-        let _ = write!(text, "; {held} of the dataplane unchanged");
+        let _ = write!(text, "; lvsd leaves {held} of the dataplane unchanged");
     }
     let _ = match &source.trouble {
-        Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
+        Some(why) => writeln!(text, "; NO USABLE ANSWER: {why}"),
         None => writeln!(text),
     };
 }
@@ -803,7 +803,7 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
                 last.unwrap_or_default()
             ));
             if server.health == "up" && !checks.fall_reason.is_empty() {
-                notes.push(format!("the last time: {}", checks.fall_reason));
+                notes.push(format!("the last reason: {}", checks.fall_reason));
             }
         }
         if verdict::is_slow(server) || look.details {
@@ -829,7 +829,7 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
         ));
     }
     if let Some(latency) = server.latency_us.filter(|_| look.details) {
-        notes.push(format!("answers new connections in {}", millis(latency)));
+        notes.push(format!("the server answers new connections in {}", millis(latency)));
     }
     notes
 }
@@ -1232,7 +1232,7 @@ mod tests {
             "15 of 20 connections of clients got no answer in the last minute; went down 7 times in 24 h, last 5s ago, for 1m38s in total",
             "; checks take 1.2 ms (5 minutes: p50 1.2 ms, p99 700 ms)",
             "clients opened 20 connections in 5 minutes, 0 without an answer",
-            "answers new connections in 1.2 ms",
+            "the server answers new connections in 1.2 ms",
             "fix: on 10.0.0.1: is this director its default gateway",
         ] {
             assert!(words.contains(printed), "{printed}: {words}");
@@ -1253,7 +1253,7 @@ mod tests {
                 ..CheckStatus::default()
             });
             let text = text_of(&status, Look::default());
-            let falls = "for 0s in total; the last time: has status 500";
+            let falls = "for 0s in total; the last reason: has status 500";
             (text.contains("checks take"), text.contains(falls))
         };
         assert_eq!(shown(2, 2), (false, false));

@@ -179,7 +179,7 @@ mod tests {
             ),
             (
                 "[[service.server]]\naddress = \"10.0.0.2\"\n",
-                "without a service above it",
+                "has no [[service]] above it",
             ),
         ] {
             let report = load(MAIN, &[("a.toml", PART), ("b.toml", part)]).unwrap_err();

@@ -303,7 +303,7 @@ impl<'a> Reader<'a> {
         let server = service.get(&key("server")).map(Spanned::get_ref);
         if service.len() == 1 && matches!(server, Some(DeValue::Array(_))) {
             self.findings.push(
-                Diagnostic::error(found, "`[[service.server]]` without a service above it")
+                Diagnostic::error(found, "`[[service.server]]` has no [[service]] above it")
                     .help("a server belongs to the [[service]] before it: write [[service]] and its address first"),
             );
             table.remove(&name);

@@ -205,7 +205,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
             lost.push(item.lost_of(
                 name,
                 match item.name() {
-                    "nb_get_retry" => "keepalived ignores it here, too",
+                    "nb_get_retry" => "lvsd ignores it, as keepalived does here",
                     "warmup" => WARMUP,
                     "alpha" => "set `start_down` of the service",
                     "log_all_failures" => "`lvsd status` shows the last reason",
@@ -647,7 +647,7 @@ fn program(
             check.insert("user", quote(user));
         }
         None => lost.push(format!(
-            "{}: {name}: no `user`: it runs as nobody, not as keepalived_script or root; set `user` of the check",
+            "{}: {name}: no `user`: the program runs as nobody, not as keepalived_script or root; set `user` of the check",
             item.at()
         )),
     }

@@ -212,8 +212,8 @@ fn global(
         "maintenancedir" => {
             "lvsd ignores the files of that directory, and uses the servers that they disable: use `lvsadm maintenance`"
         }
-        "callback" | "execute" => "see `notify` in [lvsd]",
-        "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
+        "callback" | "execute" => "lvsd runs the program of `notify` in [lvsd] instead",
+        "fallbackcommand" => "lvsd runs only the program of `notify` in [lvsd], for all events of all services",
         "emailalert" | "emailalertfrom" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
         "real" | "real6" | "service" | "scheduler" | "protocol" | "checktype" | "request"
         | "receive" | "virtualhost" | "persistent" | "netmask" | "checkport" => {
@@ -374,10 +374,10 @@ impl Building {
                 "lvsd has no check that logs in to a server"
             }
             "load" | "ignorecase" => "lvsd has no equivalent",
-            "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
+            "fallbackcommand" => "lvsd runs only the program of `notify` in [lvsd], for all events of all services",
             "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
             "comment" => "it is for e-mail, which lvsd does not send",
-            "monitorfile" => "`lvsd events` shows what happens",
+            "monitorfile" => "`lvsd events` shows the changes of servers",
             _ => match self.negotiation.take(key, value) {
                 Some(Ok(())) => return,
                 Some(Err(why)) => why,

@@ -225,7 +225,7 @@ fn keepalived_file_is_converted() {
     assert_eq!(
         web.vip,
         crate::config::VipMode::Host,
-        "the VIP is not left to VRRP"
+        "`vip` is not \"host\", although VRRP owns the address"
     );
     assert!(
         done.lost.iter().any(|lost| lost.contains("HTTP_GET")),

@@ -76,7 +76,7 @@ impl Reporter {
         // A task that has ended does not receive the signal.
         let _ = end.send(());
         if tokio::time::timeout(limit, ended).await.is_err() {
-            tracing::warn!("the notify command has not received all events within {limit:?}");
+            tracing::warn!("lvsd exits before the notify command has received all events: {limit:?} have passed");
         }
     }
 
@@ -246,11 +246,11 @@ impl Reporter {
         match (before.panic, now.panic) {
             (false, true) => report(
                 "panic_on",
-                format!("{servers}, less than `panic_below`: all servers are used"),
+                format!("{servers}, fewer than `panic_below` requires: lvsd uses all servers"),
             ),
             (true, false) => report(
                 "panic_off",
-                format!("{servers}: down servers receive no connections again"),
+                format!("{servers}, as many as `panic_below` requires: servers that are down no longer receive connections"),
             ),
             _ => {}
         }
@@ -291,7 +291,7 @@ fn log_service(service: &Service, change: &Change, health: impl Fn(&Key) -> Heal
         };
         tracing::error!(service = %name, code = "service_unusable", "{all} down: the service refuses new connections");
     } else if change.up && good == 1 && change.lasted.is_some() {
-        tracing::warn!(service = %name, "the service has a server again, 1 of {}", states.len());
+        tracing::warn!(service = %name, "the service has 1 usable server again, of {}", states.len());
     }
 }
 

@@ -495,7 +495,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     let before = asked(&well);
     take(&mut checks, 332);
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert_eq!(asked(&well), before, "two more");
+    assert_eq!(asked(&well), before, "lvsd made a check at once");
 }
 
 #[tokio::test(start_paused = true)]

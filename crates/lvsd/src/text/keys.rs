@@ -224,7 +224,7 @@ impl Keys<'_> {
         let finding = Diagnostic::error(self.place(key), format!("unknown word `{word}`"));
         self.report(match meant(&word, names.iter().copied()) {
             Some(name) => finding.help(format!("did you mean \"{name}\"?")),
-            None => finding.help(format!("one of: {}", names.join(", "))),
+            None => finding.help(format!("use one of: {}", names.join(", "))),
         });
         None
     }

@@ -342,7 +342,7 @@ mod tests {
             .expect("a tunnel of the other family is accepted without [sync.ipvs]");
         file(sync, "10.0.0.7:80").expect("a server of the same family is accepted");
         let report =
-            file(sync, "[2001:db8::7]:80").expect_err("a server of the other family is refused");
+            file(sync, "[2001:db8::7]:80").expect_err("a server of the other family was accepted");
         let message = report.to_string();
         assert_eq!(report.errors(), 1, "{message}");
         assert!(

@@ -314,8 +314,8 @@ fn syntax_errors_name_their_cause() {
     };
     for (text, place, help) in [
         ("[[services]]\naddress = \"192.0.2.1:80\"\n".to_owned(), "1:3 unknown key `services`", "write [[service]]"),
-        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:3 `[[service.server]]` without a service above it", "write [[service]] and its address first"),
-        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n[[service]]\naddress = \"192.0.2.1:80\"\n".into(), "1:1 `[[service.server]]` without a service above it", "move it after the [[service]]"),
+        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:3 `[[service.server]]` has no [[service]] above it", "write [[service]] and its address first"),
+        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n[[service]]\naddress = \"192.0.2.1:80\"\n".into(), "1:1 `[[service.server]]` has no [[service]] above it", "move it after the [[service]]"),
         ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 value of a wrong type", "double brackets"),
         ("[dataplane]\nfast_path = [\"on\"]\n".into(), "2:13 value of a wrong type", "write it without brackets: \"on\"\n"),
         ("[dataplane]\nfast_path = [\n  'on', ]\n".into(), "2:13 value of a wrong type", "write it without brackets: 'on'\n"),

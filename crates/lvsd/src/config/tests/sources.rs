@@ -208,7 +208,7 @@ fn invalid_kubernetes_keys_are_refused() {
             SERVER ; timeout = "1h" ; POOL | `timeout` is out of range
             SERVER ; kubeconfig = "x" ; POOL | `server` cannot be used with `kubeconfig`
             kubeconfig = "/nowhere" ; POOL | cannot read "/nowhere"
-            SERVER ; context = "x" ; POOL | `context` without `kubeconfig`
+            SERVER ; context = "x" ; POOL | `context` needs `kubeconfig`
             SERVER ; kubeconfigs = "x" ; POOL | unknown key `kubeconfigs`
             SERVER ; POOL ; POOL | two pools have this name
             SERVER ; POOL ; [[kubernetes.pool]] ; name = "other" ; addresses = ["198.51.100.0/28"] | overlaps another range

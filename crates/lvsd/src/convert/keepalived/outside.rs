@@ -155,7 +155,7 @@ fn globals(item: &Item, outside: &mut Outside, lost: &mut Vec<String>) {
             "smtp_alert" | "smtp_alert_checker" if is_on(item) => {
                 "lvsd sends no e-mail about servers: use `notify` in [lvsd]"
             }
-            "rs_init_notifies" => "see `notify` in [lvsd]",
+            "rs_init_notifies" => "lvsd runs the program of `notify` in [lvsd] instead",
             "nftables_ipvs" => "the result has a service for each address instead of a mark",
             "checker_log_all_failures" if is_on(item) => {
                 "lvsd logs changes: `lvsd status` shows the last reason"

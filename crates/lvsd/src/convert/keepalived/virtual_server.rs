@@ -191,8 +191,8 @@ fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
             ("nocsum", _) => checksum = None,
             ("csum", _) => checksum = Some("full"),
             ("remcsum", _) => checksum = Some("remote"),
-            (word @ ("type" | "port"), value) => return Err(format!("{word} `{value}`")),
-            (word, _) => return Err(format!("`{word}`")),
+            (word @ ("type" | "port"), value) => return Err(format!("keepalived has no {word} `{value}` of a tunnel")),
+            (word, _) => return Err(format!("keepalived has no keyword `{word}` of a tunnel")),
         }
         at += 1;
     }
@@ -347,7 +347,7 @@ impl Parts {
             let own = keys.get("forward").or(around.get("forward"));
             ip.is_ipv6() == six || own.is_some_and(|word| word == "\"tun\"")
         };
-        let why = "its address family is not the service's; keepalived refuses it, too";
+        let why = "its address family is not the service's; lvsd refuses it, as keepalived does";
         let lost = &mut service.lost;
         service.servers.retain(|server| {
             let is_one = server.place().0.is_none_or(|ip| fits(ip, &server.keys));
@@ -478,7 +478,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 service.keys.insert("remove_on_exit", "true".to_owned());
             }
             "quorum_up" | "quorum_down" => {
-                service.lose(item.lost("see `notify` in [lvsd], for all events of all services"));
+                service.lose(item.lost("lvsd runs only the program of `notify` in [lvsd], for all events of all services"));
             }
             "ha_suspend" => service
                 .lose(item.lost("lvsd checks servers even if this host does not have the address")),
@@ -489,7 +489,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             }
             "" => {}
             "nb_get_retry" | "nat_mask" => {
-                service.lose(item.lost("keepalived ignores it here, too"));
+                service.lose(item.lost("lvsd ignores it, as keepalived does here"));
             }
             _ => service.lose(item.lost("lvsd has no equivalent")),
         }
@@ -650,7 +650,7 @@ fn real_server(
             "alpha" if !is_on(item) || outer.find("alpha").is_some_and(is_on) => {}
             "alpha" => server.lose(item.lost("set `start_down` of the service")),
             "notify_up" | "notify_down" => {
-                server.lose(item.lost("see `notify` in [lvsd], for all events of all services"));
+                server.lose(item.lost("lvsd runs only the program of `notify` in [lvsd], for all events of all services"));
             }
             "smtp_alert" if !is_on(item) => {}
             "smtp_alert" => {
@@ -667,7 +667,7 @@ fn real_server(
                 }
             }
             "" => {}
-            "nb_get_retry" => server.lose(item.lost("keepalived ignores it here, too")),
+            "nb_get_retry" => server.lose(item.lost("lvsd ignores it, as keepalived does here")),
             _ => server.lose(item.lost("lvsd has no equivalent")),
         }
     }

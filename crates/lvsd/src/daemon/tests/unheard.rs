@@ -52,7 +52,7 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_answers() {
     }
     let text = log.text();
     assert!(
-        text.contains("the dataplane has 1 service that the file lacks: unchanged"),
+        text.contains("lvsd leaves 1 service of the dataplane unchanged"),
         "{text}"
     );
     assert!(!text.contains("its last answer is still used"), "{text}");

@@ -106,9 +106,9 @@ mod tests {
             ("ca = \"/no/such/file\"".to_owned(), "No such file"),
             (
                 format!("cert = \"{path}\""),
-                "a certificate without its key",
+                "`cert` needs `key`",
             ),
-            (format!("key = \"{path}\""), "a key without its certificate"),
+            (format!("key = \"{path}\""), "`key` needs `cert`"),
             (
                 "sni = \"not a name\"".to_owned(),
                 "`sni` is not the name of a host",
