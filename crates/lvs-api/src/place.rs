@@ -269,7 +269,8 @@ mod tests {
         );
         fs::set_permissions(&path, Permissions::from_mode(0o1777))
             .expect("this test owns the file");
-        let open = prepare(&path).expect_err("every user can write to the directory");
+        let open =
+            prepare(&path).expect_err("a directory to which every user can write was accepted");
         assert!(
             open.to_string().contains("users other than its owner"),
             "{open}"
@@ -278,10 +279,10 @@ mod tests {
         let link = directory("link");
         let _ = fs::remove_file(&link);
         std::os::unix::fs::symlink(&path, &link).expect("the link can be created");
-        prepare(&link).expect_err("the path is a link");
+        prepare(&link).expect_err("a link was accepted as the directory");
         fs::remove_file(&link).expect("this test owns the file");
         fs::remove_dir_all(&path).expect("this test owns the file");
-        prepare(&path.join("below")).expect_err("the directory is missing");
+        prepare(&path.join("below")).expect_err("a path in a missing directory was accepted");
     }
 
     #[test]
@@ -305,14 +306,14 @@ mod tests {
         // A process that removes the file releases only its own lock.
         fs::remove_file(path.join("socket.lock")).expect("this test owns the file");
         let second = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the new file is free");
-        Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the new file is locked");
+        Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the lock was taken twice");
         drop(second);
         drop(first);
         Lock::beside(&socket, ".lock", Limits::LOOK).expect("the lock is free again");
         std::os::unix::fs::symlink("/nonexistent", path.join("link.lock"))
             .expect("the link can be created");
         Lock::beside(&path.join("link"), ".lock", Limits::LOOK)
-            .expect_err("a link is not followed");
+            .expect_err("the lock followed a link");
         fs::remove_dir_all(&path).expect("this test owns the file");
     }
 }

@@ -278,7 +278,9 @@ impl Admin {
             return Ok(());
         }
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
-            return Err(format!("the maximum of {ENTRIES_MAX} overrides is reached: end others with `lvsadm undrain`"));
+            return Err(format!(
+                "the maximum of {ENTRIES_MAX} overrides is reached: end others with `lvsadm undrain`"
+            ));
         }
         let spec = AdminSpec {
             force: false,

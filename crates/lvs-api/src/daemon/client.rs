@@ -240,7 +240,7 @@ impl Client {
         serde_json::from_slice(bytes).map_err(|error| {
             let strange = serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
             let hint = if strange {
-                "; does it run another version?"
+                "; it may be an lvsd of another version"
             } else {
                 ""
             };
@@ -288,7 +288,7 @@ fn open(address: &Address) -> Result<Option<UnixStream>, String> {
             return match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
                 io::ErrorKind::WouldBlock => Err(format!(
-                    "lvsd at {address} does not answer: is it stopped (state T in ps)?"
+                    "lvsd at {address} does not answer: if its state in `ps` is T, continue it with `kill -CONT`"
                 )),
                 _ => Err(format!("cannot connect to lvsd at {address}: {error}")),
             };
@@ -357,7 +357,7 @@ mod tests {
         let cut = &text[..text.len() - 1];
         assert!(
             answered(cut)
-                .expect_err("the answer is incomplete")
+                .expect_err("an incomplete answer was accepted")
                 .contains("has exited")
         );
     }
@@ -376,10 +376,13 @@ mod tests {
                 "HTTP/1.0 200 OK\r\ncontent-length: -1\r\n\r\n",
                 "is not this lvsd",
             ),
-            ("HTTP/1.0 200 OK\r\n\r\n[]", "does it run another version?"),
+            (
+                "HTTP/1.0 200 OK\r\n\r\n[]",
+                "may be an lvsd of another version",
+            ),
             ("HTTP/1.0 502 Bad\r\n\r\n<html>", "is not this lvsd"),
         ] {
-            let error_text = answered(text).expect_err("the answer is invalid");
+            let error_text = answered(text).expect_err("an invalid answer was accepted");
             assert!(error_text.contains(words), "{text}: {error_text}");
         }
         let long = format!("HTTP/1.0 200 OK\r\n{}", "a: b\r\n".repeat(12_000));

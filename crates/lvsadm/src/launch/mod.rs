@@ -373,7 +373,9 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
         && let Ok(program) = program
         && pidfd_send_signal(&program, Signal::TERM).is_ok()
     {
-        log("the supervisor was killed: ended the program with SIGTERM; start it again");
+        log(
+            "the supervisor was killed, and lvs-run has ended the program with SIGTERM: start the program again",
+        );
     }
     std::process::exit(0)
 }

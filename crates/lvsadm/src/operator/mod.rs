@@ -355,7 +355,7 @@ pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
     }
     if word.starts_with('-') {
         return Ok(format!(
-            "{word}: an option of ipvsadm; `lvsadm --help' and lvsadm(8) list all of them\n"
+            "{word} is an option of ipvsadm; `lvsadm --help' and lvsadm(8) describe these options\n"
         ));
     }
     let about = lvs_core::sched::BUILT_IN

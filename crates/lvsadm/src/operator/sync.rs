@@ -153,7 +153,7 @@ fn announced(info: &Info) -> String {
     }
     if let Some(ago) = info.announced_ago.filter(|ago| *ago > 3) {
         text.push_str(&format!(
-            "the list of addresses to announce was not renewed for {ago} s: is lvsd running?\n"
+            "the list of addresses to announce was not renewed for {ago} s: check whether lvsd runs\n"
         ));
     }
     text

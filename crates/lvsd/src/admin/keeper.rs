@@ -144,7 +144,7 @@ impl Keeper {
                 )
             })?;
             tracing::warn!(
-                "{} could not be read and is replaced; its previous content is now in {}",
+                "lvsd could not use the overrides in {}, and has renamed the file to {}",
                 path.display(),
                 aside.display()
             );

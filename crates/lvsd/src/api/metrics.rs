@@ -304,7 +304,7 @@ impl View {
                     ([("result", "taken")], counts.reloads),
                     ([("result", "refused")], counts.reloads_refused),
                 ],
-                "Times that lvsd has read the configuration file since the start of lvsd";
+                "Number of times that lvsd has read the configuration file since the start of lvsd, by result";
             gauge "lvs_drift" status.drift.len(),
                 "Manual changes that lvsd does not revert";
             counter "lvs_drift_changes" counts.drift,
@@ -336,7 +336,7 @@ impl View {
             gauges "lvs_admin_entries" overrides,
                 "Active operator overrides of servers";
             counters "lvs_http_requests" answers,
-                "Answers of lvsd over HTTP by their code";
+                "Answers of lvsd over HTTP, by status code";
             counter "lvs_http_refused_connections" counts.http_no_place,
                 "HTTP connections and streams that were refused because the maximum was reached";
         }
@@ -366,7 +366,7 @@ impl View {
                 "Delays of health checks after their due time";
             counters "lvs_health_transitions"
                 [([("to", "up")], counts.ups), ([("to", "down")], counts.downs)],
-                "Times that servers went up or down";
+                "Number of times that servers went up or down";
         }
         Ok(())
     }
@@ -382,7 +382,7 @@ impl View {
         }
         metrics! { out;
             counter "lvs_dataplane_restarts" self.counts.dataplane_restarts,
-                "Times that lvsd found another dataplane instead of the previous one";
+                "Number of times that lvsd found another dataplane instead of the previous one";
         }
         self.processes(out)?;
         let (Some(info), Some(age)) = (self.snapshot.dataplane(), dataplane.seen_ms) else {
@@ -577,7 +577,7 @@ impl View {
                 "Connections that clients opened to a server";
             counters "lvs_server_unanswered"
                 each(|server| Some(server.dataplane?.attempts.total.unanswered)),
-                "Connections of clients to a server that got no answer";
+                "Connections of clients that a server did not answer";
         }
         if !self.snapshot.check_times.is_empty() {
             let times = all.iter().filter_map(|(service, server)| {
@@ -601,15 +601,15 @@ impl View {
         };
         metrics! { out;
             counters "lvs_server_falls" each(|server| Some(server.status.checks.as_ref()?.falls)),
-                "Times that a server went down";
+                "Number of times that a server went down";
             counters "lvs_server_down_seconds"
                 each(|server| Some(server.status.checks.as_ref()?.down_seconds)),
-                "Time for which a server was down";
+                "Total time for which a server was down, in seconds";
             gauges "lvs_server_weight" known(|status| status.weight.map(i64::from)),
                 "Weight of a server in the dataplane; absent if the dataplane does not have the server";
             gauges "lvs_server_out_of_service"
                 each(|server| Some((server.status.admin != AdminState::Ready).into())),
-                "Whether an operator keeps a server from new connections";
+                "Whether an operator has taken a server out of service, so that it receives no new connections";
             gauges "lvs_server_active_connections" known(|status| Some(status.active.into())),
                 "Connections of a server in active states";
             gauges "lvs_server_inactive_connections" known(|status| Some(status.inactive.into())),

@@ -104,7 +104,7 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
                 return Ok(());
             }
             Err(why) => {
-                tracing::warn!("cannot register {key}, and will retry: {endpoint}: {why}");
+                tracing::warn!("cannot keep {key} registered, and tries again: {endpoint}: {why}");
                 next += 1;
                 failures = (failures + 1).min(1000);
                 let pause = retry(failures, Duration::from_millis(500));

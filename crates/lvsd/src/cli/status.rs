@@ -829,7 +829,10 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
         ));
     }
     if let Some(latency) = server.latency_us.filter(|_| look.details) {
-        notes.push(format!("the server answers new connections in {}", millis(latency)));
+        notes.push(format!(
+            "the server answers new connections in {}",
+            millis(latency)
+        ));
     }
     notes
 }

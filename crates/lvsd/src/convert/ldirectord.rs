@@ -213,7 +213,9 @@ fn global(
             "lvsd ignores the files of that directory, and uses the servers that they disable: use `lvsadm maintenance`"
         }
         "callback" | "execute" => "lvsd runs the program of `notify` in [lvsd] instead",
-        "fallbackcommand" => "lvsd runs only the program of `notify` in [lvsd], for all events of all services",
+        "fallbackcommand" => {
+            "lvsd runs only the program of `notify` in [lvsd], for all events of all services"
+        }
         "emailalert" | "emailalertfrom" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
         "real" | "real6" | "service" | "scheduler" | "protocol" | "checktype" | "request"
         | "receive" | "virtualhost" | "persistent" | "netmask" | "checkport" => {
@@ -374,7 +376,9 @@ impl Building {
                 "lvsd has no check that logs in to a server"
             }
             "load" | "ignorecase" => "lvsd has no equivalent",
-            "fallbackcommand" => "lvsd runs only the program of `notify` in [lvsd], for all events of all services",
+            "fallbackcommand" => {
+                "lvsd runs only the program of `notify` in [lvsd], for all events of all services"
+            }
             "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
             "comment" => "it is for e-mail, which lvsd does not send",
             "monitorfile" => "`lvsd events` shows the changes of servers",

@@ -76,7 +76,9 @@ impl Reporter {
         // A task that has ended does not receive the signal.
         let _ = end.send(());
         if tokio::time::timeout(limit, ended).await.is_err() {
-            tracing::warn!("lvsd exits before the notify command has received all events: {limit:?} have passed");
+            tracing::warn!(
+                "lvsd exits before the notify command has received all events: {limit:?} have passed"
+            );
         }
     }
 
@@ -250,7 +252,9 @@ impl Reporter {
             ),
             (true, false) => report(
                 "panic_off",
-                format!("{servers}, as many as `panic_below` requires: servers that are down no longer receive connections"),
+                format!(
+                    "{servers}, as many as `panic_below` requires: servers that are down no longer receive connections"
+                ),
             ),
             _ => {}
         }

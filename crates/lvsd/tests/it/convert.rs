@@ -168,7 +168,10 @@ fn case(path: &Path) -> Vec<String> {
         (Err(why), _) => return vec![format!("{name}: {why}")],
         (Ok(done), None) => done,
         (Ok(done), Some((_, expected))) => {
-            return vec![format!("{name}: the conversion did not fail with `{expected}`\n{}", done.toml)];
+            return vec![format!(
+                "{name}: the conversion did not fail with `{expected}`\n{}",
+                done.toml
+            )];
         }
     };
     let config = match Config::from_toml("converted.toml", &done.toml) {

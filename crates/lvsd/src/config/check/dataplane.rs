@@ -59,7 +59,7 @@ impl Checker<'_> {
 
     /// Checks the values that the dataplane's command line contains.
     fn options(&mut self, raw: &RawDataplane) {
-        const CONNECTIONS: &str = "the number of connections";
+        const CONNECTIONS: &str = "number of connections";
         const ERRORS: &str = "number of ICMP errors per second";
         self.interfaces(raw);
         self.workers(raw);

@@ -191,7 +191,9 @@ fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
             ("nocsum", _) => checksum = None,
             ("csum", _) => checksum = Some("full"),
             ("remcsum", _) => checksum = Some("remote"),
-            (word @ ("type" | "port"), value) => return Err(format!("keepalived has no {word} `{value}` of a tunnel")),
+            (word @ ("type" | "port"), value) => {
+                return Err(format!("keepalived has no {word} `{value}` of a tunnel"));
+            }
             (word, _) => return Err(format!("keepalived has no keyword `{word}` of a tunnel")),
         }
         at += 1;

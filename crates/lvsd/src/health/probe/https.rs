@@ -104,10 +104,7 @@ mod tests {
                 "the file contains no certificate",
             ),
             ("ca = \"/no/such/file\"".to_owned(), "No such file"),
-            (
-                format!("cert = \"{path}\""),
-                "`cert` needs `key`",
-            ),
+            (format!("cert = \"{path}\""), "`cert` needs `key`"),
             (format!("key = \"{path}\""), "`key` needs `cert`"),
             (
                 "sni = \"not a name\"".to_owned(),

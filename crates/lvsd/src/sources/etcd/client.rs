@@ -241,7 +241,9 @@ impl Client {
         match (kept.result, kept.error) {
             (_, Some(wrong)) => Err(Error::refused(wrong)),
             (Some(kept), None) => Ok(kept.ttl.0 > 0),
-            (None, None) => Err(Error::failed("the answer of etcd contains no lease".to_owned())),
+            (None, None) => Err(Error::failed(
+                "the answer of etcd contains no lease".to_owned(),
+            )),
         }
     }
 

@@ -226,7 +226,9 @@ impl Model {
     fn put(&mut self, kv: &KeyValue) -> Result<Concerns, String> {
         self.keys.insert(hash(kv), kv.mod_revision.0);
         if self.keys.len() > KEYS_MAX {
-            return Err(format!("etcd has more than {KEYS_MAX} keys under the prefix"));
+            return Err(format!(
+                "etcd has more than {KEYS_MAX} keys under the prefix"
+            ));
         }
         let Some(rest) = self.rest(kv) else {
             return Ok(Concerns::default());

@@ -36,7 +36,9 @@ impl<'de> Deserialize<'de> for Bytes {
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
                 let bytes = decode(text);
-                bytes.map(Bytes).ok_or_else(|| E::custom("a value is not base64"))
+                bytes
+                    .map(Bytes)
+                    .ok_or_else(|| E::custom("a value is not base64"))
             }
         }
         deserializer.deserialize_str(V)

@@ -197,7 +197,10 @@ impl Client {
     }
 
     fn late(&self) -> Error {
-        Error::failed(format!("the API server does not answer within {:?}", self.limit()))
+        Error::failed(format!(
+            "the API server does not answer within {:?}",
+            self.limit()
+        ))
     }
 
     pub(super) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
@@ -229,8 +232,9 @@ impl Client {
             // Data of this answer must not be mistaken for the next one.
             self.connection.close();
         }
-        serde_json::from_slice(&answer?)
-            .map_err(|error| Error::failed(format!("the API server sent an invalid answer: {error}")))
+        serde_json::from_slice(&answer?).map_err(|error| {
+            Error::failed(format!("the API server sent an invalid answer: {error}"))
+        })
     }
 
     /// Sends a request, and returns the body of a successful answer.

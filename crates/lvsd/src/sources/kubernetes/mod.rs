@@ -277,7 +277,8 @@ impl<'a> Session<'a> {
         let end = Instant::now() + LIST_TIME;
         for _ in 0..PAGES_MAX {
             if Instant::now() > end {
-                let why = format!("the API server takes more than {LIST_TIME:?} for the list at {path}");
+                let why =
+                    format!("the API server takes more than {LIST_TIME:?} for the list at {path}");
                 return Err(Error::failed(why));
             }
             let after = more
@@ -311,7 +312,8 @@ impl<'a> Session<'a> {
                 return Ok(page.metadata.resource_version);
             }
         }
-        let why = format!("the API server answers with more than {PAGES_MAX} parts of a list at {path}");
+        let why =
+            format!("the API server answers with more than {PAGES_MAX} parts of a list at {path}");
         Err(Error::failed(why))
     }
 
@@ -407,8 +409,9 @@ impl<'a> Session<'a> {
         let Some(line) = line else {
             return Ok(Brought::End);
         };
-        let event: WatchEvent = serde_json::from_slice(&line)
-            .map_err(|error| Error::failed(format!("the API server sent an invalid event: {error}")))?;
+        let event: WatchEvent = serde_json::from_slice(&line).map_err(|error| {
+            Error::failed(format!("the API server sent an invalid event: {error}"))
+        })?;
         self.shared.hear_kubernetes();
         let object = event.object.get();
         if event.kind == "ERROR" {
@@ -609,9 +612,7 @@ impl<'a> Session<'a> {
                 // The watch will report the present state.
                 Err(error) if error.is_conflict() || error.is_missing() => {}
                 Err(error) if error.is_refused() => {
-                    self.cannot(format!(
-                        "cannot write the status of Service {key}: {error}"
-                    ));
+                    self.cannot(format!("cannot write the status of Service {key}: {error}"));
                     if error.is_passing() {
                         // The write is repeated after the next check of the Lease.
                         self.assigned.wanted.insert(key, addresses);
