@@ -222,7 +222,7 @@ mod tests {
         let reported = fix("x", "Start with --max-connections, --when-full evict");
         assert!(
             reported.contains("With lvsd: `max_connections`, `when_full` in [dataplane]"),
-            "{reported}"
+            "no \"With lvsd: `max_connections`, `when_full` in [dataplane]\" in {reported}"
         );
         assert_eq!(fix("x", &reported), reported);
         // `--set` is an option of lvsadm.

@@ -295,10 +295,16 @@ fn request_longer_than_limit_of_client_rights_is_refused() {
             answers_to(denied, &lines)
         };
         let fits = answer_of(max);
-        assert!(!fits.contains("error"), "{max}: {fits}");
+        assert!(
+            !fits.contains("error"),
+            "{max}: unexpected `error` in {fits}"
+        );
         let refused = answer_of(max + 1);
         let reason = format!("the request is longer than {max} bytes");
-        assert!(refused.contains(&reason), "{max}: {refused}");
+        assert!(
+            refused.contains(&reason),
+            "{max}: no {reason:?} in {refused}"
+        );
         let last = refused.lines().last().unwrap_or_default();
         assert!(
             last.contains(&reason),

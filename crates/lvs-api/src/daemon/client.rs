@@ -383,7 +383,10 @@ mod tests {
             ("HTTP/1.0 502 Bad\r\n\r\n<html>", "is not this lvsd"),
         ] {
             let error_text = answered(text).expect_err("an invalid answer was accepted");
-            assert!(error_text.contains(words), "{text}: {error_text}");
+            assert!(
+                error_text.contains(words),
+                "{text}: no {words:?} in {error_text}"
+            );
         }
         let long = format!("HTTP/1.0 200 OK\r\n{}", "a: b\r\n".repeat(12_000));
         assert!(answered(&long).is_err());

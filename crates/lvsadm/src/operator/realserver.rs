@@ -257,7 +257,7 @@ mod tests {
         assert!(arp.is_some() && arp < address, "{text}");
         assert!(
             text.contains("-6 address add 2001:db8::10/128 dev lo nodad"),
-            "{text}"
+            "no `-6 address add 2001:db8::10/128 dev lo nodad` in {text}"
         );
         // ARP exists only for IPv4.
         for undo in [false, true] {

@@ -215,7 +215,7 @@ mod tests {
             "192.0.2.11                              withdrawn\n    the host already has one\n",
             "was not renewed for 12 s",
         ] {
-            assert!(message.contains(part), "{part}: {message}");
+            assert!(message.contains(part), "no {part:?} in {message}");
         }
     }
 
@@ -268,7 +268,7 @@ mod tests {
             "    the peer has another key\n",
             "\nforged or changed frames: 2\n",
         ] {
-            assert!(message.contains(part), "{part}: {message}");
+            assert!(message.contains(part), "no {part:?} in {message}");
         }
         assert!(!message.contains("table full"));
     }
@@ -304,7 +304,7 @@ mod tests {
             "192.0.2.6:8848              1 service differs, for 2 s\n",
             "services above the limit of comparisons: 7\n",
         ] {
-            assert!(message.contains(part), "{part}: {message}");
+            assert!(message.contains(part), "no {part:?} in {message}");
         }
     }
 }

@@ -159,10 +159,13 @@ fn missing_dataplane_is_reported_in_one_line_with_fix() {
     // An error of the command line is reported first, and help needs no dataplane.
     let (_, err, code) = run(program("lvsadm", &nobody).arg("-A"));
     assert_eq!(code, Some(2));
-    assert!(err.contains("service-address"), "{err}");
+    assert!(
+        err.contains("service-address"),
+        "no `service-address` in {err}"
+    );
     let (out, _, code) = run(program("lvsadm", &nobody).arg("-h"));
     assert_eq!(code, Some(0));
-    assert!(out.contains("--socket"), "{out}");
+    assert!(out.contains("--socket"), "no `--socket` in {out}");
 }
 
 #[test]
@@ -221,7 +224,7 @@ fn unusable_socket_is_reported_with_path_and_fix() {
             .uid(65_534)
             .gid(65_534));
         assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
-        assert!(err.contains("run as root"), "{err}");
+        assert!(err.contains("run as root"), "no `run as root` in {err}");
         std::fs::remove_file(copy).expect("this test owns the file");
     }
     std::fs::remove_dir_all(&dir).expect("this test owns the file");
@@ -241,7 +244,10 @@ fn dataplane_that_cannot_start_is_reported() {
             .env("PATH", "/usr/bin:/bin"))
     };
     let (_, err, code) = run_it();
-    assert!(err.contains("cannot start lvs-dataplane"), "{err}");
+    assert!(
+        err.contains("cannot start lvs-dataplane"),
+        "no `cannot start lvs-dataplane` in {err}"
+    );
     assert_eq!((err.lines().count(), code), (1, Some(2)));
 
     let dataplane = dir.join("lvs-dataplane");
@@ -249,7 +255,10 @@ fn dataplane_that_cannot_start_is_reported() {
     std::fs::set_permissions(&dataplane, PermissionsExt::from_mode(0o755))
         .expect("this test owns the file");
     let (_, err, code) = run_it();
-    assert!(err.contains("has exited (exit status: 3)"), "{err}");
+    assert!(
+        err.contains("has exited (exit status: 3)"),
+        "no `has exited (exit status: 3)` in {err}"
+    );
     assert_eq!((err.lines().count(), code), (1, Some(2)));
     std::fs::remove_dir_all(&dir).expect("this test owns the file");
 }
@@ -356,6 +365,6 @@ fn filter_restore_of_empty_input_is_refused() {
     assert_ne!(code, Some(0));
     assert!(
         err.contains("the input is empty; nothing was changed"),
-        "{err}"
+        "no `the input is empty; nothing was changed` in {err}"
     );
 }

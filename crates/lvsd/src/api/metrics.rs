@@ -909,7 +909,7 @@ mod tests {
         snapshot.status.dataplane.connected = false;
         let lost = text(&snapshot);
         for value in values {
-            assert!(!lost.contains(value), "{value}: {lost}");
+            assert!(!lost.contains(value), "unexpected {value:?} in {lost}");
         }
         assert!(lost.contains("lvs_dataplane_up 0\n"));
         assert!(lost.contains("lvs_dataplane_seen_age_seconds "));
@@ -1037,7 +1037,10 @@ mod tests {
         let servers = &mut snapshot.status.services[0].servers;
         servers.push(servers[0].clone());
         let text = text(&snapshot);
-        assert!(!text.contains("lvs_server_up"), "{text}");
+        assert!(
+            !text.contains("lvs_server_up"),
+            "unexpected `lvs_server_up` in {text}"
+        );
         assert!(text.contains("lvs_servers_without_series 5001\n"));
         assert!(text.contains("lvs_service_usable_servers{"));
     }

@@ -529,7 +529,7 @@ async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
         "token `d`: it is also the token of `a`",
         "no client can use it",
     ] {
-        assert!(text.contains(words), "{words}: {text}");
+        assert!(text.contains(words), "no {words:?} in {text}");
     }
     load(vec![named("c", Role::Admin)]);
     let (code, body) = reload("third-0123456789").await;
@@ -611,7 +611,7 @@ async fn dashboard_page_has_security_headers() {
     assert_eq!(code, 200);
     assert!(
         head.contains("content-security-policy: default-src 'none'; script-src 'self'; "),
-        "{head}"
+        "no `content-security-policy: default-src 'none'; script-src 'self'; ` in {head}"
     );
     assert!(head.contains("x-content-type-options: nosniff"));
     // The page contains nothing that this policy refuses, and loads nothing from other servers.
@@ -679,7 +679,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     let text = log.text();
     assert!(
         text.contains("99 other requests since the last such message"),
-        "{text}"
+        "no `99 other requests since the last such message` in {text}"
     );
     assert_eq!(text.matches("wrong token").count(), 2);
 }
@@ -751,7 +751,10 @@ async fn event_stream_has_new_events_and_heartbeats() {
     let (api, _deeds) = api("web");
     let (mut client, task) = stream(&api, stranger()).await;
     let head = read_to(&mut client, "\r\n\r\n").await;
-    assert!(head.contains("content-type: text/event-stream"), "{head}");
+    assert!(
+        head.contains("content-type: text/event-stream"),
+        "no `content-type: text/event-stream` in {head}"
+    );
     let reported =
         serde_json::to_string(&*event("two\nlines")).expect("the value can be written as JSON");
     api.events

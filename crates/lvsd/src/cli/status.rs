@@ -1238,7 +1238,7 @@ mod tests {
             "the server answers new connections in 1.2 ms",
             "fix: on 10.0.0.1: is this director its default gateway",
         ] {
-            assert!(words.contains(printed), "{printed}: {words}");
+            assert!(words.contains(printed), "no {printed:?} in {words}");
         }
     }
 

@@ -187,7 +187,10 @@ mod tests {
                 report.contains(words) && report.contains("conf.d/b.toml"),
                 "{part}: {report}"
             );
-            assert!(!report.contains("a.toml"), "{part}: {report}");
+            assert!(
+                !report.contains("a.toml"),
+                "{part}: unexpected `a.toml` in {report}"
+            );
         }
         let twice = load(MAIN, &[("a.toml", PART), ("b.toml", PART)]).unwrap_err();
         assert!(

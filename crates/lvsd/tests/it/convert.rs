@@ -259,7 +259,7 @@ fn convert_check_reports_why_it_cannot_compare() {
             .expect("lvsd starts");
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(5), "{name}: {errors}");
-        assert!(errors.contains(why), "{name}: {errors}");
+        assert!(errors.contains(why), "{name}: no {why:?} in {errors}");
         assert!(output.stdout.is_empty(), "{name}");
     }
 }

@@ -40,7 +40,10 @@ fn commands_fail_if_output_disk_is_full() {
             .expect("lvsd can be started");
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         let message = errors(&output);
-        assert!(message.contains("write error"), "{arguments:?}: {message}");
+        assert!(
+            message.contains("write error"),
+            "{arguments:?}: no `write error` in {message}"
+        );
     }
 }
 
@@ -107,7 +110,10 @@ fn command_of_lvsadm_is_refused_with_its_program() {
     let output = lvsd(&["doctor"]).output().expect("lvsd can be started");
     assert_eq!(output.status.code(), Some(2));
     let message = errors(&output);
-    assert!(message.contains("`lvsadm doctor`"), "{message}");
+    assert!(
+        message.contains("`lvsadm doctor`"),
+        "no \"`lvsadm doctor`\" in {message}"
+    );
 }
 
 /// Checks the file as written, and with those of its commented keys that are compatible.

@@ -101,8 +101,14 @@ fn reload_names_the_file_of_the_daemon() {
     for command in ["reload", "plan", "keepalived-config"] {
         let (code, reported) = run(&[command]);
         assert_eq!(code, Some(3), "{command}: {reported}");
-        assert!(reported.contains("own.toml:6:"), "{command}: {reported}");
-        assert!(!reported.contains("/etc/lvsd"), "{command}: {reported}");
+        assert!(
+            reported.contains("own.toml:6:"),
+            "{command}: no `own.toml:6:` in {reported}"
+        );
+        assert!(
+            !reported.contains("/etc/lvsd"),
+            "{command}: unexpected `/etc/lvsd` in {reported}"
+        );
     }
     std::fs::remove_file(&path).expect("this test owns the file");
     let (code, reported) = run(&["reload"]);

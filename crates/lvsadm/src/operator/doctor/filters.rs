@@ -604,11 +604,14 @@ mod tests {
             "{message}"
         );
         let message = answer(Place::NetkitPrimary, &["x"]);
-        assert!(message.contains("egress of eth0 (netkit: x)"), "{message}");
+        assert!(
+            message.contains("egress of eth0 (netkit: x)"),
+            "no `egress of eth0 (netkit: x)` in {message}"
+        );
         let message = answer(Place::NetkitPeer, &["x"]);
         assert!(
             message.contains("before the dataplane receives them"),
-            "{message}"
+            "no `before the dataplane receives them` in {message}"
         );
     }
 
@@ -662,7 +665,10 @@ mod tests {
         rules(&services("nat", 1), &[], ruleset, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         let what = &findings.0[0].what;
-        assert!(what.contains("203.0.113.0/24 drop (and 2 more)"), "{what}");
+        assert!(
+            what.contains("203.0.113.0/24 drop (and 2 more)"),
+            "no `203.0.113.0/24 drop (and 2 more)` in {what}"
+        );
         let mut findings = Findings::default();
         rules(&[], &[], ruleset, &mut findings);
         assert!(findings.0.is_empty(), "{findings:?}");

@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(findings.0.len(), 4);
         for finding in &findings.0 {
             let fix = &finding.fix;
-            assert!(fix.contains("lvsd"), "{fix}");
+            assert!(fix.contains("lvsd"), "no `lvsd` in {fix}");
             assert!(
                 !fix.contains("lvsadm -") && !fix.contains("--own-vips"),
                 "{fix}"

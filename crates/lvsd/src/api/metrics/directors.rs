@@ -217,7 +217,7 @@ mod tests {
             "lvs_vrrp_ignored_lines_total 2\n",
             "lvs_vrrp_troubles 1\n",
         ] {
-            assert!(text.contains(line), "{line}: {text}");
+            assert!(text.contains(line), "no {line:?} in {text}");
         }
     }
 
@@ -259,7 +259,7 @@ mod tests {
             "lvs_director_differs{director=\"d1\"} 0\n",
             "lvs_director_differs{director=\"d2\"} 1\n",
         ] {
-            assert!(text.contains(line), "{line}: {text}");
+            assert!(text.contains(line), "no {line:?} in {text}");
         }
         assert!(
             !text.contains("lvs_source_age_seconds{kind=\"dns\""),

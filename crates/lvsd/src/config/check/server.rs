@@ -367,7 +367,7 @@ mod tests {
             .to_string();
         assert!(
             message.contains("10.0.0.255 is the broadcast address of a network of this host"),
-            "{message}"
+            "no `10.0.0.255 is the broadcast address of a network of this host` in {message}"
         );
     }
 }

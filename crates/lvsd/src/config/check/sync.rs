@@ -278,7 +278,10 @@ mod tests {
             "#,
         ) {
             let message = here(&format!("addresses = {peers}\n{listen}\n{key}")).expect_err(peers);
-            assert!(message.contains(words), "{peers}: {message}");
+            assert!(
+                message.contains(words),
+                "{peers}: no {words:?} in {message}"
+            );
         }
     }
 
@@ -321,7 +324,10 @@ mod tests {
             let good = directory.path().join("good");
             std::os::unix::fs::chown(&good, Some(65_534), None).expect("root can change the owner");
             let message = with("good").expect_err("the key of another user is accepted");
-            assert!(message.contains("chown root"), "{message}");
+            assert!(
+                message.contains("chown root"),
+                "no `chown root` in {message}"
+            );
         }
         // If the file is for another host, its key does not have to exist here.
         let text = "[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
@@ -347,8 +353,11 @@ mod tests {
         assert_eq!(report.errors(), 1, "{message}");
         assert!(
             message.contains("of the server [2001:db8::7]:80 differs from its service's"),
-            "{message}"
+            "no `of the server [2001:db8::7]:80 differs from its service's` in {message}"
         );
-        assert!(message.contains("remove [sync.ipvs]"), "{message}");
+        assert!(
+            message.contains("remove [sync.ipvs]"),
+            "no `remove [sync.ipvs]` in {message}"
+        );
     }
 }

@@ -269,7 +269,10 @@ fn proxied_service_is_refused_as_its_own_server() {
         "#,
     ) {
         let message = errors(&text(listen, server, ""));
-        assert!(message.contains(words), "{listen} {server}: {message}");
+        assert!(
+            message.contains(words),
+            "{listen} {server}: no {words:?} in {message}"
+        );
     }
     for (listen, server) in [
         ("0.0.0.0:8080", "127.0.0.1:8081"),

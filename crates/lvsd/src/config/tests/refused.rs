@@ -72,7 +72,7 @@ fn too_large_numbers_are_reported_as_out_of_range() {
             "test.toml:6:10".to_owned(),
             "write a number from 0 to 2147483647".to_owned(),
         ] {
-            assert!(message.contains(&part), "{part}: {message}");
+            assert!(message.contains(&part), "no {part:?} in {message}");
         }
     }
     for [text, place, help] in cases(
@@ -226,7 +226,7 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
         let text = format!("[dataplane]\n{waits}\n");
         let (_, report) = read(&text).unwrap_or_else(|report| panic!("{waits}: {report}"));
         let report = report.to_string();
-        assert!(report.contains(words), "{waits}: {report}");
+        assert!(report.contains(words), "{waits}: no {words:?} in {report}");
     }
     for (bad, words) in [
         ("group = \"lvz\"", "did you mean \"lvs\"?"),
@@ -234,7 +234,7 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
     ] {
         let text = format!("[dataplane]\n{bad}\n");
         let report = read(&text).expect_err(bad).to_string();
-        assert!(report.contains(words), "{bad}: {report}");
+        assert!(report.contains(words), "{bad}: no {words:?} in {report}");
         // Without facts about the host, the file is valid, because it may be for another host.
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
     }
@@ -297,7 +297,7 @@ fn faulty_token_of_api_is_refused() {
         "#,
     ) {
         let found = errors(&keys.replace("TOKEN", token));
-        assert!(found.contains(words), "{keys}: {found}");
+        assert!(found.contains(words), "{keys}: no {words:?} in {found}");
         assert!(found.contains("test.toml:"), "no position in:\n{found}");
     }
     let many = |number: usize| -> String {

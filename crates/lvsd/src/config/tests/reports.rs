@@ -276,7 +276,7 @@ fn finding_far_down_in_a_file_is_shown_with_its_line() {
         "5002 | nane = \"web\"",
         "did you mean `name`?",
     ] {
-        assert!(message.contains(words), "{words}: {message}");
+        assert!(message.contains(words), "no {words:?} in {message}");
     }
     assert!(
         !message.contains("# end") && !message.contains("[[service]]\n"),
@@ -344,7 +344,7 @@ fn syntax_errors_name_their_cause() {
         let errors: Vec<_> = reported.iter().filter(|t| !t.contains("there is no [[service]]")).collect();
         assert_eq!(errors, [place], "{text}");
         let message = self::errors(&text) + "\n";
-        assert!(message.contains(help), "{text}: {message}");
+        assert!(message.contains(help), "{text}: no {help:?} in {message}");
     }
 }
 

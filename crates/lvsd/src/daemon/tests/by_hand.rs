@@ -90,7 +90,10 @@ async fn override_survives_reload_restart_and_new_dataplane() {
         .ask::<Reloaded>(ChangeRequest::Reload { force: false })
         .await
         .unwrap_err();
-    assert!(refused.contains("unknown key `nane`"), "{refused}");
+    assert!(
+        refused.contains("unknown key `nane`"),
+        "no \"unknown key `nane`\" in {refused}"
+    );
     std::fs::write(&path, FILE).unwrap();
     let done: Reloaded = daemon
         .ask(ChangeRequest::Reload { force: false })
@@ -145,7 +148,10 @@ async fn override_survives_reload_restart_and_new_dataplane() {
         .ask::<AdminDone>(ChangeRequest::Admin(unknown))
         .await
         .unwrap_err();
-    assert!(why.contains("has no server 10.9.9.9"), "{why}");
+    assert!(
+        why.contains("has no server 10.9.9.9"),
+        "no `has no server 10.9.9.9` in {why}"
+    );
     again.stop().await;
 }
 

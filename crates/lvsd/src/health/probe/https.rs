@@ -118,8 +118,11 @@ mod tests {
             );
             let report = Config::from_toml("test.toml", &text).expect_err(&more);
             let output = report.to_string();
-            assert!(output.contains(wanted), "{more}: {output}");
-            assert!(output.contains("test.toml:4:"), "{output}");
+            assert!(output.contains(wanted), "{more}: no {wanted:?} in {output}");
+            assert!(
+                output.contains("test.toml:4:"),
+                "no `test.toml:4:` in {output}"
+            );
         }
     }
 }

@@ -861,7 +861,7 @@ mod tests {
     fn invalid_kubernetes_service_is_refused_with_reason() {
         let refused = |service: &str, words: &str| {
             let why = refusal(service);
-            assert!(why.contains(words), "{words}: {why}");
+            assert!(why.contains(words), "no {words:?} in {why}");
         };
         for [name, value, words] in cases(
             r#"
