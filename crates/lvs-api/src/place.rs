@@ -273,7 +273,7 @@ mod tests {
             prepare(&path).expect_err("a directory to which every user can write was accepted");
         assert!(
             open.to_string().contains("users other than its owner"),
-            "{open}"
+            "no `users other than its owner` in {open}"
         );
 
         let link = directory("link");

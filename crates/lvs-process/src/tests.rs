@@ -215,7 +215,10 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
     fs::remove_dir_all(&dir).expect("this test owns the file");
     let lost = Server::bind(&address, Permissions::default())
         .expect_err("the server listens in a missing directory");
-    assert!(lost.to_string().contains("create the directory"), "{lost}");
+    assert!(
+        lost.to_string().contains("create the directory"),
+        "no `create the directory` in {lost}"
+    );
 
     let name = unique("second");
     let _first = start(&name);
@@ -349,7 +352,10 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
         Client::connect(&usual).expect("the client finds the socket");
         let second = Server::bind(&usual, Permissions::default())
             .expect_err("a second server can listen at the address");
-        assert!(second.to_string().contains("@lvs-dataplane"), "{second}");
+        assert!(
+            second.to_string().contains("@lvs-dataplane"),
+            "no `@lvs-dataplane` in {second}"
+        );
         drop(old);
 
         // If the directory could belong to another user, only the abstract name is used.

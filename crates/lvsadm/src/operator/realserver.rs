@@ -284,7 +284,7 @@ mod tests {
         ] {
             let text =
                 tun(&vips(&["192.0.2.10"]), tunnel, 6080, false).expect("the tunnel type is known");
-            assert!(text.contains(words), "{text}");
+            assert!(text.contains(words), "no {words:?} in {text}");
         }
         for (tunnel, words) in [
             ("ipip", "ip link set ip6tnl0 up"),

@@ -469,7 +469,10 @@ async fn role_of_token_decides_about_each_change() {
         let (_, _, body) = send(&api, stranger(), &request).await;
         let name = secret.split_once('-').expect("the token has a name").0;
         let words = format!("{{\"who\":\"token {name}\",{rest}");
-        assert!(body.starts_with(&words), "{body}");
+        assert!(
+            body.starts_with(&words),
+            "does not begin with {words:?}: {body}"
+        );
     }
 }
 
@@ -811,7 +814,10 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
     for _ in 0..places::STREAMS_MAX {
         let (mut client, task) = stream(&api, stranger()).await;
         let head = read_to(&mut client, "\r\n\r\n").await;
-        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        assert!(
+            head.starts_with("HTTP/1.1 200 "),
+            "does not begin with `HTTP/1.1 200 `: {head}"
+        );
         held.push((client, task));
     }
     let (code, _, body) = send(&api, stranger(), STREAM).await;
@@ -829,7 +835,10 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
     }
     let (mut client, _task) = stream(&api, stranger()).await;
     let head = read_to(&mut client, "\r\n\r\n").await;
-    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    assert!(
+        head.starts_with("HTTP/1.1 200 "),
+        "does not begin with `HTTP/1.1 200 `: {head}"
+    );
 }
 
 #[tokio::test]

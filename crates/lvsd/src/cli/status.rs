@@ -951,7 +951,7 @@ mod tests {
             "10.0.0.8:80           unchecked         weight 0   active 7     inactive 0  not in the file\n",
             "10.0.0.9:80           unchecked         weight 0   active 7     inactive 0  sorry server\n",
         ] {
-            assert!(text.contains(words), "{words}\n{text}");
+            assert!(text.contains(words), "no {words:?} in:\n{text}");
         }
     }
 
@@ -983,7 +983,7 @@ mod tests {
             "peer 192.0.2.3: AWAY for 13s (no route to host)\n",
             "peer 192.0.2.4: BEHIND for 5s, 7 connections missing\n",
         ] {
-            assert!(text.contains(line), "{line}\n{text}");
+            assert!(text.contains(line), "no {line:?} in:\n{text}");
         }
         status.dataplane.waiting = vec![Waiting {
             code: "interface_missing".to_owned(),
@@ -1072,7 +1072,7 @@ mod tests {
             "\ndropped in five minutes: 12 no_server (3 in the last minute, first 2m10s ago, last 4s ago). To do: `lvsadm drops` lists the meaning and the fix of each reason\n",
             " usable\n  refused in five minutes: 8 no_server (4 in the last minute, first 2m10s ago, last 4s ago)\n  dropped in five minutes: 2 no_route (1 in the last minute, first 2m10s ago, last 4s ago)\n",
         ] {
-            assert!(text.contains(line), "{line}\n{text}");
+            assert!(text.contains(line), "no {line:?} in:\n{text}");
         }
         status.dataplane.drops = ["a", "b", "c", "d", "e"].map(dropped).to_vec();
         let text = text_of(&status, Look::default());

@@ -559,9 +559,15 @@ mod tests {
         assert_eq!(refusal(&file(30), 1), None);
         assert_eq!(refusal(&file(30), 0), None);
         let why = refusal(&file(14), 100).expect("the file has lost most servers");
-        assert!(why.starts_with("x has 14 of 30 servers left"), "{why}");
+        assert!(
+            why.starts_with("x has 14 of 30 servers left"),
+            "does not begin with `x has 14 of 30 servers left`: {why}"
+        );
         // A file that has lost its table is refused.
         let why = refusal(&service("192.0.2.1:80", 30), 100).expect("the table is missing");
-        assert!(why.starts_with("x has 30 of 130 servers left"), "{why}");
+        assert!(
+            why.starts_with("x has 30 of 130 servers left"),
+            "does not begin with `x has 30 of 130 servers left`: {why}"
+        );
     }
 }

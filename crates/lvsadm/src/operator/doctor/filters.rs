@@ -556,12 +556,12 @@ mod tests {
         let message = answer(Side::Ingress, &format!("{own}{program}"));
         assert!(
             message.starts_with("a filter of tc at the ingress of eth0"),
-            "{message}"
+            "does not begin with `a filter of tc at the ingress of eth0`: {message}"
         );
         let message = answer(Side::Egress, &format!("{program}{flower}"));
         assert!(
             message.starts_with("2 filters of tc at the egress of eth0"),
-            "{message}"
+            "does not begin with `2 filters of tc at the egress of eth0`: {message}"
         );
         let message = findings_of(
             device("eth0", Some("eth0.100")),
@@ -601,7 +601,7 @@ mod tests {
             message.starts_with(
                 "2 BPF programs at the egress of eth0 (tcx: a program without a name, cil_to_netdev) may drop requests and replies of services"
             ),
-            "{message}"
+            "does not begin with `2 BPF programs at the egress of eth0 (tcx: a program without a name, cil_to_netdev) may drop requests and replies of services`: {message}"
         );
         let message = answer(Place::NetkitPrimary, &["x"]);
         assert!(

@@ -76,7 +76,10 @@ fn invalid_port_ranges_and_full_nat_settings_are_refused() {
             )
             .replace("SERVER", server);
         let found = errors(&text);
-        assert!(found.contains(complaint), "{text}\n{found}");
+        assert!(
+            found.contains(complaint),
+            "{text}: no {complaint:?} in:\n{found}"
+        );
     }
     let good = load(
         &("[dataplane]\nlocal_addresses = [\"10.0.0.2\"]\nhairpin = true\n".to_owned()
@@ -218,7 +221,10 @@ fn settings_unsuitable_for_proxied_service_are_refused() {
         let Err(report) = Config::from_toml("x", text) else {
             panic!("the file is accepted: {text}");
         };
-        assert!(report.to_string().contains(words), "{words}:\n{report}");
+        assert!(
+            report.to_string().contains(words),
+            "no {words:?} in:\n{report}"
+        );
     };
     for [keys, words] in cases(
         r#"

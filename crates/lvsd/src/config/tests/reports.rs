@@ -80,7 +80,7 @@ fn file_with_warnings_only_is_accepted() {
     let (_, warnings) = Config::from_toml("test.toml", text).unwrap();
     assert!(
         warnings.to_string().contains("longer than the interval"),
-        "{warnings}"
+        "no `longer than the interval` in {warnings}"
     );
 }
 
@@ -146,7 +146,7 @@ fn unreadable_file_reports_reason_and_fix() {
         denied
             .to_string()
             .contains("permit the user of lvsd to read the file"),
-        "{denied}"
+        "no `permit the user of lvsd to read the file` in {denied}"
     );
 }
 

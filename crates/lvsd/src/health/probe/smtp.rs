@@ -128,7 +128,7 @@ mod tests {
             (b"", "closes the connection"),
         ] {
             let output = format!("{:?}", probe(check, answering(words).await).await);
-            assert!(output.contains(why), "{output}");
+            assert!(output.contains(why), "no {why:?} in {output}");
         }
     }
 
