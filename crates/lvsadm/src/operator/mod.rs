@@ -429,7 +429,7 @@ mod tests {
         );
         assert!(
             help_on(b"drian")
-                .expect_err("no command has this name")
+                .expect_err("an unknown command has a help text")
                 .contains("`lvsadm help drain'")
         );
     }

@@ -380,7 +380,7 @@ mod tests {
             assert_eq!(
                 found,
                 Ok((wanted.to_vec(), 60)),
-                "truncated over UDP: {cut}"
+                "the servers are wrong (answer over UDP truncated: {cut})"
             );
         }
     }
