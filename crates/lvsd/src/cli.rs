@@ -708,7 +708,7 @@ fn init(file: &Path) -> Result<(), String> {
     let result = output.write_all(STARTER.as_bytes());
     result.map_err(|error| format!("cannot write {}: {error}", file.display()))?;
     let text = format!(
-        "{}: edit the addresses, then run `lvsd check {0}`\n",
+        "created {}: edit its addresses, then run `lvsd check {0}`\n",
         file.display()
     );
     write(text.as_bytes())

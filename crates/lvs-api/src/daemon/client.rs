@@ -257,7 +257,10 @@ impl Client {
     }
 
     fn ended(&self) -> String {
-        format!("lvsd at {} has exited", self.address)
+        format!(
+            "lvsd at {} closed the connection before the end of its answer: it has probably exited",
+            self.address
+        )
     }
 
     fn silent(&self, error: &io::Error) -> String {
@@ -358,7 +361,7 @@ mod tests {
         assert!(
             answered(cut)
                 .expect_err("an incomplete answer was accepted")
-                .contains("has exited")
+                .contains("has probably exited")
         );
     }
 
@@ -369,8 +372,8 @@ mod tests {
 {"error":{"message":"only root may"}}"#;
         for (text, words) in [
             (refused, "only root may"),
-            ("", "has exited"),
-            ("HTTP/1.0 200 OK\r\n", "has exited"),
+            ("", "has probably exited"),
+            ("HTTP/1.0 200 OK\r\n", "has probably exited"),
             ("{\"id\":0}\n", "is not this lvsd: it answered `{\"id\":0}`"),
             (
                 "HTTP/1.0 200 OK\r\ncontent-length: -1\r\n\r\n",
