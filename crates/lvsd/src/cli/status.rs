@@ -448,7 +448,7 @@ fn of_director(status: &Status, now: u64) -> String {
             } = hop;
             let _ = writeln!(
                 text,
-                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, for {}, and packets to it are dropped. To do: is it up and connected (ip neigh show {address}), and is the route to it right (ip route)?",
+                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, for {}, and packets to it are dropped. To do: check that the next hop is up and connected (ip neigh show {address}), and that the route to it is right (ip route)",
                 lasted(*since)
             );
         }

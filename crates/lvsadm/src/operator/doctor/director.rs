@@ -196,7 +196,7 @@ impl Director {
             "fault" => (
                 Code::VrrpFault,
                 "keepalived reports a fault, and so this director has no virtual address",
-                "is the interface of [vrrp] up, and does it have an address? See journalctl -u keepalived",
+                "check that the interface of [vrrp] is up and has an address; journalctl -u keepalived shows the fault",
             ),
             _ => (
                 Code::VrrpSilent,

@@ -246,7 +246,7 @@ impl Asked<'_> {
                     .text
                     .push_str(" (its next hop does not answer ARP or neighbour discovery)");
                 let fix = format!(
-                    "is {ip} up and connected (ip neigh), and is the route to it right (ip route get {ip})?"
+                    "check that {ip} is up and connected (ip neigh), and that the route to it is right (ip route get {ip})"
                 );
                 return ProbeError::Server(reason.of(Code::NextHop).with_fix(fix));
             }
