@@ -102,7 +102,7 @@ impl Reporter {
         if ready && !self.ready {
             self.ready = true;
             self.notify.send("READY=1");
-            tracing::info!("ready: {now}");
+            tracing::info!("lvsd is ready: {now}");
         } else if self.ready && self.reloading && !reads {
             self.notify.send("READY=1");
         }

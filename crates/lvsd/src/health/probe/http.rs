@@ -413,7 +413,7 @@ where
     });
     tokio::select! {
         came = talk => came,
-        () = driven => Err("ended".to_owned()),
+        () = driven => Err("is not served: the connection has ended".to_owned()),
     }
 }
 
