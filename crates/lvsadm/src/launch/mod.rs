@@ -60,7 +60,7 @@ Options:
   --version         show the version
 
 Environment:
-  LVS_SOCKET        as --socket
+  LVS_SOCKET        the same as --socket
 
 Exit status: that of COMMAND; 125 if lvs-run itself fails, 126 if COMMAND cannot be executed, 127 if it is not found.
 The supervisor writes errors to the system log.

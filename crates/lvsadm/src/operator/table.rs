@@ -201,7 +201,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "filter",
         arguments: "[list [SERVICE|all] | add SERVICE|all | del SERVICE|all | set SERVICE|all | off SERVICE|all | save | restore]",
         summary: "manage the filters for new connections, by source prefix",
-        text: "SERVICE is as for lvsadm limit; the filter of all applies to every service. The longest prefix that contains the source of a new connection decides; if both filters contain it, the service's own decides. A source in no prefix is accepted, unless any are allowed. Packets of denied sources are dropped and counted (lvsadm drops: filtered); existing connections continue. set replaces a filter, add and del change it, off removes it. save prints all filters, which lvsadm -S does not; restore reads them from its input and replaces all filters by them, or changes nothing. A filter has up to 65,536 prefixes.",
+        text: "SERVICE is as for lvsadm limit; the filter of all applies to every service. The longest prefix that contains the source of a new connection decides; if both filters contain it, the service's own decides. A source in no prefix is accepted, unless one of the two filters allows a prefix: then it is denied. Packets of denied sources are dropped and counted (lvsadm drops: filtered); existing connections continue. set replaces a filter, add and del change it, off removes it. save prints all filters, which lvsadm -S does not; restore reads them from its input and replaces all filters by them, or changes nothing. A filter has up to 65,536 prefixes.",
         flags: flags! {
             "--allow" "LIST": "prefixes, separated by commas";
             "--deny" "LIST": "prefixes, separated by commas";

@@ -430,7 +430,7 @@ pub fn plan(
     if let Some(proxied) = proxied {
         let services = counted(proxied.desired.services.len(), "proxied service");
         planned.not_compared = Some(format!(
-            "{services} not compared: `lvsd status` shows the present ones"
+            "{services} not compared: `lvsd status` shows the present state of proxied services"
         ));
     }
     Ok(planned)
