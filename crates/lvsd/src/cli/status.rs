@@ -287,13 +287,13 @@ fn director(status: &DirectorStatus, now: u64) -> String {
         Some(wish) => {
             let ago = lasted(now.saturating_sub(wish.since));
             let who = wish.who.as_deref().unwrap_or("?");
-            let _ = write!(text, "IN MAINTENANCE for {ago} by {who}");
+            let _ = write!(text, "this director is IN MAINTENANCE for {ago} by {who}");
             let _ = match &wish.why {
                 Some(why) => writeln!(text, ": {why}"),
                 None => writeln!(text),
             };
         }
-        None => text.push_str("not in maintenance\n"),
+        None => text.push_str("this director is not in maintenance\n"),
     }
     if let Some(vrrp) = &status.vrrp {
         let _ = write!(
@@ -401,7 +401,7 @@ fn of_director(status: &Status, now: u64) -> String {
             spec.who.as_deref().unwrap_or("?")
         );
         if let Some(until) = spec.until {
-            let _ = write!(text, ", {} more", lasted(until.saturating_sub(now)));
+            let _ = write!(text, ", ends in {}", lasted(until.saturating_sub(now)));
         }
         let _ = match &spec.why {
             Some(why) => writeln!(text, ": {why}"),
@@ -456,7 +456,7 @@ fn of_director(status: &Status, now: u64) -> String {
             let Waiting { what, fix, .. } = waiting;
             let ago = waiting.since.map(|since| format!("for {}", lasted(since)));
             let ago = in_brackets(&ago.unwrap_or_default());
-            let _ = writeln!(text, "WAITING: {what}{ago}. To do: {fix}");
+            let _ = writeln!(text, "MISSING: {what}{ago}. To do: {fix}");
         }
         drops_line(&mut text, &status.dataplane.drops);
         for peer in &status.dataplane.peers {
@@ -471,7 +471,7 @@ fn of_director(status: &Status, now: u64) -> String {
     if let Some(proxy) = &status.proxy {
         let _ = writeln!(
             text,
-            "proxied connections: {} (maximum {}); {} refused at the maximum, {} evicted, {} without a server",
+            "proxied connections: {} (maximum {}); {} refused at the maximum, {} evicted, {} refused without a usable server, or by a limit or filter",
             proxy.connections, proxy.most, proxy.full, proxy.evicted, proxy.refused
         );
     }
@@ -608,13 +608,15 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
             "service",
         );
         format!(
-            "{services} differ from this director's, for {}",
+            "differs from this director in {services}, for {}",
             lasted(tables.seconds)
         )
     };
     let printed = match tables.state {
         TablesState::Unknown => "services and servers not compared".to_owned(),
-        TablesState::Older => "an older version, services and servers not compared".to_owned(),
+        TablesState::Older => {
+            "the peer runs an older version, services and servers not compared".to_owned()
+        }
         TablesState::Alike => "the same services and servers as this director".to_owned(),
         TablesState::Differ => services(),
         TablesState::Alarm => format!("ALARM: {}; `lvsadm sync` lists the differences", services()),
@@ -943,7 +945,7 @@ mod tests {
         for words in [
             "lvsd 1 (pid 7), up 59s; NO DATAPLANE answers",
             "\nlvsd is not confined; the dataplane is confined by landlock, not by seccomp (why)\n",
-            "\nproxied connections: 1 (maximum 2); 3 refused at the maximum, 4 evicted, 5 without a server\n",
+            "\nproxied connections: 1 (maximum 2); 3 refused at the maximum, 4 evicted, 5 refused without a usable server, or by a limit or filter\n",
             "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80           up 1h02m          weight 0   active 7     inactive 0  drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m        weight 0   active 7     inactive 0  connection refused\n",
@@ -993,8 +995,8 @@ mod tests {
         }];
         let text = text_of(&status, Look::default());
         assert!(
-            text.contains("WAITING: eth7 is missing. To do: make it\n"),
-            "no `WAITING: eth7 is missing. To do: make it` in {text}"
+            text.contains("MISSING: eth7 is missing. To do: make it\n"),
+            "no `MISSING: eth7 is missing. To do: make it` in {text}"
         );
         status.dataplane.connected = false;
         assert!(!text_of(&status, Look::default()).contains("peer "));
