@@ -432,7 +432,7 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
         let what = format!("explain of {source} to print: in kernel: {text}");
         soon(&what, || {
             let output = site.lvsadm(&question);
-            output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
+            output.is_ok_and(|output| output.contains(&format!("fast path   {text}\n")))
         })
     };
     explained(&second, "yes")?;
@@ -465,7 +465,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let output = |text: &str| {
         soon(&format!("explain to print: in kernel: {text}"), || {
             let output = site.lvsadm(&question);
-            output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
+            output.is_ok_and(|output| output.contains(&format!("fast path   {text}\n")))
         })
     };
     output("yes")?;
@@ -481,7 +481,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let new = site.lvsadm(&new)?;
     let before = "no: connections are offloaded after 16 packets from the client";
     ensure!(
-        new.contains(&format!("in kernel   {before}\n")),
+        new.contains(&format!("fast path   {before}\n")),
         "explain does not say when the connection is offloaded: {new}"
     );
     let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
