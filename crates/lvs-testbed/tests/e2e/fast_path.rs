@@ -429,7 +429,7 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
     let second = second.context("the second connection is not listed")?;
     let explained = |source: &str, text: &str| {
         let question = format!("explain tcp {source} {}", site.service(80));
-        let what = format!("explain of {source} to print: in kernel: {text}");
+        let what = format!("explain of {source} to print: fast path: {text}");
         soon(&what, || {
             let output = site.lvsadm(&question);
             output.is_ok_and(|output| output.contains(&format!("fast path   {text}\n")))
@@ -463,7 +463,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let question = format!("explain tcp {} {}", known[0].source, site.service(80));
     // The output shows a change after the connection's next packet.
     let output = |text: &str| {
-        soon(&format!("explain to print: in kernel: {text}"), || {
+        soon(&format!("explain to print: fast path: {text}"), || {
             let output = site.lvsadm(&question);
             output.is_ok_and(|output| output.contains(&format!("fast path   {text}\n")))
         })
@@ -486,8 +486,8 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     );
     let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
     ensure!(
-        !nobody.contains("in kernel"),
-        "unexpected `in kernel` in {nobody}"
+        !nobody.contains("fast path"),
+        "unexpected `fast path` in {nobody}"
     );
 
     let rule = format!("--destination {}", site.vip);

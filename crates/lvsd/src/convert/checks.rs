@@ -219,7 +219,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
     let own = own.or_else(|| host?.find("connect_port"));
     let own_port = own.and_then(|item| port(item.word(1)));
     if let Some(own) = own.filter(|_| own_port.is_none()) {
-        lost.push(own.lost_of(name, "not a port"));
+        lost.push(own.lost_of(name, "the value is not a port"));
     }
     match *kind {
         "ping" | "exec" => {}

@@ -61,12 +61,14 @@ impl Settings {
             "checkcount",
         ];
         if numbers.contains(&key) && number.is_none() {
-            lost.push(directive.lost("not a number above 0"));
+            lost.push(directive.lost("the value is not a number above 0"));
             return true;
         }
         let switch = ["quiescent", "cleanstop"].contains(&key);
         if switch && !yes(value) && !no(value) {
-            lost.push(directive.lost("neither yes nor no, and ldirectord refuses the file"));
+            lost.push(
+                directive.lost("the value is neither yes nor no, and ldirectord refuses the file"),
+            );
             return true;
         }
         match key {
@@ -125,7 +127,7 @@ pub(super) fn read(text: &str) -> Read {
             }
             (true, true, Some(service)) => service.line(key, value, &directive, &mut room),
             (true, _, _) => {
-                lost.push(directive.lost("no `virtual` precedes it in the first column"));
+                lost.push(directive.lost("no `virtual` in the first column precedes this line"));
             }
             (false, _, _) if is_virtual => {
                 services.push(Building::new(value, directive));
@@ -329,14 +331,14 @@ impl Building {
                     self.flags_directive = directive.clone();
                     return;
                 }
-                "not flags of a scheduler"
+                "the value is not a list of scheduler flags"
             }
             "persistent" => match digits(value).parse::<u64>() {
                 Ok(seconds) => {
                     self.persistent = Some(seconds);
                     return;
                 }
-                Err(_) => "not a number of seconds",
+                Err(_) => "the value is not a number of seconds",
             },
             "netmask" => {
                 self.netmask = Some((directive.clone(), value.to_owned()));
@@ -361,13 +363,13 @@ impl Building {
                     self.check_port = Some(port);
                     return;
                 }
-                _ => "not a port",
+                _ => "the value is not a port",
             },
             "ops" if yes(value) || no(value) => {
                 self.one_packet = yes(value).then(|| directive.clone());
                 return;
             }
-            "ops" => "neither yes nor no, and ldirectord refuses the file",
+            "ops" => "the value is neither yes nor no, and ldirectord refuses the file",
             "servicename" => {
                 self.service.string("name", quoted(value).unwrap_or(value));
                 return;

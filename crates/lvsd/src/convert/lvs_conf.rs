@@ -16,7 +16,7 @@ pub(super) fn read(text: &str) -> Read {
         let mut lose = |why: &str| lost.push(format!("line {number}: {shown}: {why}"));
         let Some((name, value)) = line.split_once('=') else {
             if !line.is_empty() {
-                lose("not NAME=VALUE");
+                lose("the line is not NAME=VALUE");
             }
             continue;
         };
@@ -26,7 +26,7 @@ pub(super) fn read(text: &str) -> Read {
                 "VS_NAT" => forward = "nat",
                 "VS_DR" => forward = "dr",
                 "VS_TUN" => forward = "tun",
-                _ => lose("expected VS_NAT, VS_DR or VS_TUN"),
+                _ => lose("the value is not VS_NAT, VS_DR or VS_TUN"),
             },
             // VIP=eth0:110 192.168.1.110 255.255.255.255 192.168.1.110
             "VIP" => match words.iter().find_map(|word| word.parse().ok()) {
@@ -81,7 +81,9 @@ pub(super) fn read(text: &str) -> Read {
 /// Converts the words of a service, such as `t telnet rr 192.168.1.11 192.168.1.12:telnet,3`.
 fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
     let [protocol, service_port, algorithm, servers @ ..] = words else {
-        return Err("expected a protocol, a port, a scheduler and servers".to_owned());
+        return Err(
+            "the value does not contain a protocol, a port, a scheduler and servers".to_owned(),
+        );
     };
     let port_number = port(service_port).ok_or_else(|| format!("{service_port} is not a port"))?;
     if vips.is_empty() {
@@ -127,7 +129,7 @@ fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
                 server.keys.insert("weight", weight.to_string());
             }
             Some(Err(_)) => server.lose(format!(
-                "weight {}: not a number",
+                "weight {}: the value is not a number",
                 quote(weight.unwrap_or_default())
             )),
         }

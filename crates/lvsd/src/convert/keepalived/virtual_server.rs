@@ -401,14 +401,14 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                         }
                         _ => parts.family = Some(six),
                     },
-                    None => service.lose(item.lost("not an address family")),
+                    None => service.lose(item.lost("the value is not an address family")),
                 }
             }
             "protocol" => match value {
                 "TCP" | "tcp" => {}
                 "UDP" | "udp" => service.string("protocol", "udp"),
                 "SCTP" | "sctp" => service.string("protocol", "sctp"),
-                _ => service.lose(item.lost("not a protocol")),
+                _ => service.lose(item.lost("the value is not a protocol")),
             },
             "persistence_timeout" if value.is_empty() => parts.timeout = Some(360),
             "persistence_timeout" => match value.parse() {
@@ -442,7 +442,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             },
             "hysteresis" => match value.parse() {
                 Ok(number) => service.quorum_of(item).hysteresis = number,
-                Err(_) => service.lose(item.lost("not a number")),
+                Err(_) => service.lose(item.lost("the value is not a number")),
             },
             "sorry_server" => {
                 let port = match item.word(2) {
@@ -458,7 +458,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                             keys: Keys::new(),
                         });
                     }
-                    _ => service.lose(item.lost("not an address and a port")),
+                    _ => service.lose(item.lost("the value is not an address and a port")),
                 }
             }
             "sorry_server_lvs_method" => {
@@ -578,7 +578,7 @@ fn real_server(
     service: &Service,
     inhibit: bool,
 ) -> Result<Server, &'static str> {
-    let bad = "not an address and a port";
+    let bad = "the value is not an address and a port";
     let ip: IpAddr = item.word(1).parse().map_err(|_| bad)?;
     let port = match item.word(2) {
         "" => 0,
@@ -604,12 +604,14 @@ fn real_server(
                     server.keys.insert("weight", weight.to_string());
                 }
                 _ if value.starts_with('-') => {
-                    server.lose(item.lost("not a weight: the result is 1"));
+                    server.lose(item.lost("the value is not a weight: the result is 1"));
                 }
                 _ => {
                     let weight = leading(value).unwrap_or(1);
                     server.keys.insert("weight", weight.to_string());
-                    let why = format!("not a weight: the result is {weight}, as with keepalived");
+                    let why = format!(
+                        "the value is not a weight: the result is {weight}, as with keepalived"
+                    );
                     server.lose(item.lost(&why));
                 }
             },
@@ -629,7 +631,7 @@ fn real_server(
                     };
                     server.keys.insert(key, number.to_string());
                 }
-                Err(_) => server.lose(item.lost("not a number")),
+                Err(_) => server.lose(item.lost("the value is not a number")),
             },
             "lb_kind" | "lvs_method" => match Method::parse(item, &mut server.lost) {
                 Some(method) if method.forward == "fullnat" && service.local_group.is_none() => {
