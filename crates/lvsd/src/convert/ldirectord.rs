@@ -292,7 +292,7 @@ impl Building {
             new.port = number;
             new.service.addresses = vec![endpoint(ip, number)];
         } else {
-            new.bad = Some("names are not resolved; write address and port");
+            new.bad = Some("the value is not an address and a port (names are not resolved)");
         }
         new
     }
@@ -803,9 +803,9 @@ impl Building {
                     keys: Keys::from([("forward", quote(forward))]),
                 });
             }
-            None => self
-                .service
-                .lose(directive.lost("names are not resolved; write the address")),
+            None => self.service.lose(
+                directive.lost("the address or its port is not valid (names are not resolved)"),
+            ),
         }
     }
 }
@@ -878,7 +878,7 @@ fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
 
 /// Expands `10.0.0.1->10.0.0.9:80`, and subtracts the number of addresses from `room`.
 fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), String> {
-    let names = || "names are not resolved; write addresses".to_owned();
+    let names = || "the address or its port is not valid (names are not resolved)".to_owned();
     let Some((first, last)) = text.split_once("->") else {
         let (ip, port) = address(text).ok_or_else(names)?;
         return Ok((vec![ip], port));

@@ -31,7 +31,7 @@ pub(super) fn read(text: &str) -> Read {
             // VIP=eth0:110 192.168.1.110 255.255.255.255 192.168.1.110
             "VIP" => match words.iter().find_map(|word| word.parse().ok()) {
                 Some(vip) => vips.push(vip),
-                None => lose("names are not resolved; write the address"),
+                None => lose("the value contains no address (names are not resolved)"),
             },
             "SERVICE" => match service(&words, &vips) {
                 Ok(mut service) => {
@@ -87,7 +87,7 @@ fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
     };
     let port_number = port(service_port).ok_or_else(|| format!("{service_port} is not a port"))?;
     if vips.is_empty() {
-        return Err("no VIP precedes it".to_owned());
+        return Err("no line with VIP precedes this line".to_owned());
     }
     let mut service = Service {
         addresses: vips.iter().map(|vip| endpoint(*vip, port_number)).collect(),
@@ -115,7 +115,7 @@ fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
         let own_port = own.map_or(Some(port_number), port);
         let (Ok(ip), Some(number)) = (ip, own_port) else {
             service.lose(format!(
-                "server {word}: names are not resolved; write the address"
+                "server {word}: the address or its port is not valid (names are not resolved)"
             ));
             continue;
         };
