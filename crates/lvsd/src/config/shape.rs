@@ -526,7 +526,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
             "a sequence" => "an array of tables or values",
             other => other.strip_prefix("struct ").map_or(other, |_| "a table"),
         };
-        let finding = Diagnostic::error(span.clone(), "value of a wrong type")
+        let finding = Diagnostic::error(span.clone(), "the value has a wrong type")
             .label(format!("expected {expected}, found {}", plain(found)));
         let number = written.trim_matches(['"', '\'']);
         return if expected == "a whole number" && number.parse::<i64>().is_ok() {

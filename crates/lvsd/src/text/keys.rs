@@ -145,7 +145,7 @@ impl Keys<'_> {
 
     fn wrong_type(&mut self, span: Range<usize>, expected: &str, found: &Value) {
         self.report(
-            Diagnostic::error(span, "value of a wrong type")
+            Diagnostic::error(span, "the value has a wrong type")
                 .label(format!("expected {expected}, found {}", found.describe())),
         );
     }

@@ -156,7 +156,7 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
             { type = "gre", checksum = "csum" } | 4:37 | unknown tunnel checksum `csum` | write "full"
             { type = "gre", checksum = "ful" } | 4:37 | unknown word `ful` | did you mean "full"?
             { type = "gre", key = 5 } | 4:26 | unknown key `key` | type, port, checksum
-            5 | 4:10 | value of a wrong type |
+            5 | 4:10 | the value has a wrong type |
         "#,
     ) {
         let message = errors(&tunnelled(

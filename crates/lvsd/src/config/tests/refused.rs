@@ -25,13 +25,13 @@ fn inconsistent_settings_are_refused() {
             check = { type = "tcp", fall = 0 } | address = "10.0.0.1:80" | `fall` is out of range
             check = { type = "icmp" } | address = "10.0.0.1:80" | unknown type of check `icmp`
             check = { } | address = "10.0.0.1:80" | `type` of the check is missing
-            check = 5 | address = "10.0.0.1:80" | value of a wrong type
+            check = 5 | address = "10.0.0.1:80" | the value has a wrong type
             check = "tcp" | address = "10.0.0.1:80" | unknown check `tcp`
             persistence = { timeout = "0s" } | address = "10.0.0.1:80" | `timeout` of the persistence is not a valid time
             persistence = { netmask = 33 } | address = "10.0.0.1:80" | `netmask` is not valid
             fwmark = 3 | address = "10.0.0.1:80" | an address or a mark, not both
             protocol = "TCP" | address = "10.0.0.1:80" | unknown word `TCP`
-            [mark] |  | value of a wrong type
+            [mark] |  | the value has a wrong type
             [[mark]] ; mark = 3 ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | destination is missing
             [dataplane] ; backend = "xdp" ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | unknown word `xdp`
             [dataplane] ; backend = "tun" ; [[service]] ; address = "192.0.2.9:80" ; forward = "dr" | address = "10.0.0.1:80" | direct routing needs frames

@@ -56,7 +56,7 @@ error: a duration needs its unit; write "2s" for 2 seconds or "2ms" for millisec
 6 | check = { type = "tcp", intervall = "5s", timeout = 2 }
   |                                                     ^
 
-error: value of a wrong type
+error: the value has a wrong type
  --> test.toml:9:10
   |
 9 | weight = "5"
@@ -316,17 +316,17 @@ fn syntax_errors_name_their_cause() {
         ("[[services]]\naddress = \"192.0.2.1:80\"\n".to_owned(), "1:3 unknown key `services`", "write [[service]]"),
         ("[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:3 `[[service.server]]` has no [[service]] above it", "write [[service]] and its address first"),
         ("[[service.server]]\naddress = \"10.0.0.1:80\"\n[[service]]\naddress = \"192.0.2.1:80\"\n".into(), "1:1 `[[service.server]]` has no [[service]] above it", "move it after the [[service]]"),
-        ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 value of a wrong type", "double brackets"),
-        ("[dataplane]\nfast_path = [\"on\"]\n".into(), "2:13 value of a wrong type", "write it without brackets: \"on\"\n"),
-        ("[dataplane]\nfast_path = [\n  'on', ]\n".into(), "2:13 value of a wrong type", "write it without brackets: 'on'\n"),
-        ("[dataplane]\nfast_path = [\"off\", \"on\"]\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
-        ("[dataplane]\nfast_path = []\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
-        ("[dataplane]\nfast_path = [[\"on\"]]\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
-        ("[dataplane]\nfast_path = { on = true }\n".into(), "2:13 value of a wrong type", "expected a string, found a table\n"),
-        ("[dataplane]\nfast_path = true\n".into(), "2:13 value of a wrong type", "write it in quotes: \"true\"\n"),
-        ("[dataplane]\ninterface = [[\"eth0\"]]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"eth0\"\n"),
-        ("[dataplane]\nmax_connections = [5]\n".into(), "2:19 value of a wrong type", "write it without brackets: 5\n"),
-        ("[dataplane]\nhang_limit = [\"5s\"]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"5s\"\n"),
+        ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 the value has a wrong type", "double brackets"),
+        ("[dataplane]\nfast_path = [\"on\"]\n".into(), "2:13 the value has a wrong type", "write it without brackets: \"on\"\n"),
+        ("[dataplane]\nfast_path = [\n  'on', ]\n".into(), "2:13 the value has a wrong type", "write it without brackets: 'on'\n"),
+        ("[dataplane]\nfast_path = [\"off\", \"on\"]\n".into(), "2:13 the value has a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = []\n".into(), "2:13 the value has a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = [[\"on\"]]\n".into(), "2:13 the value has a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = { on = true }\n".into(), "2:13 the value has a wrong type", "expected a string, found a table\n"),
+        ("[dataplane]\nfast_path = true\n".into(), "2:13 the value has a wrong type", "write it in quotes: \"true\"\n"),
+        ("[dataplane]\ninterface = [[\"eth0\"]]\n".into(), "2:14 the value has a wrong type", "write it without brackets: \"eth0\"\n"),
+        ("[dataplane]\nmax_connections = [5]\n".into(), "2:19 the value has a wrong type", "write it without brackets: 5\n"),
+        ("[dataplane]\nhang_limit = [\"5s\"]\n".into(), "2:14 the value has a wrong type", "write it without brackets: \"5s\"\n"),
         (service("2001:db8::1:443"), "2:11 `2001:db8::1:443` is ambiguous", "\"[2001:db8::1]:443\" for the port 443"),
         (service("192.0.2.1:99999"), "2:11 99999 in `192.0.2.1:99999` is not a port", "between 1 and 65535"),
         (service("192.0.2.256:80"), "2:11 256 in `192.0.2.256:80` is not a part of an IPv4 address", "between 0 and 255"),
