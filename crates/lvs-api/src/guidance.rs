@@ -45,7 +45,7 @@ pub const LVSD_COMMANDS: [&str; 13] = [
 ];
 
 /// How to restart a dataplane that systemd or lvsd has started.
-pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or kill its process if lvsd has started it (lvsd then starts another one), which ends all connections";
+pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or, if lvsd has started the dataplane, kill its process (lvsd then starts another one); both end all connections";
 
 /// Options of `lvs-dataplane` in fixes that are also keys of `[dataplane]`.
 const OPTIONS: [&str; 11] = [

@@ -53,12 +53,12 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
     if meta.uid() != 0 && meta.uid() != own {
         let uid = meta.uid();
         return Err(io::Error::other(format!(
-            "its owner is user {uid}, not root"
+            "the owner of the directory is user {uid}, neither root nor this user"
         )));
     }
     if meta.mode() & 0o022 != 0 {
         return Err(io::Error::other(
-            "users other than its owner may write there",
+            "users other than the owner may write to the directory",
         ));
     }
     Ok(())
@@ -272,8 +272,8 @@ mod tests {
         let open =
             prepare(&path).expect_err("a directory to which every user can write was accepted");
         assert!(
-            open.to_string().contains("users other than its owner"),
-            "no `users other than its owner` in {open}"
+            open.to_string().contains("users other than the owner"),
+            "no `users other than the owner` in {open}"
         );
 
         let link = directory("link");

@@ -382,7 +382,7 @@ fn no_service(name: &str) -> Refusal {
     let name: String = name.chars().take(100).collect();
     Refusal::new(
         StatusCode::NOT_FOUND,
-        format!("the file has no service named `{name}`; /v1/overview lists them"),
+        format!("there is no service named `{name}`; /v1/overview lists the services"),
     )
 }
 

@@ -548,7 +548,7 @@ async fn invalid_request_is_refused_with_a_fix() {
     *api.tokens() = tokens(&[("oncall", "0123456789abcdef", Role::Admin)]);
     let token = Some("0123456789abcdef");
     for (path, code, words) in [
-        ("/v1/services/wbe", 404, "/v1/overview lists them"),
+        ("/v1/services/wbe", 404, "/v1/overview lists the services"),
         ("/v1/services/%ff", 400, "encodeURIComponent"),
         ("/v1/services/%4", 400, "encodeURIComponent"),
         ("/v1/services/", 404, "openapi"),
