@@ -71,7 +71,9 @@ fn lost_by_card(name: &str, findings: &mut Findings) {
         findings.add(
             (Code::FramesLostByCard, Scope::interface(name)),
             format!("the network card of {name} has lost {lost} frames: its receive ring was full"),
-            format!("ethtool -G {name} rx NUMBER enlarges the ring; ethtool -g {name} shows the maximum"),
+            format!(
+                "ethtool -G {name} rx NUMBER enlarges the ring; ethtool -g {name} shows the maximum"
+            ),
         );
     }
 }
