@@ -268,7 +268,7 @@ mod tests {
             0o755
         );
         fs::set_permissions(&path, Permissions::from_mode(0o1777))
-            .expect("this test owns the file");
+            .expect("the permissions can be set");
         let open =
             prepare(&path).expect_err("a directory to which every user can write was accepted");
         assert!(
@@ -280,8 +280,8 @@ mod tests {
         let _ = fs::remove_file(&link);
         std::os::unix::fs::symlink(&path, &link).expect("the link can be created");
         prepare(&link).expect_err("a link was accepted as the directory");
-        fs::remove_file(&link).expect("this test owns the file");
-        fs::remove_dir_all(&path).expect("this test owns the file");
+        fs::remove_file(&link).expect("the file can be removed");
+        fs::remove_dir_all(&path).expect("the directory can be removed");
         prepare(&path.join("below")).expect_err("a path in a missing directory was accepted");
     }
 
@@ -304,7 +304,7 @@ mod tests {
         }
         let _other = Lock::beside(&socket, ".lvsd.lock", Limits::LOOK).expect("the lock is free");
         // A process that removes the file releases only its own lock.
-        fs::remove_file(path.join("socket.lock")).expect("this test owns the file");
+        fs::remove_file(path.join("socket.lock")).expect("the file can be removed");
         let second = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the new file is free");
         Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the lock was taken twice");
         drop(second);
@@ -314,6 +314,6 @@ mod tests {
             .expect("the link can be created");
         Lock::beside(&path.join("link"), ".lock", Limits::LOOK)
             .expect_err("the lock followed a link");
-        fs::remove_dir_all(&path).expect("this test owns the file");
+        fs::remove_dir_all(&path).expect("the directory can be removed");
     }
 }

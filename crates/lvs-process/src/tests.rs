@@ -212,7 +212,7 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
     assert!(matches!(file, BindError::NotASocket(_)), "{file}");
     let file = Client::connect(&address).expect_err("a file that is not a socket is accepted");
     assert!(matches!(file, Error::NotASocket { .. }), "{file}");
-    fs::remove_dir_all(&dir).expect("this test owns the file");
+    fs::remove_dir_all(&dir).expect("the directory can be removed");
     let lost = Server::bind(&address, Permissions::default())
         .expect_err("the server listens in a missing directory");
     assert!(
@@ -363,11 +363,11 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
             &directory,
             std::os::unix::fs::PermissionsExt::from_mode(0o777),
         )
-        .expect("this test owns the file");
+        .expect("the permissions can be set");
         let named = start(&usual);
         assert_eq!(named.address(), &Address::by_name());
         Client::connect(&usual).expect("the client finds the socket");
         drop(named);
-        fs::remove_dir_all(&top).expect("this test owns the file");
+        fs::remove_dir_all(&top).expect("the directory can be removed");
     });
 }

@@ -216,7 +216,7 @@ fn unusable_socket_is_reported_with_path_and_fix() {
         let copy = std::env::temp_dir().join(format!("lvs-test-copy-{}", std::process::id()));
         std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &copy).expect("the copy can be made");
         std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700))
-            .expect("this test owns the file");
+            .expect("the permissions can be set");
         let (_, err, code) = run(Command::new(&copy)
             .arg("-Ln")
             .env("LVS_SOCKET", at("stale"))
@@ -225,9 +225,9 @@ fn unusable_socket_is_reported_with_path_and_fix() {
             .gid(65_534));
         assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
         assert!(err.contains("run as root"), "no `run as root` in {err}");
-        std::fs::remove_file(copy).expect("this test owns the file");
+        std::fs::remove_file(copy).expect("the file can be removed");
     }
-    std::fs::remove_dir_all(&dir).expect("this test owns the file");
+    std::fs::remove_dir_all(&dir).expect("the directory can be removed");
 }
 
 #[test]
@@ -253,14 +253,14 @@ fn dataplane_that_cannot_start_is_reported() {
     let dataplane = dir.join("lvs-dataplane");
     std::fs::write(&dataplane, "#!/bin/sh\nexit 3\n").expect("the file can be written");
     std::fs::set_permissions(&dataplane, PermissionsExt::from_mode(0o755))
-        .expect("this test owns the file");
+        .expect("the permissions can be set");
     let (_, err, code) = run_it();
     assert!(
         err.contains("has exited (exit status: 3)"),
         "no `has exited (exit status: 3)` in {err}"
     );
     assert_eq!((err.lines().count(), code), (1, Some(2)));
-    std::fs::remove_dir_all(&dir).expect("this test owns the file");
+    std::fs::remove_dir_all(&dir).expect("the directory can be removed");
 }
 
 #[test]

@@ -558,13 +558,14 @@ mod tests {
         };
         assert_eq!(refusal(&file(30), 1), None);
         assert_eq!(refusal(&file(30), 0), None);
-        let why = refusal(&file(14), 100).expect("the file has lost most servers");
+        let why = refusal(&file(14), 100).expect("a file without most of the servers is refused");
         assert!(
             why.starts_with("x has 14 of 30 servers left"),
             "does not begin with `x has 14 of 30 servers left`: {why}"
         );
         // A file that has lost its table is refused.
-        let why = refusal(&service("192.0.2.1:80", 30), 100).expect("the table is missing");
+        let why = refusal(&service("192.0.2.1:80", 30), 100)
+            .expect("a file without [kubernetes] is refused");
         assert!(
             why.starts_with("x has 30 of 130 servers left"),
             "does not begin with `x has 30 of 130 servers left`: {why}"

@@ -110,7 +110,7 @@ fn reload_names_the_file_of_the_daemon() {
             "{command}: unexpected `/etc/lvsd` in {reported}"
         );
     }
-    std::fs::remove_file(&path).expect("this test owns the file");
+    std::fs::remove_file(&path).expect("the file can be removed");
     let (code, reported) = run(&["reload"]);
     assert_eq!(code, Some(3), "{reported}");
     assert!(

@@ -380,7 +380,7 @@ async fn drain_of_the_last_usable_server_without_force_is_refused() {
     daemon.weights(&none).await;
     ask(AdminState::Maintenance, false)
         .await
-        .expect("the server is not usable any more");
+        .expect("maintenance of an unusable server is accepted");
     assert!(!daemon.status().await.admin[0].spec.force);
     daemon.stop().await;
 }
