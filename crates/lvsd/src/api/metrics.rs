@@ -357,13 +357,13 @@ impl View {
         metrics! { out;
             histograms "lvs_check_duration_seconds"
                 kinds().map(|(kind, of)| ([("kind", kind)], &of.times)),
-                "Durations of health checks by kind";
+                "Durations of health checks by kind, in seconds";
             counters "lvs_checks" results,
                 "Health checks by result";
             counter "lvs_checks_prompted" counts.prompted,
                 "Health checks that ran at once because clients got no answer (`passive`)";
             histogram "lvs_check_lag_seconds" &counts.lag,
-                "Delays of health checks after their due time";
+                "Delays of health checks after their due time, in seconds";
             counters "lvs_health_transitions"
                 [([("to", "up")], counts.ups), ([("to", "down")], counts.downs)],
                 "Number of times that servers went up or down";
@@ -443,10 +443,10 @@ impl View {
         metrics! { out;
             counters "lvs_process_cpu_seconds"
                 known().map(|(label, usage)| (label, usage.cpu_seconds)),
-                "Processor time of a process since its start";
+                "Processor time of a process since its start, in seconds";
             gauges "lvs_process_resident_memory_bytes"
                 known().map(|(label, usage)| (label, usage.resident_bytes)),
-                "Memory that a process uses";
+                "Memory that a process uses, in bytes";
         }
         // The process id of a dataplane in another PID namespace belongs to another process here.
         let [_, (_, usage)] = &all;
@@ -456,7 +456,7 @@ impl View {
         let workers = workers.map(|(worker, seconds)| ([("worker", worker.to_string())], *seconds));
         metrics! { out;
             counters "lvs_worker_cpu_seconds" workers,
-                "Processor time of a packet worker since its start";
+                "Processor time of a packet worker since its start, in seconds";
         }
         Ok(())
     }
@@ -470,7 +470,7 @@ impl View {
             gauges "lvs_interface_up" each(|interface| interface.up.into()),
                 "Whether an interface that the dataplane uses is up";
             counters "lvs_interface_lost_frames" each(|interface| interface.lost),
-                "Frames that arrived faster than the dataplane read them";
+                "Frames that were lost, because they arrived faster than the dataplane read them";
         }
         Ok(())
     }
@@ -486,7 +486,7 @@ impl View {
             counters "lvs_worker_packets" each(|worker| worker.packets),
                 "Frames that a packet worker has received";
             counters "lvs_worker_lost_frames" each(|worker| worker.lost),
-                "Frames that arrived faster than a packet worker read them";
+                "Frames that were lost, because they arrived faster than a packet worker read them";
             counters "lvs_worker_handed_over" each(|worker| worker.handed_over),
                 "Frames that a packet worker has passed to the worker to which they belong";
             counters "lvs_worker_taken" each(|worker| worker.taken),
@@ -494,7 +494,7 @@ impl View {
             counters "lvs_worker_busy" each(|worker| worker.busy),
                 "Frames that a packet worker dropped because the queue of the other worker was full";
             counters "lvs_worker_demoted" each(|worker| worker.demoted),
-                "Times that a packet worker used more than half of a processor and lost real-time scheduling";
+                "Number of times that a packet worker used more than half of a processor and lost real-time scheduling";
         }
         Ok(())
     }
@@ -587,7 +587,7 @@ impl View {
             });
             metrics! { out;
                 histograms "lvs_server_check_duration_seconds" times,
-                    "Duration of the health checks of a server; absent if more than 500 servers are checked";
+                    "Duration of the health checks of a server, in seconds; absent if more than 500 servers are checked";
             }
         }
         // The other values of a service are unknown while its dataplane does not answer.

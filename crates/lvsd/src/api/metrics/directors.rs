@@ -34,7 +34,7 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
         gauge "lvs_vrrp_track" i64::from(vrrp.track),
             "The number that keepalived adds to the priority because of the track file";
         counter "lvs_vrrp_transitions" vrrp.changes,
-            "Changes of state that keepalived has reported";
+            "Number of changes of state that keepalived has reported";
         counter "lvs_vrrp_ignored_lines" vrrp.ignored,
             "Lines in keepalived's FIFO that were invalid or too long";
         gauge "lvs_vrrp_troubles" vrrp.trouble.len(),
@@ -140,13 +140,13 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
             each(|source| Some((source.trouble.is_none() && source.answered.is_some()).into())),
             "Whether a source (a name in DNS, etcd or Kubernetes) answered the last query";
         gauges "lvs_source_age_seconds" ages,
-            "Age of the last answer of a source; absent if no answer has arrived since lvsd started";
+            "Age of the last answer of a source, in seconds; absent if no answer has arrived since lvsd started";
         gauges "lvs_source_items" each(|source| Some(source.items as u64)),
             "Servers of a name in DNS, keys of services and servers in etcd, or services of Kubernetes";
         counters "lvs_source_answers" each(|source| Some(source.answers)),
-            "Times that a source answered, or reported a change";
+            "Number of times that a source answered, or reported a change";
         counters "lvs_source_failures" each(|source| Some(source.failures)),
-            "Times that a source did not answer, or sent an unusable answer";
+            "Number of times that a source did not answer, or sent an unusable answer";
     }
     let refused =
         |source: &SourceStatus| (source.kind == "kubernetes").then_some(source.refused as u64);
