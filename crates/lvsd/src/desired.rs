@@ -421,7 +421,12 @@ mod tests {
     fn director_without_permission_owns_no_vips() {
         let mut case = Case::new("");
         case.discovered.awaits_services = true;
-        let beside = |case: &Case| case.desired().unnamed.expect("services of etcd are awaited").beside;
+        let beside = |case: &Case| {
+            case.desired()
+                .unnamed
+                .expect("services of etcd are awaited")
+                .beside
+        };
         assert_eq!(beside(&case).map(|vips| vips.len()), Some(1));
         case.may_own = false;
         assert!(case.desired().vips.is_empty());
