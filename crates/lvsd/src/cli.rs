@@ -79,8 +79,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
-    /// The configuration file. Default: /etc/lvsd/lvsd.toml; for `plan` and `keepalived-config`, the
-    /// file of the running daemon.
+    /// The configuration file. Default: /etc/lvsd/lvsd.toml; for `plan` and `keepalived-config`,
+    /// the file of the running daemon.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
