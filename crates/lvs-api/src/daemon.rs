@@ -691,7 +691,7 @@ mod tests {
             text
         );
         serde_json::from_str::<MaintenanceSpec>(r#"{"why":"disk"}"#)
-            .expect_err("the field `on` is missing");
+            .expect_err("a request without the field `on` was accepted");
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub const LVSD_COMMANDS: [&str; 13] = [
 ];
 
 /// How to restart a dataplane that systemd or lvsd has started.
-pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or kill its process if lvsd has started it (lvsd then starts another one), which ends all connections";
+pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or, if lvsd has started the dataplane, kill its process (lvsd then starts another one); both end all connections";
 
 /// Options of `lvs-dataplane` in fixes that are also keys of `[dataplane]`.
 const OPTIONS: [&str; 11] = [
@@ -222,7 +222,7 @@ mod tests {
         let reported = fix("x", "Start with --max-connections, --when-full evict");
         assert!(
             reported.contains("With lvsd: `max_connections`, `when_full` in [dataplane]"),
-            "{reported}"
+            "no \"With lvsd: `max_connections`, `when_full` in [dataplane]\" in {reported}"
         );
         assert_eq!(fix("x", &reported), reported);
         // `--set` is an option of lvsadm.

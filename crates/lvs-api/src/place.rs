@@ -53,12 +53,12 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
     if meta.uid() != 0 && meta.uid() != own {
         let uid = meta.uid();
         return Err(io::Error::other(format!(
-            "its owner is user {uid}, not root"
+            "the owner of the directory is user {uid}, neither root nor this user"
         )));
     }
     if meta.mode() & 0o022 != 0 {
         return Err(io::Error::other(
-            "users other than its owner may write there",
+            "users other than the owner may write to the directory",
         ));
     }
     Ok(())
@@ -268,20 +268,21 @@ mod tests {
             0o755
         );
         fs::set_permissions(&path, Permissions::from_mode(0o1777))
-            .expect("this test owns the file");
-        let open = prepare(&path).expect_err("every user can write to the directory");
+            .expect("the permissions can be set");
+        let open =
+            prepare(&path).expect_err("a directory to which every user can write was accepted");
         assert!(
-            open.to_string().contains("users other than its owner"),
-            "{open}"
+            open.to_string().contains("users other than the owner"),
+            "no `users other than the owner` in {open}"
         );
 
         let link = directory("link");
         let _ = fs::remove_file(&link);
         std::os::unix::fs::symlink(&path, &link).expect("the link can be created");
-        prepare(&link).expect_err("the path is a link");
-        fs::remove_file(&link).expect("this test owns the file");
-        fs::remove_dir_all(&path).expect("this test owns the file");
-        prepare(&path.join("below")).expect_err("the directory is missing");
+        prepare(&link).expect_err("a link was accepted as the directory");
+        fs::remove_file(&link).expect("the file can be removed");
+        fs::remove_dir_all(&path).expect("the directory can be removed");
+        prepare(&path.join("below")).expect_err("a path in a missing directory was accepted");
     }
 
     #[test]
@@ -303,16 +304,16 @@ mod tests {
         }
         let _other = Lock::beside(&socket, ".lvsd.lock", Limits::LOOK).expect("the lock is free");
         // A process that removes the file releases only its own lock.
-        fs::remove_file(path.join("socket.lock")).expect("this test owns the file");
+        fs::remove_file(path.join("socket.lock")).expect("the file can be removed");
         let second = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the new file is free");
-        Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the new file is locked");
+        Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the lock was taken twice");
         drop(second);
         drop(first);
         Lock::beside(&socket, ".lock", Limits::LOOK).expect("the lock is free again");
         std::os::unix::fs::symlink("/nonexistent", path.join("link.lock"))
             .expect("the link can be created");
         Lock::beside(&path.join("link"), ".lock", Limits::LOOK)
-            .expect_err("a link is not followed");
-        fs::remove_dir_all(&path).expect("this test owns the file");
+            .expect_err("the lock followed a link");
+        fs::remove_dir_all(&path).expect("the directory can be removed");
     }
 }

@@ -216,16 +216,16 @@ mod tests {
 
         fn add(&self, pid: u32, parent: u32, start: u64, command_line: &str, net: Option<u32>) {
             let directory = self.0.path().join(pid.to_string());
-            fs::create_dir_all(directory.join("ns")).expect("this test owns the file");
+            fs::create_dir_all(directory.join("ns")).expect("the directory can be created");
             // The values of fields 5 to 21 are not used.
             let between = "0 ".repeat(17);
             let stat = format!("{pid} (a) b) S {parent} {between}{start} 0 0\n");
-            fs::write(directory.join("stat"), stat).expect("this test owns the file");
-            fs::write(directory.join("cmdline"), command_line).expect("this test owns the file");
+            fs::write(directory.join("stat"), stat).expect("the file can be written");
+            fs::write(directory.join("cmdline"), command_line).expect("the file can be written");
             if let Some(net) = net {
                 let link = directory.join("ns/net");
                 std::os::unix::fs::symlink(format!("net:[{net}]"), link)
-                    .expect("this test owns the file");
+                    .expect("the link can be created");
             }
         }
 
@@ -334,7 +334,7 @@ mod tests {
         proc.add(11, 5, 100_000, "", Some(7));
         let stat = proc.0.path().join("11/stat");
         let text = fs::read_to_string(&stat).expect("the stat file of this process is readable");
-        fs::write(stat, text.replace(") S ", ") Z ")).expect("this test owns the file");
+        fs::write(stat, text.replace(") S ", ") Z ")).expect("the file can be written");
         assert!(!proc.is_starting(true, Duration::ZERO));
     }
 

@@ -312,7 +312,7 @@ mod tests {
             .open(root.path().join("netns-3.sock.lock"));
         let then = SystemTime::now() - UNUSED - Duration::from_secs(60);
         old.and_then(|file| file.set_modified(then))
-            .expect("this test owns the file");
+            .expect("the time of the file can be set");
         let own = root.path().join(OWN);
         sweep_in(root.path(), &own, Some(7), || (HashSet::new(), false));
         assert_eq!(left(root.path()), ["netns-4.sock.lock"]);

@@ -212,10 +212,13 @@ fn control_socket_bind_replaces_only_stale_socket_and_reports_cause_otherwise() 
     assert!(matches!(file, BindError::NotASocket(_)), "{file}");
     let file = Client::connect(&address).expect_err("a file that is not a socket is accepted");
     assert!(matches!(file, Error::NotASocket { .. }), "{file}");
-    fs::remove_dir_all(&dir).expect("this test owns the file");
+    fs::remove_dir_all(&dir).expect("the directory can be removed");
     let lost = Server::bind(&address, Permissions::default())
         .expect_err("the server listens in a missing directory");
-    assert!(lost.to_string().contains("create the directory"), "{lost}");
+    assert!(
+        lost.to_string().contains("create the directory"),
+        "no `create the directory` in {lost}"
+    );
 
     let name = unique("second");
     let _first = start(&name);
@@ -295,10 +298,16 @@ fn request_longer_than_limit_before_hello_or_of_client_rights_is_refused() {
             answers_to(denied, &lines)
         };
         let fits = answer_of(max);
-        assert!(!fits.contains("error"), "{max}: {fits}");
+        assert!(
+            !fits.contains("error"),
+            "{max}: unexpected `error` in {fits}"
+        );
         let refused = answer_of(max + 1);
         let reason = format!("the request is longer than {max} bytes");
-        assert!(refused.contains(&reason), "{max}: {refused}");
+        assert!(
+            refused.contains(&reason),
+            "{max}: no {reason:?} in {refused}"
+        );
         let last = refused.lines().last().unwrap_or_default();
         assert!(
             last.contains(&reason),
@@ -343,7 +352,10 @@ fn default_socket_is_found_by_path_or_abstract_name_and_has_one_server() {
         Client::connect(&usual).expect("the client finds the socket");
         let second = Server::bind(&usual, Permissions::default())
             .expect_err("a second server can listen at the address");
-        assert!(second.to_string().contains("@lvs-dataplane"), "{second}");
+        assert!(
+            second.to_string().contains("@lvs-dataplane"),
+            "no `@lvs-dataplane` in {second}"
+        );
         drop(old);
 
         // If the directory could belong to another user, only the abstract name is used.
@@ -351,11 +363,11 @@ fn default_socket_is_found_by_path_or_abstract_name_and_has_one_server() {
             &directory,
             std::os::unix::fs::PermissionsExt::from_mode(0o777),
         )
-        .expect("this test owns the file");
+        .expect("the permissions can be set");
         let named = start(&usual);
         assert_eq!(named.address(), &Address::by_name());
         Client::connect(&usual).expect("the client finds the socket");
         drop(named);
-        fs::remove_dir_all(&top).expect("this test owns the file");
+        fs::remove_dir_all(&top).expect("the directory can be removed");
     });
 }

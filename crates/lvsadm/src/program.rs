@@ -186,7 +186,7 @@ impl Invocation<'_> {
                 let more = String::from_utf8_lossy(more);
                 writeln!(
                     self.errors,
-                    "lvsadm help: {more:?}: one command or scheduler at a time"
+                    "lvsadm help: unexpected argument {more:?}: name one command or scheduler at a time"
                 )?;
                 return Ok(2);
             }

@@ -279,7 +279,9 @@ impl Admin {
             return Ok(());
         }
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
-            return Err(format!("the maximum of {ENTRIES_MAX} overrides is reached"));
+            return Err(format!(
+                "the maximum of {ENTRIES_MAX} overrides is reached: end others with `lvsadm undrain`"
+            ));
         }
         let spec = AdminSpec {
             force: false,
@@ -397,7 +399,7 @@ mod tests {
         assert_eq!(
             admin.entries().count(),
             0,
-            "the override of one service is left"
+            "the override of one service was not removed"
         );
 
         std::fs::write(&path, "{").unwrap();

@@ -79,8 +79,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
-    /// The configuration. Default: /etc/lvsd/lvsd.toml; for `plan` and `keepalived-config`, the
-    /// configuration of the running daemon.
+    /// The configuration file. Default: /etc/lvsd/lvsd.toml; for `plan` and `keepalived-config`,
+    /// the file of the running daemon.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -155,7 +155,7 @@ enum Command {
         /// Name or address of a service, to show also the durations of its servers' checks, their
         /// failures and their clients. Default: all services.
         name: Option<String>,
-        /// Only services that are broken, or have servers that are down, suspicious, slow or
+        /// Show only services that are broken, or have servers that are down, suspicious, slow or
         /// flapping.
         #[arg(long)]
         broken: bool,
@@ -201,8 +201,8 @@ enum Command {
         #[arg(long, value_name = "ID")]
         config_id: Option<String>,
         /// Compare the result with the configuration that keepalived itself reads from the file,
-        /// instead of printing it. This needs keepalived and root on this host. Exit code 1: they
-        /// differ; 5: keepalived could not be run.
+        /// instead of printing it. This needs keepalived and root on this host. Exit code 1: the
+        /// two differ; 5: keepalived could not be run.
         #[arg(long, conflicts_with = "rest")]
         check: bool,
     },
@@ -228,21 +228,21 @@ enum Command {
         )]
         words: Vec<OsString>,
     },
-    /// Put the whole director into maintenance, or end it: another director takes over, if one can.
-    /// Maintenance survives restarts and reboots.
+    /// Start or end the maintenance of the whole director, during which another director takes
+    /// over, if one can. Maintenance survives restarts and reboots.
     Maintenance {
         /// on, off, or status, which only shows the state.
         #[arg(value_enum)]
         what: Switch,
-        /// The reason, which `status` shows to other operators.
+        /// The reason of the maintenance, which `status` shows to other operators.
         #[arg(long, value_name = "TEXT")]
         why: Option<String>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Register a server in etcd, in a pool that services refer to, while this command runs; remove
-    /// the record when it exits. Only [cluster] of the configuration is used.
+    /// Register a server in etcd, in a pool that services refer to, while this command runs; its
+    /// exit removes the record. Only [cluster] of the configuration is used.
     Register(register::Register),
     /// Print a configuration for keepalived that moves the virtual addresses according to [vrrp].
     KeepalivedConfig,
@@ -711,7 +711,7 @@ fn init(file: &Path) -> Result<(), String> {
     let result = output.write_all(STARTER.as_bytes());
     result.map_err(|error| format!("cannot write {}: {error}", file.display()))?;
     let text = format!(
-        "{}: edit the addresses, then run `lvsd check {0}`\n",
+        "created {}: edit its addresses, then run `lvsd check {0}`\n",
         file.display()
     );
     write(text.as_bytes())

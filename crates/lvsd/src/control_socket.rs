@@ -209,7 +209,7 @@ mod tests {
             let mut printed = Vec::new();
             let _ = stream.read_to_end(&mut printed).await;
             let printed = String::from_utf8_lossy(&printed);
-            assert!(printed.contains(words), "{words}: {printed}");
+            assert!(printed.contains(words), "no {words:?} in {printed}");
         }
         // The socket can be bound again although its file exists.
         opened(&dataplane, &Dataplane::default(), &Events::default());
@@ -353,7 +353,10 @@ mod tests {
                 .expect("setpriv of util-linux is installed")
                 .stdout;
             let output = String::from_utf8_lossy(&output);
-            assert!(output.contains(expected), "{groups}: {output}");
+            assert!(
+                output.contains(expected),
+                "{groups}: no {expected:?} in {output}"
+            );
         }
     }
 }

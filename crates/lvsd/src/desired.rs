@@ -421,7 +421,12 @@ mod tests {
     fn desired_state_has_no_vips_if_director_may_not_own_vips() {
         let mut case = Case::new("");
         case.discovered.awaits_services = true;
-        let beside = |case: &Case| case.desired().unnamed.expect("etcd is unknown").beside;
+        let beside = |case: &Case| {
+            case.desired()
+                .unnamed
+                .expect("services of etcd are awaited")
+                .beside
+        };
         assert_eq!(beside(&case).map(|vips| vips.len()), Some(1));
         case.may_own = false;
         assert!(case.desired().vips.is_empty());

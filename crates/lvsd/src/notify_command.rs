@@ -149,7 +149,7 @@ pub(crate) fn end_group(pid: Option<u32>) {
             // The process has exited.
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => tracing::warn!(
-                "cannot kill process group {} ({error}): does lvsd have CAP_KILL?",
+                "cannot kill process group {}: {error}; lvsd needs CAP_KILL for this",
                 group.as_raw_nonzero()
             ),
         }

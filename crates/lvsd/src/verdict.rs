@@ -134,7 +134,10 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
             service.usable == 0 && service.sorry.is_none(),
             "no server receives new connections",
         ),
-        (!service.quorum && service.usable > 0, "below its quorum"),
+        (
+            !service.quorum && service.usable > 0,
+            "the service is below its quorum",
+        ),
         (service.withdrawn, "its VIP is released"),
         (
             service.panic,
@@ -267,7 +270,7 @@ impl Verdict {
                     .filter(|one| one.trouble.is_some())
                     .count(),
                 "source",
-                "without an answer",
+                "without a usable answer",
             ),
             (status.left_out.len(), "source answer", "not in use"),
             (status.refused.len(), "change", "refused by the dataplane"),
@@ -280,11 +283,17 @@ impl Verdict {
         let vrrp = status.director.vrrp.as_ref();
         let announce = status.director.announce.as_ref();
         for (is, words) in [
-            (status.director.maintenance.is_some(), "in maintenance"),
-            (vrrp.is_some_and(|vrrp| !vrrp.ready), "not ready for VRRP"),
+            (
+                status.director.maintenance.is_some(),
+                "the director is in maintenance",
+            ),
+            (
+                vrrp.is_some_and(|vrrp| !vrrp.ready),
+                "the director is not ready for VRRP",
+            ),
             (
                 announce.is_some_and(|announce| !announce.ready),
-                "not ready to announce addresses",
+                "the director is not ready to announce addresses",
             ),
             (
                 !status.loaded.ok && status.loaded.time > 0,

@@ -180,7 +180,10 @@ mod tests {
         let text = String::from_utf8_lossy(&buffer[..length]);
         let id = message_id("server_down").expect("the message has an identifier");
         let expected = format!("LVS_EVENT=server_down\nMESSAGE_ID={id}\nMESSAGE=x\n");
-        assert!(text.ends_with(&expected), "{text}");
+        assert!(
+            text.ends_with(&expected),
+            "does not end with {expected:?}: {text}"
+        );
         assert!(sender.send(Level::INFO, "one\ntwo\x1e\x1e"));
         let length = journal.recv(&mut buffer).expect("the record arrives");
         let text = b"MESSAGE\n\x09\0\0\0\0\0\0\0one\ntwo\x1e\x1e\n";

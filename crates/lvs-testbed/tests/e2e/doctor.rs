@@ -241,7 +241,11 @@ fn doctor_reports_foreign_owner_of_vip() -> Result<()> {
     // `add_service` may fail because of the foreign VIP.
     let _ = site.add_service(80, "rr");
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
-    let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);
+    let expected = format!(
+        "{} answers ARP or neighbour discovery for {}",
+        mac.trim(),
+        site.vip
+    );
     soon(&format!("doctor to report: {expected}"), || {
         fix(&site, &expected).is_ok_and(|fix| fix.contains("arp_ignore=1"))
     })
@@ -330,7 +334,10 @@ fn doctor_names_service_of_dropped_packets() -> Result<()> {
 fn doctor_reports_vip_without_owner_and_service_without_server() -> Result<()> {
     let site = site("doctvip", Forward::Nat)?;
     site.lvsadm("-A -t 203.0.113.77:80 -s rr")?;
-    let output = fix(&site, "this host does not answer ARP for 203.0.113.77")?;
+    let output = fix(
+        &site,
+        "this host does not answer ARP or neighbour discovery for 203.0.113.77",
+    )?;
     ensure!(
         output.contains("ip addr add 203.0.113.77/32 dev lo"),
         "no `ip addr add 203.0.113.77/32 dev lo` in {output}"

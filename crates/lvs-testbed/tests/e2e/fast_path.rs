@@ -429,10 +429,10 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
     let second = second.context("the second connection is not listed")?;
     let explained = |source: &str, text: &str| {
         let question = format!("explain tcp {source} {}", site.service(80));
-        let what = format!("explain of {source} to print: in kernel: {text}");
+        let what = format!("explain of {source} to print: fast path: {text}");
         soon(&what, || {
             let output = site.lvsadm(&question);
-            output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
+            output.is_ok_and(|output| output.contains(&format!("fast path   {text}\n")))
         })
     };
     explained(&second, "yes")?;
@@ -463,9 +463,9 @@ fn explain_shows_whether_connection_is_offloaded_and_why_not() -> Result<()> {
     let question = format!("explain tcp {} {}", known[0].source, site.service(80));
     // The output shows a change after the connection's next packet.
     let output = |text: &str| {
-        soon(&format!("explain to print: in kernel: {text}"), || {
+        soon(&format!("explain to print: fast path: {text}"), || {
             let output = site.lvsadm(&question);
-            output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
+            output.is_ok_and(|output| output.contains(&format!("fast path   {text}\n")))
         })
     };
     output("yes")?;
@@ -481,13 +481,13 @@ fn explain_shows_whether_connection_is_offloaded_and_why_not() -> Result<()> {
     let new = site.lvsadm(&new)?;
     let before = "no: connections are offloaded after 16 packets from the client";
     ensure!(
-        new.contains(&format!("in kernel   {before}\n")),
+        new.contains(&format!("fast path   {before}\n")),
         "explain does not say when the connection is offloaded: {new}"
     );
     let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
     ensure!(
-        !nobody.contains("in kernel"),
-        "unexpected `in kernel` in {nobody}"
+        !nobody.contains("fast path"),
+        "unexpected `fast path` in {nobody}"
     );
 
     let rule = format!("--destination {}", site.vip);

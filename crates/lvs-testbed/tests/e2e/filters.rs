@@ -262,9 +262,9 @@ fn source_filters_are_saved_and_restored_completely_or_not_at_all() -> Result<()
     let message = saved("")?;
     let plain = site.director.sh(&format!("{lvsadm} -S -n 2>/dev/null"))?;
     ensure!(
-        message.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` does")
+        message.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` saves them")
             && message.contains("1 rule(s) for marks"),
-        "no \"-S does not save 4 filter(s) by source: `lvsadm filter save` does\" or no `1 rule(s) for marks` in {message}"
+        "no \"-S does not save 4 filter(s) by source: `lvsadm filter save` saves them\" or no `1 rule(s) for marks` in {message}"
     );
     ensure!(saved("cat rules")? == format!("{message}{plain}"));
     // Under the name ipvsadm, the output is that of ipvsadm.

@@ -1221,7 +1221,7 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
     Ok(left)
 }
 
-const LOST: &str = "DOES NOT ANSWER";
+const LOST: &str = "NO USABLE ANSWER";
 
 /// Directors continue to serve without an API server, and also start without it.
 fn api_server_killed(bed: &mut Bed) -> Result<()> {

@@ -231,8 +231,8 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         "no `routers prefer other directors` in {output}"
     );
     ensure!(
-        output.contains("is lvsd running?"),
-        "no `is lvsd running?` in {output}"
+        output.contains("check whether lvsd runs"),
+        "no `check whether lvsd runs` in {output}"
     );
     announce(&site, &both("announced"), 1)?;
     soon("the routes to be withdrawn", || {

@@ -38,8 +38,8 @@ fn lvsadm_drain_waits_for_last_connection_or_deadline() -> Result<()> {
         programs::find("lvsadm")?.display()
     ))?;
     ensure!(
-        late.contains("1 active") && late.contains("its weight is 1 again"),
-        "no `1 active` or no `its weight is 1 again` in {late}"
+        late.contains("1 active") && late.contains("the server has weight 1 again"),
+        "no `1 active` or no `the server has weight 1 again` in {late}"
     );
     ensure!(
         late.ends_with("status 1\n"),

@@ -179,7 +179,7 @@ impl Director {
             let mut explained = String::new();
             soon("explain to show an offloaded connection", || {
                 explained = self.site.lvsadm(&question).unwrap_or_default();
-                explained.contains("in kernel   yes\n")
+                explained.contains("fast path   yes\n")
             })
             .with_context(|| explained.clone())?;
         }

@@ -256,7 +256,7 @@ fn offloaded(label: &str, forward: Forward) -> Result<()> {
         let known = connections(&site.lvsadm("-L -n -c")?)?;
         for connection in &known {
             let question = format!("explain tcp {} {}", connection.source, site.service(80));
-            if !site.lvsadm(&question)?.contains("in kernel   yes\n") {
+            if !site.lvsadm(&question)?.contains("fast path   yes\n") {
                 return Ok(false);
             }
         }

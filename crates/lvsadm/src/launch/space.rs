@@ -89,7 +89,7 @@ impl Link {
             return Ok(String::new());
         }
         let mut report =
-            "the dataplane has restarted without services: added the services of the program again"
+            "the dataplane has restarted without services: lvs-run has added the services of the program again"
                 .to_owned();
         for request in self.kept.requests() {
             match client.call::<Done>(&request) {
@@ -407,7 +407,7 @@ impl Connection<'_> {
             Err(place::LockError::Held(holder)) if !is_launcher(holder) => {
                 let address = self.address;
                 self.report(format!(
-                    "lvsd manages the services of {address}: refused a change; stop lvsd, or use lvsadm"
+                    "lvsd manages the services of {address}: lvs-run has refused a change of the program; stop lvsd, or use lvsadm"
                 ));
                 return Err(Errno::EBUSY);
             }

@@ -379,7 +379,7 @@ impl Supervisor {
         let mut spaces = lock(&self.spaces);
         if spaces.len() >= SPACES_MAX && id != self.start {
             self.complain(&format!(
-                "the program uses more than {SPACES_MAX} network namespaces: IPVS is missing in one of them"
+                "the program uses more than {SPACES_MAX} network namespaces: lvs-run provides no IPVS in the others"
             ));
             return None;
         }
@@ -445,7 +445,7 @@ impl Supervisor {
         let free = places.clone().rev().find(is_free);
         let Some(place) = free else {
             log(&format!(
-                "thread {} has {} generic netlink sockets: refused another one",
+                "thread {} has {} generic netlink sockets: lvs-run has refused another one",
                 caller.thread,
                 places.len()
             ));

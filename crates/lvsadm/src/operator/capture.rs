@@ -103,11 +103,11 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         Err(error) => return Err(error.into()),
     }
     let losses = if lost > 0 {
-        format!(", {lost} lost because the output was too slow")
+        format!("; {lost} packets lost because the output was too slow")
     } else {
         String::new()
     };
-    writeln!(run.errors, "{count} packets{losses}")?;
+    writeln!(run.errors, "{count} packets captured{losses}")?;
     Ok(0)
 }
 

@@ -356,7 +356,7 @@ pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
     }
     if word.starts_with('-') {
         return Ok(format!(
-            "{word}: an option of ipvsadm; `lvsadm --help' and lvsadm(8) list all of them\n"
+            "{word} is an option of ipvsadm; `lvsadm --help' and lvsadm(8) describe these options\n"
         ));
     }
     let about = lvs_core::sched::BUILT_IN
@@ -430,7 +430,7 @@ mod tests {
         );
         assert!(
             help_on(b"drian")
-                .expect_err("no command has this name")
+                .expect_err("an unknown command has a help text")
                 .contains("`lvsadm help drain'")
         );
     }

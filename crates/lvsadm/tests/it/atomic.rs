@@ -181,7 +181,7 @@ fn invalid_atomic_lines_are_refused_without_dataplane() {
         ("-C\n-A -t 192.0.2.2:80 --wrong\n", "line 2: "),
         (
             "-C\n\n-L\n",
-            "line 3: only commands that change the configuration",
+            "line 3: `-R --atomic' accepts only commands that change the configuration",
         ),
     ] {
         let (errors, status) = bed.restore(rules);

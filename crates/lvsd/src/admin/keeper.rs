@@ -145,7 +145,7 @@ impl Keeper {
                 )
             })?;
             tracing::warn!(
-                "the previous content of {} is in {}",
+                "lvsd could not use the overrides in {}, and has renamed the file to {}",
                 path.display(),
                 aside.display()
             );

@@ -181,12 +181,12 @@ fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fau
         ),
         _ if verdict::is_flapping(server) => (
             "flapping",
-            format!("went down {falls} times in 24 hours"),
+            format!("the server went down {falls} times in 24 hours"),
             None,
         ),
         _ if verdict::is_slow(server) => (
             "slow",
-            "its last checks took half a second or more each".to_owned(),
+            "the last checks of the server took half a second or more each".to_owned(),
             None,
         ),
         _ => return None,

@@ -285,7 +285,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
     loop {
         match http::bind(address) {
             Ok(listener) => {
-                tracing::info!("metrics, API and dashboard at http://{address}/");
+                tracing::info!("lvsd serves metrics and API at http://{address}/");
                 http::accept(listener, &api).await;
             }
             Err(error) if !logged => {

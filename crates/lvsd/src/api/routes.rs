@@ -383,7 +383,7 @@ fn no_service(name: &str) -> Refusal {
     let name: String = name.chars().take(100).collect();
     Refusal::new(
         StatusCode::NOT_FOUND,
-        format!("the file has no service named `{name}`; /v1/overview lists them"),
+        format!("there is no service named `{name}`; /v1/overview lists the services"),
     )
 }
 
@@ -517,7 +517,7 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], actor: Actor) -> Result
         .first()
         .is_some_and(|first| *first != b'{')
     {
-        return Err(bad("expected an object".to_owned()));
+        return Err(bad("it is not a JSON object".to_owned()));
     }
     let ask = match path {
         "/v1/admin" => {

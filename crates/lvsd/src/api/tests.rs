@@ -469,7 +469,10 @@ async fn api_accepts_only_changes_that_role_of_token_permits() {
         let (_, _, body) = send(&api, stranger(), &request).await;
         let name = secret.split_once('-').expect("the token has a name").0;
         let words = format!("{{\"who\":\"token {name}\",{rest}");
-        assert!(body.starts_with(&words), "{body}");
+        assert!(
+            body.starts_with(&words),
+            "does not begin with {words:?}: {body}"
+        );
     }
 }
 
@@ -529,7 +532,7 @@ async fn reload_replaces_tokens_and_keeps_token_whose_file_is_unreadable() {
         "token `d`: it is also the token of `a`",
         "no client can use it",
     ] {
-        assert!(text.contains(words), "{words}: {text}");
+        assert!(text.contains(words), "no {words:?} in {text}");
     }
     load(vec![named("c", Role::Admin)]);
     let (code, body) = reload("third-0123456789").await;
@@ -545,7 +548,7 @@ async fn invalid_or_oversized_api_request_is_refused_and_counted() {
     *api.tokens() = tokens(&[("oncall", "0123456789abcdef", Role::Admin)]);
     let token = Some("0123456789abcdef");
     for (path, code, words) in [
-        ("/v1/services/wbe", 404, "/v1/overview lists them"),
+        ("/v1/services/wbe", 404, "/v1/overview lists the services"),
         ("/v1/services/%ff", 400, "encodeURIComponent"),
         ("/v1/services/%4", 400, "encodeURIComponent"),
         ("/v1/services/", 404, "openapi"),
@@ -611,7 +614,7 @@ async fn dashboard_has_security_headers_loads_only_own_files_and_can_be_disabled
     assert_eq!(code, 200);
     assert!(
         head.contains("content-security-policy: default-src 'none'; script-src 'self'; "),
-        "{head}"
+        "no `content-security-policy: default-src 'none'; script-src 'self'; ` in {head}"
     );
     assert!(head.contains("x-content-type-options: nosniff"));
     // The page contains nothing that this policy refuses, and loads nothing from other servers.
@@ -679,7 +682,7 @@ async fn requests_with_wrong_tokens_are_logged_once_a_minute_with_their_number()
     let text = log.text();
     assert!(
         text.contains("99 other requests since the last such message"),
-        "{text}"
+        "no `99 other requests since the last such message` in {text}"
     );
     assert_eq!(text.matches("wrong token").count(), 2);
 }
@@ -751,7 +754,10 @@ async fn event_stream_sends_new_events_and_heartbeats_until_client_disconnects()
     let (api, _deeds) = api("web");
     let (mut client, task) = stream(&api, stranger()).await;
     let head = read_to(&mut client, "\r\n\r\n").await;
-    assert!(head.contains("content-type: text/event-stream"), "{head}");
+    assert!(
+        head.contains("content-type: text/event-stream"),
+        "no `content-type: text/event-stream` in {head}"
+    );
     let reported =
         serde_json::to_string(&*event("two\nlines")).expect("the value can be written as JSON");
     api.events
@@ -808,7 +814,10 @@ async fn event_stream_above_limit_of_source_is_refused_until_a_stream_closes() {
     for _ in 0..places::STREAMS_MAX {
         let (mut client, task) = stream(&api, stranger()).await;
         let head = read_to(&mut client, "\r\n\r\n").await;
-        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        assert!(
+            head.starts_with("HTTP/1.1 200 "),
+            "does not begin with `HTTP/1.1 200 `: {head}"
+        );
         held.push((client, task));
     }
     let (code, _, body) = send(&api, stranger(), STREAM).await;
@@ -826,7 +835,10 @@ async fn event_stream_above_limit_of_source_is_refused_until_a_stream_closes() {
     }
     let (mut client, _task) = stream(&api, stranger()).await;
     let head = read_to(&mut client, "\r\n\r\n").await;
-    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    assert!(
+        head.starts_with("HTTP/1.1 200 "),
+        "does not begin with `HTTP/1.1 200 `: {head}"
+    );
 }
 
 #[tokio::test]

@@ -87,7 +87,7 @@ mod tests {
             "\\-\\-rest",
             "lvsd keepalived\\-config",
         ] {
-            assert!(page.contains(words), "{words}: {page}");
+            assert!(page.contains(words), "no {words:?} in {page}");
         }
         // The pages that tools/package installs.
         let shipped = ["lvsd(8)", "lvsadm(8)", "lvs\\-dataplane(8)", "lvsd.toml(5)"];

@@ -288,13 +288,13 @@ fn director(status: &DirectorStatus, now: u64) -> String {
         Some(wish) => {
             let ago = lasted(now.saturating_sub(wish.since));
             let who = wish.who.as_deref().unwrap_or("?");
-            let _ = write!(text, "IN MAINTENANCE for {ago} by {who}");
+            let _ = write!(text, "this director is IN MAINTENANCE for {ago} by {who}");
             let _ = match &wish.why {
                 Some(why) => writeln!(text, ": {why}"),
                 None => writeln!(text),
             };
         }
-        None => text.push_str("not in maintenance\n"),
+        None => text.push_str("this director is not in maintenance\n"),
     }
     if let Some(vrrp) = &status.vrrp {
         let _ = write!(
@@ -321,7 +321,7 @@ fn director(status: &DirectorStatus, now: u64) -> String {
     if let Some(announce) = &status.announce {
         if !announce.ready {
             let effect = match status.missing_peers.is_empty() {
-                true => "announces nothing",
+                true => "this director announces no addresses",
                 false => "routers prefer other directors",
             };
             let _ = writeln!(
@@ -402,7 +402,7 @@ fn of_director(status: &Status, now: u64) -> String {
             spec.who.as_deref().unwrap_or("?")
         );
         if let Some(until) = spec.until {
-            let _ = write!(text, ", {} more", lasted(until.saturating_sub(now)));
+            let _ = write!(text, ", ends in {}", lasted(until.saturating_sub(now)));
         }
         let _ = match &spec.why {
             Some(why) => writeln!(text, ": {why}"),
@@ -449,7 +449,7 @@ fn of_director(status: &Status, now: u64) -> String {
             } = hop;
             let _ = writeln!(
                 text,
-                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, for {}, and packets to it are dropped. To do: is it up and connected (ip neigh show {address}), and is the route to it right (ip route)?",
+                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, for {}, and packets to it are dropped. To do: check that the next hop is up and connected (ip neigh show {address}), and that the route to it is right (ip route)",
                 lasted(*since)
             );
         }
@@ -457,7 +457,7 @@ fn of_director(status: &Status, now: u64) -> String {
             let Waiting { what, fix, .. } = waiting;
             let ago = waiting.since.map(|since| format!("for {}", lasted(since)));
             let ago = in_brackets(&ago.unwrap_or_default());
-            let _ = writeln!(text, "WAITING: {what}{ago}. To do: {fix}");
+            let _ = writeln!(text, "MISSING: {what}{ago}. To do: {fix}");
         }
         drops_line(&mut text, &status.dataplane.drops);
         for peer in &status.dataplane.peers {
@@ -472,7 +472,7 @@ fn of_director(status: &Status, now: u64) -> String {
     if let Some(proxy) = &status.proxy {
         let _ = writeln!(
             text,
-            "proxied connections: {} (maximum {}); {} refused at the maximum, {} evicted, {} without a server",
+            "proxied connections: {} (maximum {}); {} refused at the maximum, {} evicted, {} refused without a usable server, or by a limit or filter",
             proxy.connections, proxy.most, proxy.full, proxy.evicted, proxy.refused
         );
     }
@@ -569,10 +569,10 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
     }
     if source.held > 0 {
         let held = counted(source.held, "service");
-        let _ = write!(text, "; {held} of the dataplane unchanged");
+        let _ = write!(text, "; lvsd leaves {held} of the dataplane unchanged");
     }
     let _ = match &source.trouble {
-        Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
+        Some(why) => writeln!(text, "; NO USABLE ANSWER: {why}"),
         None => writeln!(text),
     };
 }
@@ -609,13 +609,15 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
             "service",
         );
         format!(
-            "{services} differ from this director's, for {}",
+            "differs from this director in {services}, for {}",
             lasted(tables.seconds)
         )
     };
     let printed = match tables.state {
         TablesState::Unknown => "services and servers not compared".to_owned(),
-        TablesState::Older => "an older version, services and servers not compared".to_owned(),
+        TablesState::Older => {
+            "the peer runs an older version, services and servers not compared".to_owned()
+        }
         TablesState::Alike => "the same services and servers as this director".to_owned(),
         TablesState::Differ => services(),
         TablesState::Alarm => format!("ALARM: {}; `lvsadm sync` lists the differences", services()),
@@ -804,7 +806,7 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
                 last.unwrap_or_default()
             ));
             if server.health == "up" && !checks.fall_reason.is_empty() {
-                notes.push(format!("the last time: {}", checks.fall_reason));
+                notes.push(format!("the last reason: {}", checks.fall_reason));
             }
         }
         if verdict::is_slow(server) || look.details {
@@ -830,7 +832,10 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
         ));
     }
     if let Some(latency) = server.latency_us.filter(|_| look.details) {
-        notes.push(format!("answers new connections in {}", millis(latency)));
+        notes.push(format!(
+            "the server answers new connections in {}",
+            millis(latency)
+        ));
     }
     notes
 }
@@ -941,7 +946,7 @@ mod tests {
         for words in [
             "lvsd 1 (pid 7), up 59s; NO DATAPLANE answers",
             "\nlvsd is not confined; the dataplane is confined by landlock, not by seccomp (why)\n",
-            "\nproxied connections: 1 (maximum 2); 3 refused at the maximum, 4 evicted, 5 without a server\n",
+            "\nproxied connections: 1 (maximum 2); 3 refused at the maximum, 4 evicted, 5 refused without a usable server, or by a limit or filter\n",
             "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80           up 1h02m          weight 0   active 7     inactive 0  drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m        weight 0   active 7     inactive 0  connection refused\n",
@@ -949,7 +954,7 @@ mod tests {
             "10.0.0.8:80           unchecked         weight 0   active 7     inactive 0  not in the file\n",
             "10.0.0.9:80           unchecked         weight 0   active 7     inactive 0  sorry server\n",
         ] {
-            assert!(text.contains(words), "{words}\n{text}");
+            assert!(text.contains(words), "no {words:?} in:\n{text}");
         }
     }
 
@@ -981,7 +986,7 @@ mod tests {
             "peer 192.0.2.3: AWAY for 13s (no route to host)\n",
             "peer 192.0.2.4: BEHIND for 5s, 7 connections missing\n",
         ] {
-            assert!(text.contains(line), "{line}\n{text}");
+            assert!(text.contains(line), "no {line:?} in:\n{text}");
         }
         status.dataplane.waiting = vec![Waiting {
             code: "interface_missing".to_owned(),
@@ -991,8 +996,8 @@ mod tests {
         }];
         let text = text_of(&status, Look::default());
         assert!(
-            text.contains("WAITING: eth7 is missing. To do: make it\n"),
-            "no `WAITING: eth7 is missing. To do: make it` in {text}"
+            text.contains("MISSING: eth7 is missing. To do: make it\n"),
+            "no `MISSING: eth7 is missing. To do: make it` in {text}"
         );
         status.dataplane.connected = false;
         assert!(!text_of(&status, Look::default()).contains("peer "));
@@ -1070,7 +1075,7 @@ mod tests {
             "\ndropped in five minutes: 12 no_server (3 in the last minute, first 2m10s ago, last 4s ago). To do: `lvsadm drops` lists the meaning and the fix of each reason\n",
             " usable\n  refused in five minutes: 8 no_server (4 in the last minute, first 2m10s ago, last 4s ago)\n  dropped in five minutes: 2 no_route (1 in the last minute, first 2m10s ago, last 4s ago)\n",
         ] {
-            assert!(text.contains(line), "{line}\n{text}");
+            assert!(text.contains(line), "no {line:?} in:\n{text}");
         }
         status.dataplane.drops = ["a", "b", "c", "d", "e"].map(dropped).to_vec();
         let text = text_of(&status, Look::default());
@@ -1233,10 +1238,10 @@ mod tests {
             "15 of 20 connections of clients got no answer in the last minute; went down 7 times in 24 h, last 5s ago, for 1m38s in total",
             "; checks take 1.2 ms (5 minutes: p50 1.2 ms, p99 700 ms)",
             "clients opened 20 connections in 5 minutes, 0 without an answer",
-            "answers new connections in 1.2 ms",
+            "the server answers new connections in 1.2 ms",
             "fix: on 10.0.0.1: is this director its default gateway",
         ] {
-            assert!(words.contains(printed), "{printed}: {words}");
+            assert!(words.contains(printed), "no {printed:?} in {words}");
         }
     }
 
@@ -1254,7 +1259,7 @@ mod tests {
                 ..CheckStatus::default()
             });
             let text = text_of(&status, Look::default());
-            let falls = "for 0s in total; the last time: has status 500";
+            let falls = "for 0s in total; the last reason: has status 500";
             (text.contains("checks take"), text.contains(falls))
         };
         assert_eq!(shown(2, 2), (false, false));

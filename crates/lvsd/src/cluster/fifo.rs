@@ -147,7 +147,7 @@ async fn read_messages(path: PathBuf, sender: watch::Sender<Messages>) {
     loop {
         let gone = lost.is_some().then(|| {
             format!(
-                "the FIFO {} was removed, and keepalived continues to write to the removed one: restart keepalived before lvsd; until then lvsd still receives its messages",
+                "the FIFO {} was removed or replaced, and keepalived continues to write to the previous one: restart keepalived before lvsd; until then lvsd still receives the messages of keepalived",
                 path.display()
             )
         });

@@ -124,7 +124,7 @@ mod tests {
             "    init_file -254\n",
             "vrrp_notify_fifo /run/lvs/vrrp.fifo\n",
         ] {
-            assert!(text.contains(words), "{words}\n{text}");
+            assert!(text.contains(words), "no {words:?} in:\n{text}");
         }
         let own = made("peers = \"192.0.2.2\"", "own");
         assert!(

@@ -179,7 +179,7 @@ mod tests {
             ),
             (
                 "[[service.server]]\naddress = \"10.0.0.2\"\n",
-                "without a service above it",
+                "has no [[service]] above it",
             ),
         ] {
             let report = load(MAIN, &[("a.toml", PART), ("b.toml", part)]).unwrap_err();
@@ -187,7 +187,10 @@ mod tests {
                 report.contains(words) && report.contains("conf.d/b.toml"),
                 "{part}: {report}"
             );
-            assert!(!report.contains("a.toml"), "{part}: {report}");
+            assert!(
+                !report.contains("a.toml"),
+                "{part}: unexpected `a.toml` in {report}"
+            );
         }
         let twice = load(MAIN, &[("a.toml", PART), ("b.toml", PART)]).unwrap_err();
         assert!(

@@ -233,7 +233,10 @@ mod tests {
             let refused = ManyPorts::parse(text, Protocol::TCP)
                 .expect("the text has several ports")
                 .expect_err(text);
-            assert!(refused.contains(complaint), "{text}: {refused}");
+            assert!(
+                refused.contains(complaint),
+                "{text}: no {complaint:?} in {refused}"
+            );
         }
     }
 

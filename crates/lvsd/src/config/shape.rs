@@ -303,7 +303,7 @@ impl<'a> Reader<'a> {
         let server = service.get(&key("server")).map(Spanned::get_ref);
         if service.len() == 1 && matches!(server, Some(DeValue::Array(_))) {
             self.findings.push(
-                Diagnostic::error(found, "`[[service.server]]` without a service above it")
+                Diagnostic::error(found, "`[[service.server]]` has no [[service]] above it")
                     .help("a server belongs to the [[service]] before it: write [[service]] and its address first"),
             );
             table.remove(&name);
@@ -527,7 +527,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
             "a sequence" => "an array of tables or values",
             other => other.strip_prefix("struct ").map_or(other, |_| "a table"),
         };
-        let finding = Diagnostic::error(span.clone(), "value of a wrong type")
+        let finding = Diagnostic::error(span.clone(), "the value has a wrong type")
             .label(format!("expected {expected}, found {}", plain(found)));
         let number = written.trim_matches(['"', '\'']);
         return if expected == "a whole number" && number.parse::<i64>().is_ok() {

@@ -127,7 +127,7 @@ fn server_before_service(error: &Error, span: &Range<usize>, text: &str) -> Opti
     Some(
         Diagnostic::error(
             server..server + "[[service.server]]".len(),
-            "`[[service.server]]` without a service above it",
+            "`[[service.server]]` has no [[service]] above it",
         )
         .context(span.clone(), "the first service")
         .help("move it after the [[service]] to which it belongs"),

@@ -206,7 +206,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
             lost.push(item.lost_of(
                 name,
                 match item.name() {
-                    "nb_get_retry" => "keepalived ignores it here, too",
+                    "nb_get_retry" => "lvsd ignores it, as keepalived does here",
                     "warmup" => WARMUP,
                     "alpha" => "set `start_down` of the service",
                     "log_all_failures" => "`lvsd status` shows the last reason",
@@ -220,7 +220,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
     let own = own.or_else(|| host?.find("connect_port"));
     let own_port = own.and_then(|item| port(item.word(1)));
     if let Some(own) = own.filter(|_| own_port.is_none()) {
-        lost.push(own.lost_of(name, "not a port"));
+        lost.push(own.lost_of(name, "the value is not a port"));
     }
     match *kind {
         "ping" | "exec" => {}
@@ -651,7 +651,7 @@ fn program(
             check.insert("user", quote(user));
         }
         None => lost.push(format!(
-            "{}: {name}: no `user`: it runs as nobody, not as keepalived_script or root; set `user` of the check",
+            "{}: {name}: no `user`: the program runs as nobody, not as keepalived_script or root; set `user` of the check",
             item.at()
         )),
     }

@@ -225,7 +225,7 @@ fn keepalived_file_is_converted_losses_are_reported_and_vrrp_is_kept_in_rest() {
     assert_eq!(
         web.vip,
         crate::config::VipMode::Host,
-        "the VIP is not left to VRRP"
+        "`vip` is not \"host\", although VRRP owns the address"
     );
     assert!(
         done.lost.iter().any(|lost| lost.contains("HTTP_GET")),
@@ -264,7 +264,7 @@ fn each_check_of_keepalived_is_converted_or_reported() {
             DNS_CHECK { type soa ; name example.org ; } | dns dns at 10.0.0.5:80 |
             UDP_CHECK { payload "00 ff" ; require_reply ; } | udp udp 10.0.0.6:80 |
             PING_CHECK { retry 2 } | ping ping 10.0.0.7 |
-            MISC_CHECK { misc_path "/bin/check 'a b' c" ; misc_dynamic ; misc_timeout 3 } | exec /bin/check about 10.0.0.8:80 |
+            MISC_CHECK { misc_path "/bin/check 'a b' c" ; misc_dynamic ; misc_timeout 3 } | exec /bin/check for 10.0.0.8:80 |
             MISC_CHECK { misc_path check ; } | none | MISC_CHECK: `check` is not a complete path: the server is not checked
             BFD_CHECK { name x } | none | BFD_CHECK: the server is not checked
             HTTP_GET { url { path no-slash ; } } | http http://10.0.0.11:80 | path no-slash: lvsd requests /no-slash
@@ -309,7 +309,7 @@ fn each_check_of_ldirectord_is_converted_or_reported() {
             service=https ; checkport=443 | https https://10.0.0.4:443
             service=smtp ; checkport=25 | smtp smtp at 10.0.0.5:25
             protocol=udp ; service=dns ; request="x.example" ; receive="10.1.1.1" | dns dns at 10.0.0.6:80
-            checktype=external ; checkcommand="/bin/check" | exec /bin/check about 10.0.0.7:80
+            checktype=external ; checkcommand="/bin/check" | exec /bin/check for 10.0.0.7:80
             checktype=3 ; service=http | http http://10.0.0.8:80
             service=mysql ; login="x" | tcp 10.0.0.9:80
             checktype=external-perl ; checkcommand="/bin/check" | none

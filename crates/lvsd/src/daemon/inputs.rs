@@ -300,7 +300,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed > 0 {
             let left = counted(found.unnamed, "service");
             line.push_str(&format!(
-                ", {left} unchanged until etcd and Kubernetes have answered"
+                ", {left} left unchanged in the dataplane until all configured sources have answered"
             ));
         }
         if refused > 0 {

@@ -523,10 +523,12 @@ impl<P: Prober> Daemon<P> {
         }
         if proxied > 0 {
             let connections = counted(proxied, "proxied connection");
-            tracing::warn!("stopping; this closes {connections}");
+            tracing::warn!("lvsd is stopping; this closes {connections}");
         }
         if !all && self.inputs.expanded.needs_dataplane() {
-            tracing::info!("stopping; the dataplane keeps forwarding (`lvsd stop --all` ends it)");
+            tracing::info!(
+                "lvsd is stopping; the dataplane keeps forwarding (`lvsd stop --all` ends the dataplane)"
+            );
         }
     }
 

@@ -435,7 +435,7 @@ pub fn plan(
     if let Some(proxied) = proxied {
         let services = counted(proxied.desired.services.len(), "proxied service");
         planned.not_compared = Some(format!(
-            "{services} not compared: `lvsd status` shows the present ones"
+            "{services} not compared: `lvsd status` shows the present state of proxied services"
         ));
     }
     Ok(planned)
@@ -563,10 +563,17 @@ mod tests {
         };
         assert_eq!(refusal(&file(30), 1), None);
         assert_eq!(refusal(&file(30), 0), None);
-        let why = refusal(&file(14), 100).expect("the file has lost most servers");
-        assert!(why.starts_with("x has 14 of 30 servers left"), "{why}");
+        let why = refusal(&file(14), 100).expect("a file without most of the servers is refused");
+        assert!(
+            why.starts_with("x has 14 of 30 servers left"),
+            "does not begin with `x has 14 of 30 servers left`: {why}"
+        );
         // A file that has lost its table is refused.
-        let why = refusal(&service("192.0.2.1:80", 30), 100).expect("the table is missing");
-        assert!(why.starts_with("x has 30 of 130 servers left"), "{why}");
+        let why = refusal(&service("192.0.2.1:80", 30), 100)
+            .expect("a file without [kubernetes] is refused");
+        assert!(
+            why.starts_with("x has 30 of 130 servers left"),
+            "does not begin with `x has 30 of 130 servers left`: {why}"
+        );
     }
 }

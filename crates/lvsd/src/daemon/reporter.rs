@@ -76,7 +76,9 @@ impl Reporter {
         // A task that has ended does not receive the signal.
         let _ = end.send(());
         if tokio::time::timeout(limit, ended).await.is_err() {
-            tracing::warn!("the notify command has not received all events within {limit:?}");
+            tracing::warn!(
+                "lvsd exits before the notify command has received all events: {limit:?} have passed"
+            );
         }
     }
 
@@ -100,7 +102,7 @@ impl Reporter {
         if ready && !self.ready {
             self.ready = true;
             self.notify.send("READY=1");
-            tracing::info!("ready: {now}");
+            tracing::info!("lvsd is ready: {now}");
         } else if self.ready && self.reloading && !reads {
             self.notify.send("READY=1");
         }
@@ -246,11 +248,13 @@ impl Reporter {
         match (before.panic, now.panic) {
             (false, true) => report(
                 "panic_on",
-                format!("{servers}, less than `panic_below`: all servers are used"),
+                format!("{servers}, fewer than `panic_below` requires: lvsd uses all servers"),
             ),
             (true, false) => report(
                 "panic_off",
-                format!("{servers}: down servers receive no connections again"),
+                format!(
+                    "{servers}, as many as `panic_below` requires: servers that are down no longer receive connections"
+                ),
             ),
             _ => {}
         }
@@ -291,7 +295,7 @@ fn log_service(service: &Service, change: &Change, health: impl Fn(&Key) -> Heal
         };
         tracing::error!(service = %name, code = "service_unusable", "{all} down: the service refuses new connections");
     } else if change.up && good == 1 && change.lasted.is_some() {
-        tracing::warn!(service = %name, "the service has a server again, 1 of {}", states.len());
+        tracing::warn!(service = %name, "the service has 1 usable server again, of {}", states.len());
     }
 }
 

@@ -417,7 +417,7 @@ impl Link {
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {
-            tracing::error!("{why}; ending the dataplane (pid {pid}), and starting another");
+            tracing::error!("{why}; lvsd ends the dataplane (pid {pid}), and starts another one");
             match self.host.end(pid) {
                 Ok(()) => {
                     self.lost("it did not answer and was killed", now);
@@ -918,7 +918,7 @@ fn connected(
 ) -> Result<&mut dyn DataplaneControl, ControlError> {
     match control {
         Some(control) => Ok(control.as_mut()),
-        None => Err(ControlError::Lost("not connected".to_owned())),
+        None => Err(ControlError::Lost("lvsd is not connected to it".to_owned())),
     }
 }
 

@@ -115,7 +115,7 @@ impl Host for Machine {
         let child = self.child.as_mut()?;
         let how = match child.try_wait() {
             Ok(None) => return None,
-            Ok(Some(status)) => format!("it exited with {status}"),
+            Ok(Some(status)) => format!("it ended with {status}"),
             Err(error) => format!("lvsd cannot wait for it: {error}"),
         };
         self.child = None;

@@ -818,7 +818,7 @@ impl<P: Prober> Runner<P> {
             let lasted = since.elapsed();
             tracing::info!(%server, "the server is checked again, after {lasted:.0?} without a check");
         }
-        tracing::debug!(%server, good, %reason, "checked");
+        tracing::debug!(%server, good, %reason, "the server was checked");
         let serves = !good && self.state.up().is_none() && self.serves().await;
         let out = good && self.is_out();
         let changed = !out && self.state.observe(good, serves).is_some();

@@ -277,7 +277,11 @@ async fn check_dropped_by_dataplane_uses_own_address_of_server() {
     assert_eq!(own_address(&checks), "dropped");
     *paths.drops.lock().unwrap() = false;
     tokio::time::sleep(Duration::from_secs(20)).await;
-    assert_eq!(paths.take().last(), Some(&true), "after 30 s");
+    assert_eq!(
+        paths.take().last(),
+        Some(&true),
+        "the last check was not a through-VIP check"
+    );
     assert_eq!(own_address(&checks), "");
     assert!(reports.try_recv().is_err(), "the server was reported down");
 }
@@ -453,7 +457,7 @@ async fn unanswered_clients_trigger_a_check_whose_single_failure_sets_server_dow
     let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
     assert!(
         (1..=seconds + 1).contains(&more),
-        "{more} checks were made in {seconds} s"
+        "{more} checks were made in {seconds} s: none, or more than one a second"
     );
     assert!(reports.try_recv().is_err(), "a server was marked as down");
     assert!(checks.timing.counters.get().prompted > 0);
@@ -495,7 +499,11 @@ async fn unanswered_clients_trigger_a_check_whose_single_failure_sets_server_dow
     let before = asked(&well);
     take(&mut checks, 332);
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert_eq!(asked(&well), before, "two more");
+    assert_eq!(
+        asked(&well),
+        before,
+        "a check was made after two attempts, although `passive` is 3"
+    );
 }
 
 #[tokio::test(start_paused = true)]

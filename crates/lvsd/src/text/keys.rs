@@ -145,7 +145,7 @@ impl Keys<'_> {
 
     fn wrong_type(&mut self, span: Range<usize>, expected: &str, found: &Value) {
         self.report(
-            Diagnostic::error(span, "value of a wrong type")
+            Diagnostic::error(span, "the value has a wrong type")
                 .label(format!("expected {expected}, found {}", found.describe())),
         );
     }
@@ -224,7 +224,7 @@ impl Keys<'_> {
         let finding = Diagnostic::error(self.place(key), format!("unknown word `{word}`"));
         self.report(match meant(&word, names.iter().copied()) {
             Some(name) => finding.help(format!("did you mean \"{name}\"?")),
-            None => finding.help(format!("one of: {}", names.join(", "))),
+            None => finding.help(format!("use one of: {}", names.join(", "))),
         });
         None
     }

@@ -40,7 +40,10 @@ fn commands_that_print_text_exit_with_code_1_if_output_disk_is_full() {
             .expect("lvsd can be started");
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         let message = errors(&output);
-        assert!(message.contains("write error"), "{arguments:?}: {message}");
+        assert!(
+            message.contains("write error"),
+            "{arguments:?}: no `write error` in {message}"
+        );
     }
 }
 
@@ -107,7 +110,10 @@ fn lvsadm_command_given_to_lvsd_is_refused_with_name_of_lvsadm() {
     let output = lvsd(&["doctor"]).output().expect("lvsd can be started");
     assert_eq!(output.status.code(), Some(2));
     let message = errors(&output);
-    assert!(message.contains("`lvsadm doctor`"), "{message}");
+    assert!(
+        message.contains("`lvsadm doctor`"),
+        "no \"`lvsadm doctor`\" in {message}"
+    );
 }
 
 /// Checks the file as written, and with those of its commented keys that are compatible.

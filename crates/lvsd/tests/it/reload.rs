@@ -101,10 +101,16 @@ fn reload_plan_and_keepalived_config_report_errors_in_file_of_running_daemon() {
     for command in ["reload", "plan", "keepalived-config"] {
         let (code, reported) = run(&[command]);
         assert_eq!(code, Some(3), "{command}: {reported}");
-        assert!(reported.contains("own.toml:6:"), "{command}: {reported}");
-        assert!(!reported.contains("/etc/lvsd"), "{command}: {reported}");
+        assert!(
+            reported.contains("own.toml:6:"),
+            "{command}: no `own.toml:6:` in {reported}"
+        );
+        assert!(
+            !reported.contains("/etc/lvsd"),
+            "{command}: unexpected `/etc/lvsd` in {reported}"
+        );
     }
-    std::fs::remove_file(&path).expect("this test owns the file");
+    std::fs::remove_file(&path).expect("the file can be removed");
     let (code, reported) = run(&["reload"]);
     assert_eq!(code, Some(3), "{reported}");
     assert!(

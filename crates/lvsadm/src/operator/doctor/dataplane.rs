@@ -49,7 +49,7 @@ fn state(info: &Info, findings: &mut Findings) {
         let seen = in_brackets(&seen.unwrap_or_default());
         findings.add(
             (Code::InterfaceDown, Scope::interface(&interface.name), when),
-            format!("{} is down{seen}", interface.name),
+            format!("the interface {} is down{seen}", interface.name),
             format!(
                 "ip link set {} up; check cable and switch port",
                 interface.name
@@ -89,7 +89,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 if peer.trouble.is_empty() { "" } else { ": " },
                 peer.trouble
             ),
-            "see their state with lvsadm sync on both: is the director up, can each connect to the other (TCP, the port of --sync-listen), and is the key the same?",
+            "run lvsadm sync on both directors; check that the other one is up, that each can connect to the other (TCP, the port of --sync-listen), and that both have the same key",
         );
     }
     for tables in &info.tables {
@@ -121,7 +121,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 lasted(hop.since)
             ),
             format!(
-                "is it up and connected (ip neigh show {}), and is the route to it right (ip route)?",
+                "check that the next hop is up and connected (ip neigh show {}), and that the route to it is right (ip route)",
                 hop.address
             ),
         );
@@ -159,7 +159,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 When::of_packets(&conflict.answers),
             ),
             format!(
-                "{} answers ARP for {}, {what}{own}{}{answers}",
+                "{} answers ARP or neighbour discovery for {}, {what}{own}{}{answers}",
                 conflict.mac,
                 conflict.address,
                 host.unwrap_or_default()
@@ -369,7 +369,7 @@ mod tests {
         let own = findings.0.pop().expect("there is another finding");
         assert_eq!(
             own.what,
-            "02:00:00:00:00:09 answers ARP for 10.0.0.5, an address of this host on eth1, where the MAC address of this host is 02:00:00:00:00:01"
+            "02:00:00:00:00:09 answers ARP or neighbour discovery for 10.0.0.5, an address of this host on eth1, where the MAC address of this host is 02:00:00:00:00:01"
         );
         assert_eq!(own.kind.code, "address_conflict");
         let finding = findings.0.pop().expect("there is exactly one item");
@@ -517,7 +517,7 @@ mod tests {
         let mut findings = Findings::default();
         state(&info, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
-        assert_eq!(findings.0[0].what, "eth0 is down (for 2m10s)");
+        assert_eq!(findings.0[0].what, "the interface eth0 is down (for 2m10s)");
         let json = serde_json::to_value(&findings.0[0]).expect("the value can be written as JSON");
         assert_eq!(json["since"], 130);
         assert!(findings.0[0].fix.starts_with("ip link set eth0 up"));

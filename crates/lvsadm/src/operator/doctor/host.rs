@@ -39,8 +39,8 @@ fn kernel(findings: &mut Findings) {
         findings.add(
             Code::KernelIpvs,
             "the kernel's own IPVS has services in this network namespace, too",
-            "ipvsadm -C with the kernel's ipvsadm, or modprobe -r ip_vs; two directors for one address interfere with \
-             each other",
+            "remove them with the kernel's ipvsadm (ipvsadm -C), or unload IPVS (modprobe -r ip_vs): two directors for one \
+             address interfere with each other",
         );
     }
 }
@@ -55,7 +55,7 @@ fn lost(interface: &InterfaceInfo, when: When, findings: &mut Findings) {
                 "{} frames of {name} were lost: they arrived faster than the dataplane read them",
                 interface.lost
             ),
-            "provide more CPU for lvs-dataplane (no other program on its core), and longer queues: sysctl -w net.core.rmem_max=67108864 before it starts",
+            "provide more CPU for lvs-dataplane (no other program on its core), and longer queues: sysctl -w net.core.rmem_max=67108864 before lvs-dataplane starts",
         );
     }
 }
@@ -71,7 +71,9 @@ fn lost_by_card(name: &str, findings: &mut Findings) {
         findings.add(
             (Code::FramesLostByCard, Scope::interface(name)),
             format!("the network card of {name} has lost {lost} frames: its receive ring was full"),
-            format!("ethtool -g {name} shows its limits; ethtool -G {name} rx MAXIMUM"),
+            format!(
+                "ethtool -G {name} rx NUMBER enlarges the ring; ethtool -g {name} shows the maximum"
+            ),
         );
     }
 }

@@ -270,7 +270,7 @@ fn print(run: &mut Invocation<'_>, findings: &[Finding]) -> std::io::Result<()> 
         }
     }
     match findings.len() {
-        0 => writeln!(run.output, "nothing found"),
+        0 => writeln!(run.output, "doctor has found no problems"),
         1 => writeln!(run.output, "1 finding"),
         n => writeln!(run.output, "{n} findings"),
     }

@@ -85,7 +85,7 @@ fn addresses(
         };
         findings.add(
             Code::VipUnowned,
-            format!("this host does not answer ARP for {vip}: no interface has the address, and the dataplane does not own it"),
+            format!("this host does not answer ARP or neighbour discovery for {vip}: no interface has the address, and the dataplane does not own it"),
             format!("{fix}; no action is required if another director answers for it"),
         );
     }
@@ -202,7 +202,7 @@ fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
 fn too_big(report: &TooBig, when: When, findings: &mut Findings) {
     let (path, headers) = match (report.tunnel, report.server) {
         (true, _) => ("the tunnel to ", report.longest.saturating_sub(report.room)),
-        (false, _) => ("", 0),
+        (false, _) => ("the path to ", 0),
     };
     let mss = report
         .room
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(findings.0.len(), 4);
         for finding in &findings.0 {
             let fix = &finding.fix;
-            assert!(fix.contains("lvsd"), "{fix}");
+            assert!(fix.contains("lvsd"), "no `lvsd` in {fix}");
             assert!(
                 !fix.contains("lvsadm -") && !fix.contains("--own-vips"),
                 "{fix}"

@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn completions_contain_all_commands_and_options() {
         for text in [bash(OPERATORS), zsh(OPERATORS), fish(OPERATORS)] {
-            let has = |word: &str| assert!(text.contains(word), "{word}: {text}");
+            let has = |word: &str| assert!(text.contains(word), "no {word:?} in {text}");
             for operator in OPERATORS {
                 has(operator.name);
                 for flag in operator.flags {

@@ -92,7 +92,7 @@ impl Checker<'_> {
         }
         if let Some(context) = &raw.context {
             self.report(
-                Diagnostic::error(context.span(), "`context` without `kubeconfig`")
+                Diagnostic::error(context.span(), "`context` needs `kubeconfig`")
                     .help("add kubeconfig = \"/etc/lvsd/kubeconfig\""),
             );
         }

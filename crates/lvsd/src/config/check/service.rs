@@ -138,7 +138,7 @@ impl Checker<'_> {
                     span,
                     "the service has no server and refuses every connection",
                 )
-                .help("add servers = [\"10.0.0.11:80\"], with the address of each"),
+                .help("add servers = [\"10.0.0.11:80\"], with the address of each server"),
             );
         }
         let id = id?;

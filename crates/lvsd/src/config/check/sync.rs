@@ -279,7 +279,10 @@ mod tests {
             "#,
         ) {
             let message = here(&format!("addresses = {peers}\n{listen}\n{key}")).expect_err(peers);
-            assert!(message.contains(words), "{peers}: {message}");
+            assert!(
+                message.contains(words),
+                "{peers}: no {words:?} in {message}"
+            );
         }
     }
 
@@ -322,7 +325,10 @@ mod tests {
             let good = directory.path().join("good");
             std::os::unix::fs::chown(&good, Some(65_534), None).expect("root can change the owner");
             let message = with("good").expect_err("the key of another user is accepted");
-            assert!(message.contains("chown root"), "{message}");
+            assert!(
+                message.contains("chown root"),
+                "no `chown root` in {message}"
+            );
         }
         // If the file is for another host, its key does not have to exist here.
         let text = "[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
@@ -343,13 +349,16 @@ mod tests {
             .expect("a tunnel of the other family is accepted without [sync.ipvs]");
         file(sync, "10.0.0.7:80").expect("a server of the same family is accepted");
         let report =
-            file(sync, "[2001:db8::7]:80").expect_err("a server of the other family is refused");
+            file(sync, "[2001:db8::7]:80").expect_err("a server of the other family was accepted");
         let message = report.to_string();
         assert_eq!(report.errors(), 1, "{message}");
         assert!(
             message.contains("of the server [2001:db8::7]:80 differs from its service's"),
-            "{message}"
+            "no `of the server [2001:db8::7]:80 differs from its service's` in {message}"
         );
-        assert!(message.contains("remove [sync.ipvs]"), "{message}");
+        assert!(
+            message.contains("remove [sync.ipvs]"),
+            "no `remove [sync.ipvs]` in {message}"
+        );
     }
 }

@@ -391,7 +391,7 @@ mod tests {
         ) {
             let text = format!("[vrrp]\n{keys}\n{SERVICE}");
             let report = Config::from_toml("x", &text).expect_err(keys).to_string();
-            assert!(report.contains(words), "{keys}: {report}");
+            assert!(report.contains(words), "{keys}: no {words:?} in {report}");
         }
     }
 }

@@ -26,7 +26,7 @@ fn dataplane_keys_become_options_and_invalid_values_are_refused() {
         "#,
     ) {
         let found = errors(&format!("[dataplane]\n{line}\n"));
-        assert!(found.contains(wanted), "{line}: {found}");
+        assert!(found.contains(wanted), "{line}: no {wanted:?} in {found}");
     }
 }
 
@@ -58,7 +58,7 @@ fn helper_ftp_is_accepted_and_invalid_ports_or_other_helpers_are_refused() {
         ("ftp=1,2,3,4,5,6,7,8,9", "up to 8 different ports"),
     ] {
         let found = errors(&format!("[dataplane]\nhelper = \"{helper}\"\n"));
-        assert!(found.contains(wanted), "{helper}: {found}");
+        assert!(found.contains(wanted), "{helper}: no {wanted:?} in {found}");
     }
 }
 
@@ -84,7 +84,7 @@ fn invalid_or_contradictory_dataplane_setting_is_refused_with_its_position() {
     ) {
         let message = errors(&format!("[dataplane]\n{line}\n"));
         for part in [place, title, help] {
-            assert!(message.contains(part), "{part}: {message}");
+            assert!(message.contains(part), "no {part:?} in {message}");
         }
     }
     // If the kernel fast path is not required, the dataplane starts without it.
@@ -167,7 +167,7 @@ fn sync_peers_table_is_converted_to_options_of_dataplane_or_refused_if_invalid()
     ) {
         let text = text.replace("KEY", key);
         let message = errors(&format!("[sync.peers]\n{text}"));
-        assert!(message.contains(title), "{title}: {message}");
+        assert!(message.contains(title), "no {title:?} in {message}");
     }
 }
 
@@ -250,6 +250,6 @@ fn filter_keys_accept_networks_and_files_and_refuse_invalid_or_contradictory_val
         "#,
     ) {
         let error = errors(&text(filter));
-        assert!(error.contains(reason), "{filter}: {error}");
+        assert!(error.contains(reason), "{filter}: no {reason:?} in {error}");
     }
 }

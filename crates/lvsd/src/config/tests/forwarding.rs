@@ -76,7 +76,10 @@ fn invalid_port_range_reserved_mark_or_local_address_setting_is_refused() {
             )
             .replace("SERVER", server);
         let found = errors(&text);
-        assert!(found.contains(complaint), "{text}\n{found}");
+        assert!(
+            found.contains(complaint),
+            "{text}: no {complaint:?} in:\n{found}"
+        );
     }
     let good = load(
         &("[dataplane]\nlocal_addresses = [\"10.0.0.2\"]\nhairpin = true\n".to_owned()
@@ -153,7 +156,7 @@ fn invalid_tunnel_or_tunnel_for_other_method_is_refused_with_its_position() {
             { type = "gre", checksum = "csum" } | 4:37 | unknown tunnel checksum `csum` | write "full"
             { type = "gre", checksum = "ful" } | 4:37 | unknown word `ful` | did you mean "full"?
             { type = "gre", key = 5 } | 4:26 | unknown key `key` | type, port, checksum
-            5 | 4:10 | value of a wrong type |
+            5 | 4:10 | the value has a wrong type |
         "#,
     ) {
         let message = errors(&tunnelled(
@@ -218,7 +221,10 @@ fn proxied_service_needs_no_dataplane_and_its_unsuitable_settings_are_refused() 
         let Err(report) = Config::from_toml("x", text) else {
             panic!("the file is accepted: {text}");
         };
-        assert!(report.to_string().contains(words), "{words}:\n{report}");
+        assert!(
+            report.to_string().contains(words),
+            "no {words:?} in:\n{report}"
+        );
     };
     for [keys, words] in cases(
         r#"
@@ -269,7 +275,10 @@ fn proxied_service_that_would_connect_to_itself_is_refused() {
         "#,
     ) {
         let message = errors(&text(listen, server, ""));
-        assert!(message.contains(words), "{listen} {server}: {message}");
+        assert!(
+            message.contains(words),
+            "{listen} {server}: no {words:?} in {message}"
+        );
     }
     for (listen, server) in [
         ("0.0.0.0:8080", "127.0.0.1:8081"),

@@ -25,13 +25,13 @@ fn invalid_or_inconsistent_settings_are_refused_with_their_position() {
             check = { type = "tcp", fall = 0 } | address = "10.0.0.1:80" | `fall` is out of range
             check = { type = "icmp" } | address = "10.0.0.1:80" | unknown type of check `icmp`
             check = { } | address = "10.0.0.1:80" | `type` of the check is missing
-            check = 5 | address = "10.0.0.1:80" | value of a wrong type
+            check = 5 | address = "10.0.0.1:80" | the value has a wrong type
             check = "tcp" | address = "10.0.0.1:80" | unknown check `tcp`
             persistence = { timeout = "0s" } | address = "10.0.0.1:80" | `timeout` of the persistence is not a valid time
             persistence = { netmask = 33 } | address = "10.0.0.1:80" | `netmask` is not valid
             fwmark = 3 | address = "10.0.0.1:80" | an address or a mark, not both
             protocol = "TCP" | address = "10.0.0.1:80" | unknown word `TCP`
-            [mark] |  | value of a wrong type
+            [mark] |  | the value has a wrong type
             [[mark]] ; mark = 3 ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | destination is missing
             [dataplane] ; backend = "xdp" ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | unknown word `xdp`
             [dataplane] ; backend = "tun" ; [[service]] ; address = "192.0.2.9:80" ; forward = "dr" | address = "10.0.0.1:80" | direct routing needs frames
@@ -72,7 +72,7 @@ fn too_large_or_too_small_number_is_refused_with_position_and_range() {
             "test.toml:6:10".to_owned(),
             "write a number from 0 to 2147483647".to_owned(),
         ] {
-            assert!(message.contains(&part), "{part}: {message}");
+            assert!(message.contains(&part), "no {part:?} in {message}");
         }
     }
     for [text, place, help] in cases(
@@ -226,7 +226,7 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
         let text = format!("[dataplane]\n{waits}\n");
         let (_, report) = read(&text).unwrap_or_else(|report| panic!("{waits}: {report}"));
         let report = report.to_string();
-        assert!(report.contains(words), "{waits}: {report}");
+        assert!(report.contains(words), "{waits}: no {words:?} in {report}");
     }
     for (bad, words) in [
         ("group = \"lvz\"", "did you mean \"lvs\"?"),
@@ -234,7 +234,7 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
     ] {
         let text = format!("[dataplane]\n{bad}\n");
         let report = read(&text).expect_err(bad).to_string();
-        assert!(report.contains(words), "{bad}: {report}");
+        assert!(report.contains(words), "{bad}: no {words:?} in {report}");
         // Without facts about the host, the file is valid, because it may be for another host.
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
     }
@@ -297,7 +297,7 @@ fn invalid_api_token_or_more_than_16_tokens_are_refused() {
         "#,
     ) {
         let found = errors(&keys.replace("TOKEN", token));
-        assert!(found.contains(words), "{keys}: {found}");
+        assert!(found.contains(words), "{keys}: no {words:?} in {found}");
         assert!(found.contains("test.toml:"), "no position in:\n{found}");
     }
     let many = |number: usize| -> String {

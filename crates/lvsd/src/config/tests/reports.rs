@@ -56,7 +56,7 @@ error: a duration needs its unit; write "2s" for 2 seconds or "2ms" for millisec
 6 | check = { type = "tcp", intervall = "5s", timeout = 2 }
   |                                                     ^
 
-error: value of a wrong type
+error: the value has a wrong type
  --> test.toml:9:10
   |
 9 | weight = "5"
@@ -80,7 +80,7 @@ fn file_with_warnings_only_is_accepted() {
     let (_, warnings) = Config::from_toml("test.toml", text).unwrap();
     assert!(
         warnings.to_string().contains("longer than the interval"),
-        "{warnings}"
+        "no `longer than the interval` in {warnings}"
     );
 }
 
@@ -146,7 +146,7 @@ fn unreadable_file_is_reported_with_fix_and_non_utf8_file_with_position() {
         denied
             .to_string()
             .contains("permit the user of lvsd to read the file"),
-        "{denied}"
+        "no `permit the user of lvsd to read the file` in {denied}"
     );
 }
 
@@ -276,7 +276,7 @@ fn finding_far_down_in_a_file_is_shown_with_its_line() {
         "5002 | nane = \"web\"",
         "did you mean `name`?",
     ] {
-        assert!(message.contains(words), "{words}: {message}");
+        assert!(message.contains(words), "no {words:?} in {message}");
     }
     assert!(
         !message.contains("# end") && !message.contains("[[service]]\n"),
@@ -314,19 +314,19 @@ fn common_mistakes_in_configuration_are_reported_once_with_position_and_cause() 
     };
     for (text, place, help) in [
         ("[[services]]\naddress = \"192.0.2.1:80\"\n".to_owned(), "1:3 unknown key `services`", "write [[service]]"),
-        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:3 `[[service.server]]` without a service above it", "write [[service]] and its address first"),
-        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n[[service]]\naddress = \"192.0.2.1:80\"\n".into(), "1:1 `[[service.server]]` without a service above it", "move it after the [[service]]"),
-        ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 value of a wrong type", "double brackets"),
-        ("[dataplane]\nfast_path = [\"on\"]\n".into(), "2:13 value of a wrong type", "write it without brackets: \"on\"\n"),
-        ("[dataplane]\nfast_path = [\n  'on', ]\n".into(), "2:13 value of a wrong type", "write it without brackets: 'on'\n"),
-        ("[dataplane]\nfast_path = [\"off\", \"on\"]\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
-        ("[dataplane]\nfast_path = []\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
-        ("[dataplane]\nfast_path = [[\"on\"]]\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
-        ("[dataplane]\nfast_path = { on = true }\n".into(), "2:13 value of a wrong type", "expected a string, found a table\n"),
-        ("[dataplane]\nfast_path = true\n".into(), "2:13 value of a wrong type", "write it in quotes: \"true\"\n"),
-        ("[dataplane]\ninterface = [[\"eth0\"]]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"eth0\"\n"),
-        ("[dataplane]\nmax_connections = [5]\n".into(), "2:19 value of a wrong type", "write it without brackets: 5\n"),
-        ("[dataplane]\nhang_limit = [\"5s\"]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"5s\"\n"),
+        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:3 `[[service.server]]` has no [[service]] above it", "write [[service]] and its address first"),
+        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n[[service]]\naddress = \"192.0.2.1:80\"\n".into(), "1:1 `[[service.server]]` has no [[service]] above it", "move it after the [[service]]"),
+        ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 the value has a wrong type", "double brackets"),
+        ("[dataplane]\nfast_path = [\"on\"]\n".into(), "2:13 the value has a wrong type", "write it without brackets: \"on\"\n"),
+        ("[dataplane]\nfast_path = [\n  'on', ]\n".into(), "2:13 the value has a wrong type", "write it without brackets: 'on'\n"),
+        ("[dataplane]\nfast_path = [\"off\", \"on\"]\n".into(), "2:13 the value has a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = []\n".into(), "2:13 the value has a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = [[\"on\"]]\n".into(), "2:13 the value has a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = { on = true }\n".into(), "2:13 the value has a wrong type", "expected a string, found a table\n"),
+        ("[dataplane]\nfast_path = true\n".into(), "2:13 the value has a wrong type", "write it in quotes: \"true\"\n"),
+        ("[dataplane]\ninterface = [[\"eth0\"]]\n".into(), "2:14 the value has a wrong type", "write it without brackets: \"eth0\"\n"),
+        ("[dataplane]\nmax_connections = [5]\n".into(), "2:19 the value has a wrong type", "write it without brackets: 5\n"),
+        ("[dataplane]\nhang_limit = [\"5s\"]\n".into(), "2:14 the value has a wrong type", "write it without brackets: \"5s\"\n"),
         (service("2001:db8::1:443"), "2:11 `2001:db8::1:443` is ambiguous", "\"[2001:db8::1]:443\" for the port 443"),
         (service("192.0.2.1:99999"), "2:11 99999 in `192.0.2.1:99999` is not a port", "between 1 and 65535"),
         (service("192.0.2.256:80"), "2:11 256 in `192.0.2.256:80` is not a part of an IPv4 address", "between 0 and 255"),
@@ -344,7 +344,7 @@ fn common_mistakes_in_configuration_are_reported_once_with_position_and_cause() 
         let errors: Vec<_> = reported.iter().filter(|t| !t.contains("there is no [[service]]")).collect();
         assert_eq!(errors, [place], "{text}");
         let message = self::errors(&text) + "\n";
-        assert!(message.contains(help), "{text}: {message}");
+        assert!(message.contains(help), "{text}: no {help:?} in {message}");
     }
 }
 

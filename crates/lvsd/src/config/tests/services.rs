@@ -45,7 +45,7 @@ fn failure_settings_have_defaults_and_harmful_combinations_cause_warnings() {
         assert_eq!(report.findings.len(), warnings.len(), "{keys}: {report}");
         let message = report.to_string();
         for words in warnings {
-            assert!(message.contains(words), "{keys}: {message}");
+            assert!(message.contains(words), "{keys}: no {words:?} in {message}");
         }
     }
     for keys in [
@@ -287,7 +287,7 @@ fn invalid_quorum_sorry_or_panic_keys_are_reported() {
         let report = match Config::from_toml("test.toml", &text) {
             Ok((_, report)) | Err(report) => report.to_string(),
         };
-        assert!(report.contains(words), "{line}: {report}");
+        assert!(report.contains(words), "{line}: no {words:?} in {report}");
     }
 }
 
@@ -342,7 +342,10 @@ fn inline_servers_equal_server_tables_and_invalid_inline_servers_are_refused() {
     ) {
         let message = errors(&format!("{service}{line}\n"));
         assert_eq!(message.matches("error: ").count(), 1, "{message}");
-        assert!(message.contains(reported), "{line}: {message}");
+        assert!(
+            message.contains(reported),
+            "{line}: no {reported:?} in {message}"
+        );
     }
 }
 
@@ -386,7 +389,7 @@ fn passive_true_requires_tcp_and_passive_number_requires_tcp_and_nat() {
         (tcp, "nat", "\"yes\"", "true, false, or a whole number"),
     ] {
         let message = errors(&text(protocol, forward, passive));
-        assert!(message.contains(words), "{words}: {message}");
+        assert!(message.contains(words), "no {words:?} in {message}");
     }
 }
 
@@ -430,6 +433,6 @@ fn check_through_the_service_that_cannot_be_forwarded_is_refused() {
         (proxied, "lvsd forwards the connections"),
     ] {
         let message = errors(&text);
-        assert!(message.contains(words), "{words}: {message}");
+        assert!(message.contains(words), "no {words:?} in {message}");
     }
 }

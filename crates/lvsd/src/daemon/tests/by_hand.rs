@@ -90,7 +90,10 @@ async fn override_survives_reload_restart_and_new_dataplane() {
         .ask::<Reloaded>(ChangeRequest::Reload { force: false })
         .await
         .unwrap_err();
-    assert!(refused.contains("unknown key `nane`"), "{refused}");
+    assert!(
+        refused.contains("unknown key `nane`"),
+        "no \"unknown key `nane`\" in {refused}"
+    );
     std::fs::write(&path, FILE).unwrap();
     let done: Reloaded = daemon
         .ask(ChangeRequest::Reload { force: false })
@@ -145,7 +148,10 @@ async fn override_survives_reload_restart_and_new_dataplane() {
         .ask::<AdminDone>(ChangeRequest::Admin(unknown))
         .await
         .unwrap_err();
-    assert!(why.contains("has no server 10.9.9.9"), "{why}");
+    assert!(
+        why.contains("has no server 10.9.9.9"),
+        "no `has no server 10.9.9.9` in {why}"
+    );
     again.stop().await;
 }
 
@@ -374,7 +380,7 @@ async fn drain_or_maintenance_of_last_usable_server_without_force_is_refused() {
     daemon.weights(&none).await;
     ask(AdminState::Maintenance, false)
         .await
-        .expect("the server is not usable any more");
+        .expect("maintenance of an unusable server is accepted");
     assert!(!daemon.status().await.admin[0].spec.force);
     daemon.stop().await;
 }

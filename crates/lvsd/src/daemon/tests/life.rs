@@ -226,7 +226,10 @@ async fn lvsd_exits_if_dataplane_never_starts() {
     world.refuse_to_start();
     let daemon = Running::start(world, Dead::default(), FILE);
     let error = daemon.task.await.unwrap().unwrap_err();
-    assert!(error.contains("did not start"), "{error}");
+    assert!(
+        error.contains("did not start"),
+        "no `did not start` in {error}"
+    );
 }
 
 #[tokio::test(start_paused = true)]

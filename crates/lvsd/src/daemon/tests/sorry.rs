@@ -201,7 +201,7 @@ async fn draining_sorry_server_is_reported_as_sorry_server_that_does_not_serve()
         .last()
         .expect("the service has a sorry server");
     assert_eq!((last.configured, last.weight), (None, Some(0)));
-    assert_eq!(service.sorry, None, "the sorry server does not serve");
+    assert_eq!(service.sorry, None, "the sorry server serves");
     assert_eq!(service.sorry_server, Some(last.server));
     daemon.stop().await;
 }

@@ -51,8 +51,14 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_answers() {
         assert!(!events.iter().any(|one| one == event), "{events:?}");
     }
     let text = log.text();
-    assert!(text.contains("event=\"unnamed\""), "{text}");
-    assert!(!text.contains("its last answer is still used"), "{text}");
+    assert!(
+        text.contains("event=\"unnamed\""),
+        "no event `unnamed` in {text}"
+    );
+    assert!(
+        !text.contains("its last answer is still used"),
+        "unexpected `its last answer is still used` in {text}"
+    );
 
     // Manual changes of unmanaged services are allowed, and are neither reverted nor reported.
     let by_hand = Call::ServiceDelete { service: second() };
@@ -110,7 +116,10 @@ async fn max_removed_percent_counts_servers_kept_while_etcd_has_not_answered() {
     daemon.reload(&few).await;
     let reported = status(&daemon).await;
     let message = reported.loaded.message;
-    assert!(message.contains("1 of 30 servers left"), "{message}");
+    assert!(
+        message.contains("1 of 30 servers left"),
+        "no `1 of 30 servers left` in {message}"
+    );
     assert_eq!(daemon.world.weights(web()).len(), 30);
     daemon.signals.send(Signal::ForcedReload).await.unwrap();
     daemon.weights(&[("10.0.0.1:80", 1)]).await;

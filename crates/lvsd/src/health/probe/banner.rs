@@ -125,7 +125,7 @@ mod tests {
         ) {
             let report = Config::from_toml("test.toml", &file(text)).expect_err(text);
             let output = report.to_string();
-            assert!(output.contains(wanted), "{text}: {output}");
+            assert!(output.contains(wanted), "{text}: no {wanted:?} in {output}");
             assert!(
                 output.contains(&format!("test.toml:{place}\n")),
                 "{text}: {output}"

@@ -110,7 +110,7 @@ impl ProbeKind for Dns {
         let question = question(id, &self.name, self.record).unwrap_or_default();
         socket.send(&question).await.map_err(failed)?;
         let mut bytes = [0; ANSWER_MAX];
-        let mut why = "only other queries".to_owned();
+        let mut why = "only to other queries".to_owned();
         for _ in 0..STRANGE_MAX {
             let n = socket.recv(&mut bytes).await.map_err(failed)?;
             why = match read(&bytes[..n], &question) {
@@ -136,7 +136,7 @@ impl Dns {
         if !self.codes.contains(&answer.code) {
             let code = CODES.get(usize::from(answer.code));
             let unknown = || format!("with code {}", answer.code);
-            return Err(code.map_or_else(unknown, |c| (*c).to_owned()));
+            return Err(code.map_or_else(unknown, |c| format!("with code {c}")));
         }
         if answer.records < self.answers {
             let (count, least) = (answer.records, self.answers);
@@ -195,7 +195,7 @@ pub(super) struct Answer {
 /// Parses an answer to `question`; `None` if the datagram answers another question.
 pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'static str> {
     let (Some(head), Some(asked)) = (bytes.get(..12), question.get(12..)) else {
-        return Err("an incomplete header");
+        return Err("with an incomplete header");
     };
     if question.get(..2) != Some(&head[..2]) || head[2] & 0x80 == 0 {
         return Ok(None);

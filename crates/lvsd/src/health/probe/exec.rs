@@ -73,7 +73,7 @@ impl ProbeKind for Exec {
 
     fn target(&self, server: SocketAddr) -> String {
         let program = self.command.first().map_or("", String::as_str);
-        format!("{program} about {server}")
+        format!("{program} for {server}")
     }
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {

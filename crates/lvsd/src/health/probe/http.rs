@@ -415,7 +415,7 @@ where
     });
     tokio::select! {
         came = talk => came,
-        () = driven => Err("ended".to_owned()),
+        () = driven => Err("is not served: the connection has ended".to_owned()),
     }
 }
 
@@ -527,7 +527,10 @@ mod tests {
         let server = replying(many.leak()).await;
         let done = probe("{ type = \"http\" }", server).await;
         let reason = format!("{:?}", done.err());
-        assert!(reason.contains("more than 128 fields"), "{reason}");
+        assert!(
+            reason.contains("more than 128 fields"),
+            "no `more than 128 fields` in {reason}"
+        );
     }
 
     #[tokio::test]
@@ -599,7 +602,7 @@ mod tests {
             ("/worse", 5, "redirects to \\\"ftp:\\\""),
         ] {
             let output = format!("{:?}", ask(path, redirects).await);
-            assert!(output.contains(why), "{path}: {output}");
+            assert!(output.contains(why), "{path}: no {why:?} in {output}");
         }
     }
 

@@ -104,11 +104,8 @@ mod tests {
                 "the file contains no certificate",
             ),
             ("ca = \"/no/such/file\"".to_owned(), "No such file"),
-            (
-                format!("cert = \"{path}\""),
-                "a certificate without its key",
-            ),
-            (format!("key = \"{path}\""), "a key without its certificate"),
+            (format!("cert = \"{path}\""), "`cert` needs `key`"),
+            (format!("key = \"{path}\""), "`key` needs `cert`"),
             (
                 "sni = \"not a name\"".to_owned(),
                 "`sni` is not the name of a host",
@@ -121,8 +118,11 @@ mod tests {
             );
             let report = Config::from_toml("test.toml", &text).expect_err(&more);
             let output = report.to_string();
-            assert!(output.contains(wanted), "{more}: {output}");
-            assert!(output.contains("test.toml:4:"), "{output}");
+            assert!(output.contains(wanted), "{more}: no {wanted:?} in {output}");
+            assert!(
+                output.contains("test.toml:4:"),
+                "no `test.toml:4:` in {output}"
+            );
         }
     }
 }

@@ -246,7 +246,7 @@ impl Asked<'_> {
                     .text
                     .push_str(" (its next hop does not answer ARP or neighbour discovery)");
                 let fix = format!(
-                    "is {ip} up and connected (ip neigh), and is the route to it right (ip route get {ip})?"
+                    "check that {ip} is up and connected (ip neigh), and that the route to it is right (ip route get {ip})"
                 );
                 return ProbeError::Server(reason.of(Code::NextHop).with_fix(fix));
             }
@@ -627,7 +627,7 @@ mod tests {
         assert_eq!(
             undocumented(DOCUMENTATION),
             [banner::Banner::NAME],
-            "docs/configuration.md must describe every kind but the one that only tests have"
+            "docs/configuration.md does not describe exactly the kinds of checks other than that of tests"
         );
         let without = DOCUMENTATION.replace("| `helo` |", "| helo |");
         assert_eq!(undocumented(&without), ["smtp.helo", "banner"]);

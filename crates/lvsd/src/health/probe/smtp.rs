@@ -128,7 +128,7 @@ mod tests {
             (b"", "closes the connection"),
         ] {
             let output = format!("{:?}", probe(check, answering(words).await).await);
-            assert!(output.contains(why), "{output}");
+            assert!(output.contains(why), "no {why:?} in {output}");
         }
     }
 
@@ -137,6 +137,9 @@ mod tests {
         survives("{ type = \"smtp\" }", GOOD).await;
         let server = crate::health::probe::hostile::endless(b"", b"220-mx\r\n").await;
         let output = format!("{:?}", probe("{ type = \"smtp\" }", server).await);
-        assert!(output.contains("more than 100 lines"), "{output}");
+        assert!(
+            output.contains("more than 100 lines"),
+            "no `more than 100 lines` in {output}"
+        );
     }
 }

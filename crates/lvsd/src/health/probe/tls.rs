@@ -380,11 +380,11 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
         }
         (Some(_), None) => {
             let help = "add `key`, the file with its private key".to_owned();
-            return Err(("cert", "a certificate without its key".to_owned(), help));
+            return Err(("cert", "`cert` needs `key`".to_owned(), help));
         }
         (None, Some(_)) => {
             let help = "add `cert`, the file with its certificate".to_owned();
-            return Err(("key", "a key without its certificate".to_owned(), help));
+            return Err(("key", "`key` needs `cert`".to_owned(), help));
         }
     };
     // Each check must show that the server can do a full handshake.

@@ -151,7 +151,7 @@ impl Asker {
             .map_err(silent)??
         {
             Came::Answer(answer) => return Ok(answer),
-            Came::Refused(why) => return Err(format!("answers {why}")),
+            Came::Refused(why) => return Err(format!("the name server answers {why}")),
             Came::Cut | Came::Strange => {}
         }
         match timeout(self.limit, stream(server, name, kind))
@@ -159,9 +159,9 @@ impl Asker {
             .map_err(silent)??
         {
             Came::Answer(answer) => Ok(answer),
-            Came::Refused(why) => Err(format!("answers {why} over TCP")),
+            Came::Refused(why) => Err(format!("the name server answers {why} over TCP")),
             Came::Cut | Came::Strange => {
-                Err("its answer over TCP is truncated, or does not match the question".to_owned())
+                Err("the answer over TCP is truncated, or does not match the question".to_owned())
             }
         }
     }
@@ -194,7 +194,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Ca
             came => return Ok(came),
         }
     }
-    Err("its answers do not match the question".to_owned())
+    Err("the answers do not match the question".to_owned())
 }
 
 async fn stream(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Came, String> {
@@ -380,7 +380,7 @@ mod tests {
             assert_eq!(
                 found,
                 Ok((wanted.to_vec(), 60)),
-                "truncated over UDP: {cut}"
+                "the servers are wrong (answer over UDP truncated: {cut})"
             );
         }
     }

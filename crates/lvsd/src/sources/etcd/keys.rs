@@ -226,7 +226,9 @@ impl Model {
     fn put(&mut self, kv: &KeyValue) -> Result<Concerns, String> {
         self.keys.insert(hash(kv), kv.mod_revision.0);
         if self.keys.len() > KEYS_MAX {
-            return Err(format!("has more than {KEYS_MAX} keys"));
+            return Err(format!(
+                "etcd has more than {KEYS_MAX} keys under the prefix"
+            ));
         }
         let Some(rest) = self.rest(kv) else {
             return Ok(Concerns::default());
@@ -292,7 +294,7 @@ impl Model {
                 let bytes: usize = all.values().map(|one| one.text.len()).sum();
                 if all.len() > SERVICES_MAX || bytes > SERVICES_BYTES_MAX {
                     return Err(format!(
-                        "has more than {SERVICES_MAX} services, or more than {} MiB of them",
+                        "etcd has more than {SERVICES_MAX} services under the prefix, or more than {} MiB of them",
                         SERVICES_BYTES_MAX >> 20
                     ));
                 }
@@ -309,7 +311,7 @@ impl Model {
                 let all: usize = self.etcd.pools.values().map(BTreeMap::len).sum();
                 if all > SERVERS_MAX {
                     return Err(format!(
-                        "the keys contain more than {SERVERS_MAX} servers: remove servers from etcd, or divide them among several prefixes"
+                        "etcd has more than {SERVERS_MAX} servers under the prefix: remove servers from etcd, or divide them among several prefixes"
                     ));
                 }
             }
@@ -322,7 +324,7 @@ impl Model {
                     self.directors.insert(name.to_owned(), director);
                 } else {
                     return Ok(Err(format!(
-                        "the maximum of {DIRECTORS_MAX} directors is reached"
+                        "lvsd ignores this director, because the maximum of {DIRECTORS_MAX} directors is reached"
                     )));
                 }
             }

@@ -36,7 +36,9 @@ impl<'de> Deserialize<'de> for Bytes {
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
                 let bytes = decode(text);
-                bytes.map(Bytes).ok_or_else(|| E::custom("not base64"))
+                bytes
+                    .map(Bytes)
+                    .ok_or_else(|| E::custom("a value is not base64"))
             }
         }
         deserializer.deserialize_str(V)
@@ -69,7 +71,7 @@ impl<'de> Deserialize<'de> for Number {
                 let number = signed.or_else(|| text.parse::<u64>().ok().map(u64::cast_signed));
                 number
                     .map(Number)
-                    .ok_or_else(|| E::custom("not a number of 64 bits"))
+                    .ok_or_else(|| E::custom("a value is not a number of 64 bits"))
             }
 
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<Number, E> {
@@ -227,7 +229,7 @@ pub(super) struct Wrong {
 /// # Errors
 /// `text` is not a valid answer; the error contains the reason.
 pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
+    serde_json::from_slice(text).map_err(|error| format!("etcd sent an invalid answer ({error})"))
 }
 
 /// Parses an error of etcd; `None` if `text` is something else.

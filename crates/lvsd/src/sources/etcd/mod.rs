@@ -129,7 +129,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
             }
             failures += 1;
             next += 1;
-            shared.fail_etcd(&settings.prefix, format!("{endpoint} {error}"));
+            shared.fail_etcd(&settings.prefix, format!("{endpoint}: {error}"));
             // Each member is tried once before a longer pause.
             let rounds = failures / u32::try_from(members).unwrap_or(1);
             let whole = failures.is_multiple_of(u32::try_from(members).unwrap_or(1));
@@ -254,7 +254,7 @@ impl Session<'_> {
             }
             let most = i64::try_from(KEYS_MAX).unwrap_or(i64::MAX);
             if page.count.0 > most || all.len() > KEYS_MAX {
-                let why = format!("has more than {KEYS_MAX} keys under the prefix");
+                let why = format!("etcd has more than {KEYS_MAX} keys under the prefix");
                 return Err(Error::failed(why));
             }
             let last = page.kvs.last().map(|kv| kv.key.0.clone());
@@ -274,7 +274,7 @@ impl Session<'_> {
             && model.etcd.services.len() < before.services.len()
         {
             return Err(Error::failed(format!(
-                "is another cluster than before, or an older copy of it, and lacks {} of {} services: its services are ignored until they are written again",
+                "etcd is another cluster than before, or an older copy of it, and lacks {} of {} services: lvsd ignores the services in etcd until the missing ones are written again",
                 before.services.len() - model.etcd.services.len(),
                 before.services.len()
             )));
@@ -303,12 +303,12 @@ impl Session<'_> {
                     if watched.canceled {
                         if watched.compact_revision.0 > 0 {
                             self.read_anew(&format!(
-                                "its history up to revision {} was compacted before this director had read it",
+                                "the history up to revision {} was compacted before this director had read it",
                                 watched.compact_revision.0
                             ));
                             return Ok(());
                         }
-                        let why = format!("has ended the watch: {}", watched.cancel_reason);
+                        let why = format!("etcd has ended the watch: {}", watched.cancel_reason);
                         return Err(Error::failed(why));
                     }
                     for event in &watched.events {
@@ -330,7 +330,7 @@ impl Session<'_> {
                 }
                 () = sleep_until(probe_at) => {
                     if self.seen < owed.latest {
-                        return Err(Error::failed("has stopped sending changes".to_owned()));
+                        return Err(Error::failed("etcd has stopped sending changes".to_owned()));
                     }
                     let page = self.probe(owed.announced).await?;
                     if let Some(why) = owed.look(page, &self.model.keys) {
@@ -454,7 +454,7 @@ impl Session<'_> {
         self.lease = None;
         let name = &self.settings.director;
         self.shared.unannounced(Some(format!(
-            "other directors do not see this one ({name}): etcd {error}; give the user the right to write under {}directors/",
+            "other directors do not see this one ({name}): {error}; give the user the right to write under {}directors/",
             self.settings.prefix
         )));
     }

@@ -471,7 +471,7 @@ users:
             ("password", "do not accept passwords"),
         ] {
             let (what, help) = access(&directory, Some(context)).unwrap_err();
-            assert!(what.contains(words), "{context}: {what}");
+            assert!(what.contains(words), "{context}: no {words:?} in {what}");
             assert!(!help.is_empty() && !what.contains("s3cret"), "{what}");
         }
     }
@@ -483,7 +483,10 @@ users:
         for text in ["s3cret", "users: s3cret", "a: [", "users: *nowhere\n"] {
             std::fs::write(&path, text).unwrap();
             let (what, _) = access(&directory, None).unwrap_err();
-            assert!(what.contains("is not a kubeconfig"), "{text}: {what}");
+            assert!(
+                what.contains("is not a kubeconfig"),
+                "{text}: no `is not a kubeconfig` in {what}"
+            );
             assert!(!what.contains("s3cret"), "unexpected `s3cret` in {what}");
         }
         std::fs::write(&path, "kind: Config\n").unwrap();

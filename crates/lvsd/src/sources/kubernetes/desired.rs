@@ -177,7 +177,7 @@ impl<'a> Options<'a> {
                 _ => {
                     let all = ANNOTATIONS.map(|key| format!("{PREFIX}{key}")).join(", ");
                     return Err(format!(
-                        "annotation {name} is unknown; the known ones are {all}"
+                        "annotation {name} is unknown; the known annotations are {all}"
                     ));
                 }
             }
@@ -257,12 +257,12 @@ pub(super) fn desired(
         }
         if desired.texts.len() > TEXTS_MAX {
             return Err(format!(
-                "has Services with more than {TEXTS_MAX} ports in all, counted at each address"
+                "the Services have more than {TEXTS_MAX} ports in all, counted at each address"
             ));
         }
         if servers > ALL_SERVERS_MAX {
             return Err(format!(
-                "has Services with more than {ALL_SERVERS_MAX} servers in all"
+                "the Services have more than {ALL_SERVERS_MAX} servers in all"
             ));
         }
     }
@@ -861,7 +861,7 @@ mod tests {
     fn invalid_kubernetes_service_is_refused_with_reason() {
         let refused = |service: &str, words: &str| {
             let why = refusal(service);
-            assert!(why.contains(words), "{words}: {why}");
+            assert!(why.contains(words), "no {words:?} in {why}");
         };
         for [name, value, words] in cases(
             r#"
@@ -869,7 +869,7 @@ mod tests {
                 forward | dr | `dr` is none of nat, fullnat, proxy, tun
                 forward | tun | `tun` does not reach node ports; set annotation lvsd/servers to `endpoints`
                 servers | pods | `pods` is none of nodes, endpoints
-                chek | tcp | lvsd/chek is unknown; the known ones are lvsd/address,
+                chek | tcp | lvsd/chek is unknown; the known annotations are lvsd/address,
                 check | healthz | needs nodes as servers
                 check | http:ready | `http:ready` is none of none, tcp, healthz, http:/PATH
                 check | http:/a b | `http:/a b` is none of

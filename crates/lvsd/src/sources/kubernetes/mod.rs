@@ -278,7 +278,8 @@ impl<'a> Session<'a> {
         let end = Instant::now() + LIST_TIME;
         for _ in 0..PAGES_MAX {
             if Instant::now() > end {
-                let why = format!("takes more than {LIST_TIME:?} for the list at {path}");
+                let why =
+                    format!("the API server takes more than {LIST_TIME:?} for the list at {path}");
                 return Err(Error::failed(why));
             }
             let after = more
@@ -294,12 +295,12 @@ impl<'a> Session<'a> {
                 other => other?,
             };
             if page.metadata.resource_version.is_empty() {
-                let why = "answers without a resourceVersion".to_owned();
+                let why = "the API server answers without a resourceVersion".to_owned();
                 return Err(Error::failed(why));
             }
             count += page.items.len();
             if count > LISTED_MAX {
-                let why = format!("has more than {LISTED_MAX} objects at {path}");
+                let why = format!("the API server has more than {LISTED_MAX} objects at {path}");
                 return Err(Error::failed(why));
             }
             for object in page.items {
@@ -312,7 +313,8 @@ impl<'a> Session<'a> {
                 return Ok(page.metadata.resource_version);
             }
         }
-        let why = format!("answers with more than {PAGES_MAX} parts of a list at {path}");
+        let why =
+            format!("the API server answers with more than {PAGES_MAX} parts of a list at {path}");
         Err(Error::failed(why))
     }
 
@@ -408,8 +410,9 @@ impl<'a> Session<'a> {
         let Some(line) = line else {
             return Ok(Brought::End);
         };
-        let event: WatchEvent = serde_json::from_slice(&line)
-            .map_err(|error| Error::failed(format!("sent an invalid event: {error}")))?;
+        let event: WatchEvent = serde_json::from_slice(&line).map_err(|error| {
+            Error::failed(format!("the API server sent an invalid event: {error}"))
+        })?;
         self.shared.hear_kubernetes();
         let object = event.object.get();
         if event.kind == "ERROR" {
@@ -540,7 +543,7 @@ impl<'a> Session<'a> {
         }
         let (namespace, name) = &self.settings.lease;
         let why = format!(
-            "this director writes no addresses of Services: the API server, queried for the Lease {namespace}/{name}, {error}"
+            "this director writes no addresses of Services, because the request for the Lease {namespace}/{name} failed: {error}"
         );
         log_new(self.no_lease.as_ref(), &why);
         self.no_lease = Some(why);
@@ -611,9 +614,7 @@ impl<'a> Session<'a> {
                 // The watch will report the present state.
                 Err(error) if error.is_conflict() || error.is_missing() => {}
                 Err(error) if error.is_refused() => {
-                    self.cannot(format!(
-                        "cannot write the status of Service {key}: the API server {error}"
-                    ));
+                    self.cannot(format!("cannot write the status of Service {key}: {error}"));
                     if error.is_passing() {
                         // The write is repeated after the next check of the Lease.
                         self.assigned.wanted.insert(key, addresses);
@@ -701,7 +702,7 @@ impl<'a> Session<'a> {
                 Ok(_) => reported.push(true),
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
-                        "cannot write an Event about Service {key}: the API server {error}"
+                        "cannot write an Event about Service {key}: {error}"
                     ));
                     reported.push(!error.is_passing());
                 }
@@ -749,7 +750,7 @@ impl Watch {
         match timeout(limit, self.lines.next()).await {
             Ok(line) => Ok(line?),
             Err(_) => Err(Error::failed(format!(
-                "has not ended a watch after {WATCH_MAX:?}"
+                "the API server has not ended a watch after {WATCH_MAX:?}"
             ))),
         }
     }

@@ -321,7 +321,7 @@ impl Model {
             (self.nodes.len(), NODES_MAX, "Nodes"),
         ] {
             if count > most {
-                return Err(format!("has more than {most} {what}"));
+                return Err(format!("the API server has more than {most} {what}"));
             }
         }
         Ok(())
@@ -450,7 +450,7 @@ mod tests {
         list(&mut model, Kind::Node, &nodes(NODES_MAX)).unwrap();
         let why = list(&mut model, Kind::Node, &nodes(NODES_MAX + 1)).unwrap_err();
         assert_eq!(model.nodes.len(), NODES_MAX);
-        assert_eq!(why, "has more than 5000 Nodes");
+        assert_eq!(why, "the API server has more than 5000 Nodes");
         let endpoints = vec![json!({}); ENDPOINTS_MAX + 1];
         let slice = json!({
             "metadata": { "namespace": "shop", "name": "x", "labels": { SERVICE_NAME: "web" } },
@@ -460,7 +460,7 @@ mod tests {
         let why = model
             .put(Kind::EndpointSlice, &slice.to_string())
             .unwrap_err();
-        assert_eq!(why, "has more than 200000 endpoints");
+        assert_eq!(why, "the API server has more than 200000 endpoints");
         let long = json!({
             "metadata": {
                 "namespace": "shop", "name": "web",
