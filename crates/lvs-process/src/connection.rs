@@ -201,7 +201,7 @@ impl Session<'_> {
                 Some(self.place.list().ok_or_else(|| {
                     Failure::new(
                         FailureCode::Full,
-                        format!("{method}: a read-only user gets one list at a time, and all of them together get four: wait until another list is complete"),
+                        format!("{method}: a read-only user receives at most one list at a time, and all read-only users together at most four: wait until another list is complete"),
                     )
                 })?)
             }

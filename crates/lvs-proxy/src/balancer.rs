@@ -73,7 +73,8 @@ pub(super) struct Balancer {
     refused: AtomicU64,
 }
 
-/// Numbers of accepted and refused connections of a proxy.
+/// Counters of a proxy: present connections and clients, their maximum, and evicted and refused
+/// ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of present TCP connections, and of clients that send datagrams.

@@ -576,8 +576,9 @@ pub struct AnnouncedVip {
 pub struct PeerInfo {
     /// Address at which the peer accepts connections.
     pub address: SocketAddr,
-    /// `away`, `refused`, `bulk` (full sync), `behind` (updates are missing), `silent` (no
-    /// comparison of the connections for four seconds) or `in step`.
+    /// `away` (the peer cannot be reached, or has closed the connection), `refused` (the handshake
+    /// or the protocol failed), `bulk` (full sync), `behind` (updates are missing), `silent` (no
+    /// comparison of the connections for four seconds) or `in step` (no update is missing).
     pub state: String,
     /// The reason why the peer is disconnected or refused; empty otherwise.
     #[serde(default)]

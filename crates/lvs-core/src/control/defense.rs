@@ -151,8 +151,9 @@ impl Defense {
         }
     }
 
-    /// Decides whether to remove an entry that was idle for a minute or longer and has had 1 to 8
-    /// packets: one in as many as it has had packets (`todrop_entry`). Other entries stay.
+    /// Decides whether to remove an entry that was idle for a minute or longer (`todrop_entry`). Of
+    /// the entries that have had n packets (n from 1 to 8), every n-th is removed. Other entries
+    /// stay.
     pub(crate) fn draws_lot(&mut self, idle: Duration, packets: u32) -> bool {
         let (Ok(rate @ 1..=8), true) = (u8::try_from(packets), idle >= Duration::from_secs(60))
         else {

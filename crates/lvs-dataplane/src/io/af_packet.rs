@@ -51,8 +51,9 @@ pub struct SocketCounters {
 /// A packet socket on one Ethernet interface.
 #[derive(Debug)]
 pub struct AfPacket {
-    /// The attached program of the kernel fast path. It handles the frames that the socket's filter
-    /// refuses, so it must be dropped before the sockets.
+    /// The attached program of the kernel fast path, which handles the frames that the filter of
+    /// the sockets refuses. Declared before the sockets, so that the program is detached before
+    /// they are closed.
     _ingress: Option<Attached>,
     interface: String,
     ifindex: u32,

@@ -173,7 +173,9 @@ impl Sockets {
             }
             Err(error) => {
                 if !self.away {
-                    warn!("the synchronisation {role} waits for {name}: {error}");
+                    warn!(
+                        "the synchronisation {role} cannot open its sockets on {name}, and tries again: {error}"
+                    );
                 }
                 self.away = true;
                 self.open.clear();

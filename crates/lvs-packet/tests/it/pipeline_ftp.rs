@@ -260,8 +260,8 @@ impl Talk {
         String::from_utf8_lossy(&got.payload).into_owned()
     }
 
-    /// The data connections that the helper expects: client, virtual address and server of each, as
-    /// text.
+    /// All data connections, expected or open: client, virtual address, server and state of each,
+    /// as text.
     fn data(&self) -> Vec<String> {
         let all = self.lab.connections();
         let data = all.iter().filter(|c| c.virt != self.virt);

@@ -776,7 +776,7 @@ proptest! {
     /// Arbitrary changes of a valid frame: the dataplane does not panic, and the lab checks that it
     /// counts each frame once.
     #[test]
-    fn mutated_frames_do_not_panic(method in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
+    fn pipeline_does_not_panic_on_mutated_frames(method in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  cut in proptest::option::of(0usize..200), repair: bool, own: bool, port in 0u16..3,
                  offload in proptest::option::of((0u16..200, 0u16..40, 0u16..2000, any::<bool>()))) {
         let method = [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel][usize::from(method)];

@@ -360,7 +360,7 @@ impl ProgramLink {
 }
 
 /// Loads a program (`BPF_PROG_LOAD`). The verifier stops with `EAGAIN` if a signal for this thread
-/// arrives; this function then calls it again.
+/// arrives; this function then repeats the system call, up to [`ATTEMPTS`] calls in all.
 ///
 /// # Safety
 /// As [`call`].

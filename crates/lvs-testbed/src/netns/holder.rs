@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Environment variable with the mark of the run that started the process.
+/// Environment variable of a holder process with the [`owner_mark`] of the run that started it.
 const HOLDER_MARK: &str = "LVS_TESTBED_HOLDER";
 
 /// Script that mounts a separate `/run` (for locks and sockets), and a `/sys` with the host's own

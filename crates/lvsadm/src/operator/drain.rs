@@ -76,7 +76,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         // lvsd needs some time to apply the request to the dataplane.
         if info.config.weight != 0 && (target.settled || progress.started.elapsed() >= GRACE) {
             return Err(Trouble::Dataplane(format!(
-                "another program has set the weight of {server} to {}",
+                "{server} has weight {} instead of 0: another program has set it, or lvsd has not applied the drain; see `lvsd status' and the log of lvsd",
                 info.config.weight
             )));
         }

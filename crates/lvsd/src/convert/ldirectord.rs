@@ -876,7 +876,11 @@ fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     Some((ip, Some(port(word)?)))
 }
 
-/// Expands `10.0.0.1->10.0.0.9:80`, and subtracts the number of addresses from `room`.
+/// Expands a range, `10.0.0.1->10.0.0.9:80`, and subtracts the number of its addresses from `room`.
+/// A single address is returned as it is, and not subtracted.
+///
+/// # Errors
+/// The text is not valid, or the range has more than `room` addresses; the text is the reason.
 fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), String> {
     let names = || "the address or its port is not valid (names are not resolved)".to_owned();
     let Some((first, last)) = text.split_once("->") else {

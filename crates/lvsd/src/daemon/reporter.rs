@@ -195,7 +195,10 @@ impl Reporter {
         let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
         let (event, words) = match answers {
             true => ("dataplane_found", format!("the dataplane{pid} answers")),
-            false => ("dataplane_lost", "the dataplane is lost".to_owned()),
+            false => (
+                "dataplane_lost",
+                "the dataplane no longer answers; the log of lvsd names the reason".to_owned(),
+            ),
         };
         self.event(event, words);
     }

@@ -527,7 +527,8 @@ impl Link {
         Step::Waiting((self.starts.not_before.max(now) - now).max(Duration::from_millis(500)))
     }
 
-    /// Identifies and logs the dataplane of a new connection.
+    /// Identifies and logs the dataplane to which lvsd has just connected. `started` is true if
+    /// lvsd has started it.
     fn greet(&mut self, started: bool) {
         let info = self.control.as_mut().map(|control| control.info());
         if let Some(result) = &info {

@@ -330,8 +330,8 @@ fn etcd_services_are_checked_with_settings_of_the_file() {
         r#"
              | good | line 3: `forward` of the server
             [defaults] ; forward = "nat" | good |
-            [defaults] ; forward = "nat" ; panic_below = 101 | good | with [defaults] of the file: `panic_below` 101 is out of range
-            [dataplane] ; backend = "tun" ; [defaults] ; forward = "dr" | good | with [defaults] of the file: direct routing needs frames
+            [defaults] ; forward = "nat" ; panic_below = 101 | good | the [defaults] of the file cause an error: `panic_below` 101 is out of range
+            [dataplane] ; backend = "tun" ; [defaults] ; forward = "dr" | good | the [defaults] of the file cause an error: direct routing needs frames
             [defaults] ; forward = "fullnat" | good | line 4: full NAT needs an IPv4 local address
             [dataplane] ; local_addresses = ["192.0.2.77"] ; [defaults] ; forward = "fullnat" | good |
              | tunnel |

@@ -844,8 +844,9 @@ impl Worker {
         explanation
     }
 
-    /// The host that forwarded the latest reply of `server` to a health check; `None` if no such
-    /// reply is known, or its interface was removed.
+    /// The host that forwarded the latest indirect reply of `server` to a through-VIP health check,
+    /// even if later replies arrived directly. `None` if no reply of the server was forwarded, or
+    /// its interface was removed.
     pub(super) fn forwarder_of(&self, server: IpAddr) -> Option<Forwarder> {
         let last = self.pipeline.common().return_paths.find(server)?;
         let tables = &self.network.view().tables;

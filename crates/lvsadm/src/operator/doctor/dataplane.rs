@@ -182,8 +182,8 @@ pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
         .then(|| format!("the dataplane itself forwards all packets: {}", info.reason))
 }
 
-/// For each interface, by name: whether the kernel fast path uses XDP or tc there. Empty unless XDP
-/// is configured.
+/// One line for each interface that uses XDP, and for each for which `--xdp auto` has chosen tc,
+/// with the reason and the fix. Sorted by interface name; empty unless XDP is configured.
 pub(super) fn xdp(info: &Info) -> Vec<String> {
     let lines = info.interfaces.iter().filter_map(|interface| {
         let name = &interface.name;

@@ -339,7 +339,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
             Code::FilterBypassed,
             format!("{what} may drop packets, but has no effect on packets of services"),
             format!(
-                "the dataplane receives a copy of each packet before {kind}: {shown}; {FILTER}"
+                "the dataplane receives a copy of each packet before {kind} (to see the filter: {shown}); {FILTER}"
             ),
         ),
     }

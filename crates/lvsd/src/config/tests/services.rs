@@ -420,7 +420,7 @@ fn check_goes_through_the_service_by_default_if_possible() {
 }
 
 #[test]
-fn check_through_the_service_that_cannot_be_forwarded_is_refused() {
+fn through_vip_check_with_other_port_tun_backend_or_proxied_service_is_refused() {
     let file = |keys: &str, top: &str| {
         let check = format!("check = {{ type = \"tcp\", via = \"service\"{keys} }}");
         checked(&check, top)

@@ -171,7 +171,9 @@ impl Access {
             Ok(file) => file,
             // The error may quote a secret, so only its position is shown.
             Err(error) => {
-                let place = error.location().map(|at| format!(" at line {}", at.line()));
+                let place = error
+                    .location()
+                    .map(|at| format!(" (error at line {})", at.line()));
                 return wrong(
                     format!("{path:?} is not a kubeconfig{}", place.unwrap_or_default()),
                     "check it with kubectl --kubeconfig FILE config view",
