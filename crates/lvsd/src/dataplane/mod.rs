@@ -41,7 +41,7 @@ pub use crate::dataplane::links::{Links, Proxied};
 pub use crate::dataplane::memory::Given;
 use crate::dataplane::memory::{Base, DrainChange, Memory};
 use crate::facts::Addresses;
-use crate::reconcile::{Actual, Desired, Plan, diff};
+use crate::reconcile::{Actual, Desired, DesiredServer, Health, Plan, diff};
 
 /// Time limit for the first answer of a started dataplane, unless `hang_limit` is longer.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -275,6 +275,10 @@ pub struct Link {
     news: Arc<AtomicBool>,
     /// Logged errors that still apply.
     complaints: HashSet<String>,
+    /// The number of the last configuration, and whether its changes are still being made, or wait
+    /// for first checks. They have one line in the log, about the start, the reload or the answers
+    /// of sources.
+    settles: (u64, bool),
 }
 
 /// Starts of dataplanes, and the pauses between them.
@@ -326,6 +330,7 @@ impl Link {
             },
             news: Arc::default(),
             complaints: HashSet::new(),
+            settles: (0, false),
         }
     }
 
@@ -602,8 +607,10 @@ impl Link {
                 names.service_with_place(id)
             ));
         }
+        self.settles = self.settles_after(&desired, &plan);
         let control = connected(&mut self.control)?;
         let mut work = CarryOut::new(control, &self.answered, &names, base);
+        work.is_quiet = self.settles.1;
         let carried = work.run(&plan.changes, &self.news);
         refusals.append(&mut work.refusals);
         let CarryOut { own_vips, base, .. } = work;
@@ -619,6 +626,17 @@ impl Link {
         let complete = carried?;
         let refused = self.remember(refusals);
         Ok(complete.then_some(refused))
+    }
+
+    /// The new value of `settles` in a step that makes the changes of `plan`.
+    fn settles_after(&self, desired: &Desired, plan: &Plan) -> (u64, bool) {
+        let (before, settles) = self.settles;
+        let is_checked = |server: &DesiredServer| server.health != Health::Unknown;
+        let mut services = desired.services.iter();
+        let is_complete = plan.changes.is_empty()
+            && services.all(|service| service.servers.iter().all(is_checked));
+        let is_new = before != desired.generation;
+        (desired.generation, (is_new || settles) && !is_complete)
     }
 
     /// State of the dataplane after the changes of this step: `base`.
