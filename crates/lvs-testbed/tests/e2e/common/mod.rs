@@ -766,6 +766,9 @@ pub(crate) fn nothing_breaks(outcomes: &[Outcome]) -> Result<()> {
     println!("{}", serde_json::to_string(outcomes)?);
     let mut outcomes = outcomes.iter();
     let broken = outcomes.find(|outcome| outcome.broken > 0 || !outcome.blamed.is_empty());
-    ensure!(broken.is_none(), "a download broke: {broken:?}");
+    ensure!(
+        broken.is_none(),
+        "a download broke, or a director blamed a server: {broken:?}"
+    );
     Ok(())
 }
