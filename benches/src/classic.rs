@@ -76,7 +76,7 @@ impl Serve {
     ///
     /// # Errors
     ///
-    /// If a port is in use.
+    /// A port or an address cannot be bound.
     pub fn run(&self) -> Result<()> {
         let name: Arc<str> = self.name.as_str().into();
         let mut all: Vec<(u16, Handler)> = vec![(TELNET, terminal), (RSH, shell), (LPD, printer)];
@@ -161,7 +161,10 @@ fn printer(mut stream: TcpStream, peer: SocketAddr, _: &str) -> Result<()> {
         return Ok(());
     }
     let mut reader = BufReader::new(stream.try_clone()?);
-    ensure!(until(&mut reader, b'\n')?.starts_with('\x02'));
+    ensure!(
+        until(&mut reader, b'\n')?.starts_with('\x02'),
+        "the client requests something else than to print"
+    );
     stream.write_all(b"\0")?;
     let file = until(&mut reader, b'\n')?;
     let count = file
@@ -240,7 +243,7 @@ fn connect(range: RangeInclusive<u16>, to: SocketAddr) -> Result<TcpStream> {
             }
             // The previous connection from this port may still exist.
             Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => {}
-            Err(error) => return Err(error).with_context(|| format!("connect to {to}")),
+            Err(error) => return Err(error).with_context(|| format!("cannot connect to {to}")),
         }
     }
     bail!("no port of {range:?} is free")
@@ -306,8 +309,8 @@ fn once<T: FnMut() -> Result<()>>(transaction: T) -> Result<T> {
 }
 
 fn open(to: SocketAddr) -> Result<TcpStream> {
-    let stream =
-        TcpStream::connect_timeout(&to, LIMIT).with_context(|| format!("connect to {to}"))?;
+    let stream = TcpStream::connect_timeout(&to, LIMIT)
+        .with_context(|| format!("cannot connect to {to}"))?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(LIMIT))?;
     Ok(stream)
@@ -364,7 +367,10 @@ fn run_command(to: SocketAddr) -> Result<()> {
             stream.set_nonblocking(false)?;
             let mut text = String::new();
             let _ = (&stream).take(200).read_to_string(&mut text);
-            bail!("refused: {}", text.trim_matches(['\x01', '\n']));
+            bail!(
+                "the server refused the command: {}",
+                text.trim_matches(['\x01', '\n'])
+            );
         }
         ensure!(
             start.elapsed() < LIMIT,
@@ -495,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn classic_session_without_server_fails() {
+    fn session_server_rejects_client_of_another_server() {
         let wrong: Handler = |stream, peer, _| go_on(stream, peer, "two");
         let asked = |handler| {
             let mut stream = open(served(handler)).expect("the server accepts the connection");

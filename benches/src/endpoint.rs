@@ -63,7 +63,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// If the other endpoint cannot be reached, or violates the protocol.
+    /// A socket cannot be opened, the other endpoint cannot be reached, or it violates the
+    /// protocol.
     pub fn run(&self) -> Result<()> {
         match self {
             Self::Serve { port } => serve(*port),
@@ -80,14 +81,15 @@ impl Endpoint {
     }
 }
 
-/// Content of a download. Its period is a prime, so that swapped segments are noticed.
+/// The byte at this place of a download. Its periods (251 bytes, and 241 blocks of 64 KiB) are
+/// primes, so that swapped segments are noticed.
 fn byte_at(place: u64) -> u8 {
     u8::try_from(place % 251).unwrap_or(0) ^ u8::try_from((place >> 16) % 241).unwrap_or(0)
 }
 
-/// Serves connections. The first byte selects the service: `p` returns every byte; `f` and eight
-/// bytes request a download; `u` is followed by uploads, each of which has eight bytes with the
-/// length, and the data, and is answered by one byte.
+/// Serves connections. The first byte selects the service. After `f`, eight bytes with the length
+/// request a download. After `u`, each upload consists of eight bytes with the length and of the
+/// data, and is answered by one byte. After any other byte, every byte is returned.
 fn serve(port: u16) -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
     for stream in listener.incoming() {

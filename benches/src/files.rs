@@ -72,7 +72,8 @@ pub struct Ask {
     /// Pause of a client after each request, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pause: u64,
-    /// Number of source addresses, of which each request uses a random one; 0: the address of the host
+    /// Number of source addresses, of which each request uses a random one; 0: the address of the
+    /// host
     #[arg(long, default_value_t = 0)]
     sources: u8,
 }
@@ -334,7 +335,8 @@ impl Client {
         }
     }
 
-    /// Adds received data to the results, unless it arrived after the end.
+    /// Changes the results by `add`, which receives the number of the present bin. Has no effect
+    /// after the end of the measurement.
     fn count(&self, add: impl FnOnce(&mut Asked, usize)) {
         #[expect(
             clippy::cast_possible_truncation,
@@ -414,8 +416,6 @@ mod tests {
         assert!(draw(7).iter().all(|lot| *lot < 16));
     }
 
-    /// Two clients together receive at most 400 kB/s from a server with this capacity, on any
-    /// machine, and the files arrive completely.
     #[test]
     fn server_never_exceeds_its_capacity() {
         let asked = runtime()

@@ -14,8 +14,8 @@ use serde::Serialize;
 
 /// Maximum CPU time of other programs during a measurement that counts, as a share of one core.
 const FOREIGN_MAX: f64 = 0.05;
-/// Maximum share of time that the hypervisor may give to other guests during a measurement that
-/// counts.
+/// Maximum CPU time that the hypervisor gives to other guests during a measurement that counts, as
+/// a share of one core.
 const STEAL_MAX: f64 = 0.03;
 
 /// Binds the calling thread to a core.
@@ -70,7 +70,7 @@ impl Calibration {
         let join = |thread: thread::JoinHandle<Result<f64>>| {
             thread
                 .join()
-                .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+                .map_err(|_| anyhow::anyhow!("a thread of the calibration panicked"))?
         };
         let (cpu0, cpu1) = (join(on(0))?, join(on(1))?);
         let (first, second) = (on(0), on(1));
@@ -266,7 +266,7 @@ pub struct Used {
 }
 
 impl Used {
-    /// The reason why a measurement during this time does not count.
+    /// The reason why a measurement during this time does not count; `None` if it counts.
     #[must_use]
     pub fn disturbed(&self) -> Option<String> {
         if self.foreign > FOREIGN_MAX {

@@ -59,7 +59,7 @@ pub fn vip() -> SocketAddr {
     (VIP, PORT).into()
 }
 
-/// A segment from `client` to the service.
+/// A segment from `client` to `dst`.
 #[must_use]
 pub fn segment(client: impl Into<SocketAddr>, dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
     PacketMeta::tcp(Hook::Local, client.into(), dst, flags)
@@ -154,7 +154,7 @@ impl Setup {
     /// all on one link.
     ///
     /// # Errors
-    /// If no descriptors are available.
+    /// If no file descriptors are available.
     pub fn rig(&self) -> Result<Rig> {
         let mut control = Control::new(self.options());
         self.fill(&mut control);
@@ -194,7 +194,7 @@ impl Pipeline {
     /// Opens the connections.
     ///
     /// # Errors
-    /// If no descriptors are available, or a packet is not forwarded.
+    /// If no file descriptors are available, or a packet is not forwarded.
     pub fn new(connections: u32, clients: Clients) -> Result<Self> {
         let setup = Setup {
             servers: 1,
@@ -202,7 +202,7 @@ impl Pipeline {
             ..Setup::default()
         };
         let mut rig = setup.rig()?;
-        let worker = rig.workers.pop().expect("at least one exists");
+        let worker = rig.workers.pop().expect("the rig has a worker");
         Self::of(worker, 0..connections, clients)
     }
 
@@ -322,7 +322,9 @@ impl Pair {
                 .collect();
             let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
             ended
-                .map(|result| result.unwrap_or_else(|_| anyhow::bail!("a thread panicked")))
+                .map(|result| {
+                    result.unwrap_or_else(|_| anyhow::bail!("a thread of a worker panicked"))
+                })
                 .collect()
         });
         let mut rate = 0.0;
@@ -545,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_operations_take_effect() {
+    fn measured_pipeline_forwards_requests_and_replies() {
         let mut pipeline =
             Pipeline::new(1000, Clients { bits: 10 }).expect("all packets are forwarded");
         assert!(pipeline.measure().expect("all requests are forwarded") > 0.0);

@@ -48,7 +48,7 @@ impl Publishing {
             opened = Some(kernel);
             memory
         });
-        let kernel = opened.expect("the capture was requested")?;
+        let kernel = opened.expect("the director requests its memory")?;
         let service = ServiceKey::udp(vip());
         let server = ServerConfig::new(1, Forwarding::Nat);
         let config = ServiceConfig::new(Family::V4, "rr");

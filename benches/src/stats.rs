@@ -25,7 +25,7 @@ pub struct Spread {
     pub min: f64,
     /// The maximum.
     pub max: f64,
-    /// Number of rounds.
+    /// Number of values, one for each round.
     pub rounds: Rounds,
 }
 

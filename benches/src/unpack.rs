@@ -12,7 +12,7 @@ use lvs_sys::{Instruction, Program, ProgramKind};
 ///
 /// # Errors
 ///
-/// If the interface does not exist, or the kernel has no tcx (Linux 6.6).
+/// If the interface does not exist, or the kernel has no tcx (it exists since Linux 6.6).
 pub(crate) fn run(device: &str) -> Result<()> {
     let index = format!("/sys/class/net/{device}/ifindex");
     let index = std::fs::read_to_string(&index).with_context(|| index.clone())?;

@@ -66,7 +66,7 @@ static void build(struct layout *l, const struct options *o) {
     uint8_t *clients = o->replies ? target : source, *fixed = o->replies ? source : target;
     int family = o->v6 ? AF_INET6 : AF_INET;
     if (inet_pton(family, o->clients, clients) != 1 || inet_pton(family, o->fixed, fixed) != 1)
-        DIE("%s, %s: addresses", o->clients, o->fixed);
+        DIE("%s or %s is not an address", o->clients, o->fixed);
     l->address = (int)(clients + length - 4 - l->frame);
     l->base = get32(l->frame + l->address);
     put32(l->frame + l->address, 0);
@@ -234,10 +234,10 @@ static uint64_t run_live(const struct layout *l, const struct options *o) {
                            .map_flags = BPF_F_MMAPABLE};
     int map = sys_bpf(BPF_MAP_CREATE, &attr);
     if (map < 0)
-        DIE("a BPF map");
+        DIE("cannot create a BPF map");
     struct state *state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, map, 0);
     if (state == MAP_FAILED)
-        DIE("mmap of a BPF map");
+        DIE("cannot map a BPF map into memory");
     state->flows = o->flows;
     state->step = step_of(o->flows);
     state->bits = o->bits;
@@ -260,7 +260,7 @@ static uint64_t run_live(const struct layout *l, const struct options *o) {
     attr.log_level = 1;
     int fd = sys_bpf(BPF_PROG_LOAD, &attr);
     if (fd < 0)
-        DIE("%s\na BPF program", log);
+        DIE("%s\ncannot load the BPF program", log);
     struct xdp_md context = {.data_end = o->size};
     memset(&attr, 0, sizeof attr);
     attr.test.prog_fd = (uint32_t)fd;
@@ -274,7 +274,7 @@ static uint64_t run_live(const struct layout *l, const struct options *o) {
     ready();
     // The kernel needs some 20 ms to start each call, so there is only one call, which a signal ends.
     if (!stopping && sys_bpf(BPF_PROG_TEST_RUN, &attr) && errno != EINTR)
-        DIE("BPF_PROG_TEST_RUN with live frames");
+        DIE("BPF_PROG_TEST_RUN with live frames failed");
     return state->sent;
 }
 
@@ -308,7 +308,7 @@ static uint64_t run_send(const struct layout *l, const struct options *o) {
     struct sockaddr_ll address = {.sll_family = AF_PACKET, .sll_ifindex = (int)ifindex_of(o->interface)};
     if (fd < 0 || setsockopt(fd, SOL_PACKET, PACKET_QDISC_BYPASS, &one, sizeof one) ||
         bind(fd, (void *)&address, sizeof address))
-        DIE("packet socket");
+        DIE("cannot open the packet socket");
     setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room);
     struct mmsghdr messages[BATCH] = {0};
     struct iovec vectors[BATCH];
@@ -333,7 +333,7 @@ static uint64_t run_send(const struct layout *l, const struct options *o) {
         for (int done = 0; done < BATCH && !stopping;) {
             int n = sendmmsg(fd, messages + done, (unsigned)(BATCH - done), 0);
             if (n < 0 && errno != ENOBUFS && errno != EINTR && errno != EAGAIN)
-                DIE("sendmmsg");
+                DIE("sendmmsg failed");
             if (n < 0 && !o->numbered)
                 break;
             done += n > 0 ? n : 0;

@@ -27,7 +27,7 @@ static struct prefix read_prefix(const char *text) {
         prefix.bits = (unsigned)atoi(slash + 1);
     }
     if (!slash || inet_pton(prefix.family, copy, prefix.address) != 1)
-        DIE("%s is no prefix", text);
+        DIE("%s is not a prefix", text);
     return prefix;
 }
 
@@ -89,7 +89,7 @@ int main(int count, char **arguments) {
     struct sockaddr_ll address = {
         .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL), .sll_ifindex = (int)ifindex_of(interface)};
     if (fd < 0 || bind(fd, (void *)&address, sizeof address))
-        DIE("packet socket");
+        DIE("cannot open the packet socket");
     bound(seconds);
     ready();
     static uint8_t frame[2048];

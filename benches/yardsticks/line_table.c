@@ -140,7 +140,7 @@ int main(int count, char **arguments) {
     size_t huge = 2 << 20, size = lines * 64;
     uint8_t *memory = mmap(NULL, size + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        DIE("mmap");
+        DIE("cannot allocate the table");
     table = (void *)(((uintptr_t)memory + huge - 1) & ~(huge - 1));
     madvise(table, size, MADV_HUGEPAGE);
     for (int i = 0; i < FRAMES; i++) {

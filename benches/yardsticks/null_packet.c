@@ -41,7 +41,7 @@ static int packet_socket(void) {
     int fd = socket(AF_PACKET, SOCK_RAW, 0), one = 1;
     if (fd < 0 || setsockopt(fd, SOL_PACKET, PACKET_VNET_HDR, &one, sizeof one) ||
         setsockopt(fd, SOL_PACKET, PACKET_IGNORE_OUTGOING, &one, sizeof one))
-        DIE("packet socket");
+        DIE("cannot open the packet socket");
     return fd;
 }
 
@@ -49,14 +49,14 @@ static void attach(int fd, const char *interface, int protocol) {
     struct sockaddr_ll address = {
         .sll_family = AF_PACKET, .sll_protocol = htons((uint16_t)protocol), .sll_ifindex = (int)ifindex_of(interface)};
     if (bind(fd, (void *)&address, sizeof address))
-        DIE("bind to %s", interface);
+        DIE("cannot bind to %s", interface);
 }
 
 static uint8_t *map(int fd, size_t size) {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, flags | MAP_POPULATE, fd, 0);
     if (memory == MAP_FAILED)
-        DIE("mmap");
+        DIE("cannot map memory");
     return memory;
 }
 
@@ -74,7 +74,7 @@ static void set_up(struct way *w, const char *in, const char *out, const char *o
                                        .tp_retire_blk_tov = 1};
         if (setsockopt(w->in, SOL_PACKET, PACKET_VERSION, &v3, sizeof v3) ||
             setsockopt(w->in, SOL_PACKET, PACKET_RX_RING, &request, sizeof request))
-            DIE("receive ring");
+            DIE("cannot create the receive ring");
         w->ring = map(w->in, (size_t)BLOCK * BLOCKS);
     } else if (by_v2) {
         // A frame that is longer than a slot would wait in the socket's queue; no measurement with this ring sends such frames.
@@ -84,7 +84,7 @@ static void set_up(struct way *w, const char *in, const char *out, const char *o
         if (setsockopt(w->in, SOL_PACKET, PACKET_VERSION, &v2, sizeof v2) ||
             setsockopt(w->in, SOL_PACKET, PACKET_RESERVE, &reserve, sizeof reserve) ||
             setsockopt(w->in, SOL_PACKET, PACKET_RX_RING, &request, sizeof request))
-            DIE("receive ring");
+            DIE("cannot create the receive ring");
         w->ring = map(w->in, (size_t)V2_BLOCK * V2_BLOCKS);
     } else {
         setsockopt(w->in, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof room);
@@ -96,7 +96,7 @@ static void set_up(struct way *w, const char *in, const char *out, const char *o
         if (setsockopt(w->out, SOL_PACKET, PACKET_VERSION, &v2, sizeof v2) ||
             setsockopt(w->out, SOL_PACKET, PACKET_TX_RING, &request, sizeof request) ||
             setsockopt(w->out, SOL_PACKET, PACKET_QDISC_BYPASS, &one, sizeof one))
-            DIE("send ring");
+            DIE("cannot create the send ring");
         w->slots = map(w->out, (size_t)SLOT * SLOTS);
     } else {
         setsockopt(w->out, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room);

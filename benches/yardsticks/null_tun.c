@@ -32,7 +32,7 @@ int main(int count, char **arguments) {
     struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR};
     snprintf(request.ifr_name, sizeof request.ifr_name, "%s", device);
     if (fd < 0 || ioctl(fd, TUNSETIFF, &request) || ioctl(fd, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6))
-        DIE("TUN device %s", device);
+        DIE("cannot open the TUN device %s", device);
     bound(seconds);
     ready();
     static uint8_t buffer[VNET + FRAME_MAX];

@@ -67,7 +67,7 @@ static inline void pin(int cpu) {
     CPU_ZERO(&set);
     CPU_SET(cpu, &set);
     if (cpu >= 0 && sched_setaffinity(0, sizeof set, &set))
-        DIE("CPU %d", cpu);
+        DIE("cannot run on CPU %d", cpu);
 }
 
 // RFC 1071: ones' complement sum of 16-bit words, folded.
@@ -105,6 +105,6 @@ static inline void read_mac(const char *text, uint8_t mac[6]) {
 static inline unsigned ifindex_of(const char *name) {
     unsigned index = if_nametoindex(name);
     if (!index)
-        DIE("interface %s", name);
+        DIE("cannot find the interface %s", name);
     return index;
 }

@@ -59,7 +59,7 @@ fn embed_relays_connections_by_weight() {
 }
 
 #[test]
-fn embed_reports_invalid_arguments() {
+fn embed_refuses_invalid_arguments_with_the_reason() {
     let run = |args: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_embed"))
             .args(args)

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lvs_testbed::fuzz::fuzz_rules_do_not_panic(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lvs_testbed::fuzz::rules(bytes));

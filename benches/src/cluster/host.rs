@@ -145,7 +145,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// Returns a command that runs the words after it on this host. `options`: the arguments of
+    /// Returns a command that runs the words of [`shell`] on this host. `options`: the arguments of
     /// ssh's `-o`.
     #[must_use]
     pub fn command(&self, options: &[String], httperf: &str) -> Command {
@@ -180,7 +180,8 @@ impl Place {
     }
 }
 
-/// Returns the words that run the script on a host.
+/// Returns the words of a command that runs this program's script on a host. The script starts
+/// `httperf`, a program's name or path, on request.
 #[must_use]
 pub fn shell(httperf: &str) -> [&str; 5] {
     ["sh", "-c", SCRIPT, "lvs-bench", httperf]
@@ -369,7 +370,7 @@ impl Drop for Host {
         if let Ok(group) = i32::try_from(self.child.id()) {
             let _ = killpg(Pid::from_raw(group), Signal::SIGTERM);
         }
-        // ssh and sh exit at once. A process that does not is left behind.
+        // ssh and sh exit at once. Other processes are killed after half a second.
         for _ in 0..50 {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;

@@ -287,8 +287,6 @@ mod tests {
         );
     }
 
-    /// The time of waiting for the last timeouts is not a part of the time in which requests were
-    /// sent.
     #[test]
     fn rate_excludes_time_of_timed_out_requests() {
         for (seconds, rate) in [
@@ -330,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn output_of_another_program_is_refused() {
+    fn output_without_all_lines_of_httperf_is_refused() {
         assert!(Figures::parse("", 2.0, 1.0).is_err());
         assert!(Figures::parse("Total: connections x", 2.0, 1.0).is_err());
         for line in 0..PRINTED.lines().count() {

@@ -96,7 +96,10 @@ impl FromStr for Rates {
         let Some((from, rest)) = text.split_once("..") else {
             let rates: Result<Vec<u32>> = text.split(',').map(rate).collect();
             let rates = rates?;
-            ensure!(rates.len() <= MOST_STEPS, "more than {MOST_STEPS} rates");
+            ensure!(
+                rates.len() <= MOST_STEPS,
+                "the list has more than {MOST_STEPS} rates"
+            );
             return Ok(Self(rates));
         };
         let (to, step) = rest
@@ -110,7 +113,7 @@ impl FromStr for Rates {
             .collect();
         ensure!(
             rates.len() <= MOST_STEPS,
-            "{text:?} is more than {MOST_STEPS} rates"
+            "{text:?} contains more than {MOST_STEPS} rates"
         );
         Ok(Self(rates))
     }
@@ -231,7 +234,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// No host is left.
+    /// No host is left, or `load` names no server.
     pub fn step(&mut self, load: &Load, rate: f64, seconds: f64) -> Result<Step> {
         #[expect(clippy::cast_precision_loss, reason = "at most 256")]
         let all = self.all as f64;
@@ -244,7 +247,7 @@ impl Cluster {
         let mut reported = Vec::new();
         for (place, host) in &mut self.hosts {
             let server = load.servers.get(*place % load.servers.len().max(1));
-            let server = server.context("no server to which to send requests")?;
+            let server = server.context("the load names no server")?;
             let words = words(load, server, rate / all, (rate * seconds / all).round());
             reported.push(host.run(start, limit, &words));
         }
@@ -416,7 +419,7 @@ impl Options {
     fn check(&self) -> Result<()> {
         ensure!(
             self.hosts.len() <= MOST_HOSTS,
-            "more than {MOST_HOSTS} hosts"
+            "there are more than {MOST_HOSTS} hosts"
         );
         for server in &self.server {
             let good = |c: char| c.is_ascii_alphanumeric() || "._-:%".contains(c);
@@ -530,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn percentages_are_computed() {
+    fn valid_percentage_is_parsed_and_invalid_one_refused() {
         assert_eq!(percent("5").ok(), Some(5.0));
         for wrong in ["0", "101", "NaN", "", "-1"] {
             assert!(percent(wrong).is_err(), "{wrong}");

@@ -63,7 +63,7 @@ pub(crate) enum Purpose {
     Tcp,
     /// As [`Tcp`](Purpose::Tcp), but the servers are started for each measurement.
     Transfer,
-    /// Round trips during a paced flood.
+    /// Round trips of single packets, without other load and during a paced flood.
     Ping,
 }
 
@@ -486,8 +486,9 @@ impl Bed {
         Ok(())
     }
 
-    /// Returns rules for ipvsadm: a UDP service with one server for floods, because all replies of
-    /// a flood come from one server; TCP services with four servers.
+    /// Returns rules for ipvsadm: for floods, a UDP service with one server, because all replies of
+    /// a flood come from one server; for TCP, services with four servers. With NAT, the rules
+    /// contain both, and the UDP service also for IPv6.
     pub(crate) fn rules(&self, method: Method) -> Result<String> {
         let flag = method.flag();
         let mut rules = String::new();
@@ -542,8 +543,8 @@ impl Bed {
         self.director.sh(&script).map(drop)
     }
 
-    /// Makes kernel threads receive from the interfaces: from those of the director on its CPU, and
-    /// from those of client and server on theirs.
+    /// Makes kernel threads receive from the director's interfaces on its CPU and, for TCP, from
+    /// those of client and server on theirs.
     fn thread_receivers(&self) -> Result<()> {
         let [c, d, e, s] = &self.devices;
         let mut of_director = Vec::new();

@@ -273,5 +273,6 @@ impl Flood {
 fn report<T: for<'a> Deserialize<'a>>(process: &Proc) -> Result<T> {
     let log = process.log();
     let line = log.lines().last().unwrap_or_default();
-    serde_json::from_str(line).with_context(|| format!("a yardstick printed:\n{log}"))
+    serde_json::from_str(line)
+        .with_context(|| format!("a yardstick printed no valid report:\n{log}"))
 }

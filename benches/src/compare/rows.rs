@@ -84,7 +84,7 @@ impl Work {
         }
     }
 
-    /// The CPU of the work, in one word.
+    /// The CPUs of the work, as in tables and JSON.
     pub(super) fn place(self) -> &'static str {
         match self {
             Self::Flood(who, place, _) => place.name(who),

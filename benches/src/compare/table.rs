@@ -624,7 +624,7 @@ fn decisions() -> Group {
             &format!("{scheduler}-1000"),
             Memory::NewConnection(scheduler, 1, 1000),
         );
-        let what = format!("cost of a new connection, {scheduler}, servers 4 to 1,000");
+        let what = format!("cost of a new connection, {scheduler}, 1,000 servers, compared with 4");
         group.row(&format!("new-{scheduler}"), &what, &many, few, AtMost(1.3));
     }
     let maglev = group.memory("maglev", Memory::Maglev(1000));

@@ -162,7 +162,7 @@ fn listen() {
         let listener = match std::net::TcpListener::bind(("0.0.0.0", port)) {
             Ok(listener) => listener,
             Err(error) => {
-                eprintln!("port {port}: {error}");
+                eprintln!("cannot listen on port {port}: {error}");
                 continue;
             }
         };

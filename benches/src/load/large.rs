@@ -44,7 +44,7 @@ impl End {
     ///
     /// # Errors
     ///
-    /// When the other end cannot be reached.
+    /// A socket cannot be opened, or the other end cannot be reached.
     pub fn run(&self) -> Result<()> {
         match *self {
             Self::Serve => serve(),
@@ -135,6 +135,7 @@ fn trips(target: SocketAddr) -> Result<()> {
 }
 
 /// Measures clients while `during` runs: round trips of one byte in each direction over TCP.
+/// Returns the result of `during`, and a text with the round-trip times.
 pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
     let mut child = site
         .client
@@ -149,7 +150,7 @@ pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Resu
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let words: Vec<&str> = printed.split_ascii_whitespace().collect();
     let [count, p50, p99, longest] = words[..] else {
-        bail!("unexpected: {printed}")
+        bail!("the client printed no round-trip times: {printed}")
     };
     Ok((
         done?,

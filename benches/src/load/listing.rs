@@ -64,7 +64,7 @@ fn list(site: &Site) -> Result<(f64, f64, u64, u64)> {
         }
     }
     let whole = start.elapsed().as_secs_f64();
-    ensure!(child.wait()?.success(), "the listing failed");
+    ensure!(child.wait()?.success(), "lvsadm -Lnc failed");
     Ok((first, whole, count, most))
 }
 

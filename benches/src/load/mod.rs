@@ -42,8 +42,8 @@ impl Load {
     ///
     /// # Errors
     ///
-    /// When hosts cannot be made (it needs root, or user namespaces), or a program of the release
-    /// build is missing.
+    /// A host cannot be made (this needs root, or user namespaces), a program of the release build
+    /// is missing, or a measurement fails.
     pub fn run(self) -> Result<()> {
         match self {
             Self::Bulk { connections } => bulk::run(connections),

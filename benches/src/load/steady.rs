@@ -29,7 +29,7 @@ const WINDOW: Duration = Duration::from_secs(4);
 /// Seconds for which a generator sends.
 const SECONDS: &str = "7";
 
-/// Measures `rounds` rounds.
+/// Measures the packet rate with and without replication `rounds` times, and prints the ratios.
 pub(super) fn run(rounds: usize) -> Result<()> {
     let yardsticks = Yardsticks::build()?;
     let mut options = SiteOptions::new("steady", Forward::Nat);
@@ -156,7 +156,6 @@ fn generator(site: &Site, yardsticks: &Yardsticks, more: &[&str]) -> Result<Proc
     site.client.spawn(yardsticks.path("gen"), &words)
 }
 
-/// Packet counters of the service.
 struct Counted {
     connections: u64,
     packets: u64,

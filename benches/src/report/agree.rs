@@ -38,7 +38,7 @@ struct Beside {
 }
 
 impl Compare {
-    /// Prints a line for each plot, and the differences.
+    /// Prints a line for each plot, and the differences. Fails if fewer points agree than required.
     pub(super) fn run(&self) -> Result<()> {
         let (first, second) = (load(&self.first)?, load(&self.second)?);
         ensure!(
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_overlap_agree() {
+    fn reports_with_overlapping_ranges_agree() {
         let first = report(&[[10.0, 20.0], [12.0, 21.0], [11.0, 22.0]]);
         let second = report(&[[12.0, 19.0], [13.0, 20.0], [14.0, 21.0]]);
         run(&first, &second, &["--margin", "0"]).expect("the ranges overlap");
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_beyond_their_spread_disagree() {
+    fn reports_with_distant_ranges_disagree() {
         let first = report(&[[10.0, 20.0], [12.0, 21.0]]);
         let second = report(&[[15.0, 20.0], [16.0, 21.0]]);
         let error = run(&first, &second, &[]).expect_err("one of two points differs");
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_without_common_points_are_an_error() {
+    fn reports_that_cannot_be_compared_are_refused() {
         let first = report(&[[10.0, 20.0]]);
         assert!(
             run(

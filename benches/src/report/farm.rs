@@ -38,7 +38,7 @@ pub(super) struct Farm {
     daemon: Option<Proc>,
 }
 
-/// The address of a server, by its number.
+/// The address of a server, by its number from 0.
 pub(super) fn address(server: usize) -> String {
     format!("10.72.0.{}", 11 + server)
 }
@@ -163,7 +163,7 @@ impl Farm {
                     host.spawn("taskset", &["-c", cpu, "nginx", "-c", &file])
                 })?;
             }
-            who => bail!("{} has no services", who.name()),
+            who => bail!("{} cannot balance services", who.name()),
         }
         if matches!(bed.who, Contender::Haproxy | Contender::Nginx) {
             for service in services {
@@ -213,7 +213,8 @@ pub(super) fn asked(mut clients: Proc, seconds: f64) -> Result<Vec<Asked>> {
     let status = clients.wait(Duration::from_secs_f64(seconds + 10.0))?;
     let log = clients.log();
     let line = log.lines().last().unwrap_or_default();
-    serde_json::from_str(line).with_context(|| format!("the clients ({status}) printed:\n{log}"))
+    serde_json::from_str(line)
+        .with_context(|| format!("the clients ({status}) printed no valid report:\n{log}"))
 }
 
 /// Parses a number at the end of a line of `ipvsadm`'s listing, with the suffix of a shortened
@@ -293,7 +294,7 @@ fn lvsd(director: &Host, services: &[Service], directory: &Path) -> Result<Proc>
     ];
     let mut daemon = director.spawn("taskset", &words)?;
     let lvsadm = programs::find("lvsadm")?;
-    let last = services.last().context("there is no service")?.port;
+    let last = services.last().context("no service is given")?.port;
     let there = lvs_testbed::wait_until(
         "the dataplane to have lvsd's services",
         Duration::from_secs(10),
@@ -421,7 +422,7 @@ mod tests {
         -> 10.72.0.11:8001                       6      170      280     7250  617000\n";
 
     #[test]
-    fn rates_of_clients_are_parsed() {
+    fn service_rates_of_listing_are_parsed() {
         let rates = printed_rates(LISTING);
         assert_eq!(rates, [(8001, [12.0, 340.0, 560.0, 14_500.0, 1_234_000.0])]);
         assert_eq!(printed_number("7M"), Some(7e6));

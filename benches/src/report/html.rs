@@ -360,7 +360,6 @@ th,td{border-bottom:1px solid #ccc;padding:.2rem .6rem;text-align:right}th:first
 @media print{body{max-width:none;font-size:10pt}figure,tr{break-inside:avoid}.wide{overflow:visible}}
 ";
 
-/// The complete page.
 pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Result<String> {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
@@ -486,7 +485,7 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
     }
     let quick = if document.quick { " with --quick" } else { "" };
     let plots = plots.iter();
-    sentences.extend(plots.map(|title| format!("“{title}”: nothing{quick}")));
+    sentences.extend(plots.map(|title| format!("“{title}”: no figures{quick}")));
     if sentences.is_empty() {
         sentences.push("nothing is missing: all peers and plots have figures".to_owned());
     }

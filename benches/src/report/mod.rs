@@ -216,7 +216,8 @@ const QUICK_ROUNDS: usize = 3;
 const SET_UP: f64 = 0.8;
 
 impl Options {
-    /// Makes the missing measurements, and writes the report.
+    /// Makes the missing measurements, and writes the report; or draws or compares existing
+    /// reports.
     ///
     /// # Errors
     ///

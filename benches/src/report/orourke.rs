@@ -497,9 +497,8 @@ impl Orourke {
 mod tests {
     use super::*;
 
-    /// The last rate for each number of servers exceeds the servers' capacity.
     #[test]
-    fn offered_rates_exceed_capacity_of_servers() {
+    fn highest_offered_rate_is_1_3_times_the_capacity_of_servers() {
         for (servers, _, rates, quick) in RATES {
             let mut values = Values::default();
             let seen = Seen {

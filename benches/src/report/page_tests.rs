@@ -299,9 +299,8 @@ fn benchmark_report_matches_its_schema() {
     assert!(!is_valid(&bad).0);
 }
 
-/// Each peer has its own colour of the palette.
 #[test]
-fn peers_have_colours_of_the_palette() {
+fn peers_have_distinct_colours_of_the_palette() {
     let palette = [
         "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
         "#999999", "#663311",
@@ -327,7 +326,6 @@ fn peers_have_colours_of_the_palette() {
     );
 }
 
-/// Variants of one peer differ in one plot, too.
 #[test]
 fn peers_of_one_experiment_look_different() {
     for experiment in EXPERIMENTS {

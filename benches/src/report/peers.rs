@@ -1,4 +1,5 @@
-//! The measured peers, which are the same in every experiment, and the CPU time that they use.
+//! The measured peers, whose names are the same in every experiment, and the CPU time that they
+//! use.
 
 use anyhow::Result;
 
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_peers_are_unique() {
+    fn variant_of_peer_is_found_by_the_word_before_the_space() {
         let [lc, kernel] = named(["lvs-nat lc", "lvs-nat-fast-path"]);
         assert_eq!(
             (lc.name, lc.who),

@@ -273,11 +273,11 @@ impl Experiment for Testlvs {
                 (None, _) => "a table that cannot be measured".to_owned(),
             };
             let wait = at(WAIT, name).map_or_else(
-                || "no time could be measured".to_owned(),
+                || "an unknown time".to_owned(),
                 |wait| format!("{} ms", spread(&wait)),
             );
             sentences.push(format!(
-                "{name}: {table}; {} % of honest requests served in {wait}; {:.0} packets a second reach the servers of a flood without a limit ({:.0}-{:.0}, {}).",
+                "{name}: {table}; {} % of honest requests served in {wait}; of a flood without a limit, {:.0} packets a second reach the servers ({:.0}-{:.0}, {}).",
                 spread(&share), passed.median, passed.min, passed.max, passed.rounds
             ));
         }
@@ -297,7 +297,7 @@ fn times(quick: bool) -> (f64, f64) {
     if quick { (1.0, 0.5) } else { (3.0, 1.0) }
 }
 
-/// Restarts the dataplane with a defence.
+/// Restarts the dataplane with the defence that the peer's name contains.
 fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
     let dataplane = programs::find("lvs-dataplane")?.display().to_string();
     let lvsadm = programs::find("lvsadm")?;

@@ -261,7 +261,6 @@ mod tests {
         assert_eq!(percentile(&[], 95), None);
     }
 
-    /// All existing schedulers are measured.
     #[test]
     fn plot_has_a_bar_for_every_scheduler() {
         let registry = lvs_core::sched::BUILT_IN.iter().map(|about| about.name);

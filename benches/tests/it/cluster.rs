@@ -53,7 +53,7 @@ fn web(host: &Host, directory: &Path) -> Proc {
 }
 
 #[test]
-fn invalid_options_are_refused() {
+fn cluster_refuses_invalid_options() {
     let usual = ["--server", "192.0.2.1", "--rates", "10"];
     for (words, message) in [
         (
@@ -162,10 +162,8 @@ fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
     assert!(line.contains("more hosts are needed"), "{line}");
 }
 
-/// If one of two hosts hangs or fails, the report names it, and contains the results of the other
-/// one.
 #[test]
-fn failed_host_is_named() {
+fn cluster_reports_failed_host_and_results_of_the_other_host() {
     for (fails, why) in [
         ("exec sleep 1000", "httperf exceeded its time limit"),
         (

@@ -133,10 +133,9 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
     );
 }
 
-/// The plots of the two web experiments have axes with units, a legend and data.
 #[test]
 #[ignore = "needs httperf and wrk"]
-fn report_draws_plots_of_all_web_experiments() {
+fn report_of_web_experiments_has_plots_with_axes_legend_and_data() {
     let directory = tempfile::tempdir().expect("the temporary directory can be created");
     let directory = directory.path();
     let experiments = ["orourke", "haddad", "--peers", "direct,routing", "--rounds"];
@@ -183,10 +182,9 @@ fn report_draws_plots_of_all_web_experiments() {
     }
 }
 
-/// Each of Mack's other experiments has results, and services work through all peers that support
-/// them.
+/// Also checks that each of Mack's other experiments has results.
 #[test]
-fn services_work_through_all_supporting_peers() {
+fn mack_services_work_through_exactly_the_supporting_peers() {
     let directory = tempfile::tempdir().expect("the temporary directory can be created");
     let directory = directory.path();
     let asked = [

@@ -280,7 +280,7 @@ pub struct AdminSpec {
     /// End of the override in seconds since 1970; `None`: it has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
-    /// Permits the removal of the last usable server of a service.
+    /// Permits an override that leaves a service without a usable server.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
@@ -638,7 +638,7 @@ pub struct CheckStatus {
 /// Checks of a server that lvsd's host cannot perform: the server's state is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckNotMade {
-    /// Time in seconds since which no check could be performed.
+    /// Time in seconds for which no check could be performed.
     pub seconds: u64,
     /// The reason why the host cannot perform the checks.
     pub reason: String,

@@ -162,7 +162,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
         "no_server" => {
             "lvsd status shows which servers are down, drained or in maintenance, and why. Repair a server whose check \
              fails, end a drain (lvsadm undrain), or add servers to the file of lvsd and run lvsd reload. A server at its \
-             upper threshold takes no new connections either: raise `max_connections` there."
+             upper threshold accepts no new connections either: raise `max_connections` there."
         }
         "service_full" | "service_rate" => {
             "The service has reached one of its limits: raise the limit in `limits` in the file of lvsd and run lvsd reload, or see which clients open so many connections (lvsadm -Lnc)."
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_without_command_is_unchanged() {
+    fn fix_that_requires_nothing_is_unchanged() {
         let nothing = "Nothing: this is what --fast-path is for.";
         assert_eq!(with_keys(nothing), nothing);
     }

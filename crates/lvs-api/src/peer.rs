@@ -95,8 +95,8 @@ impl Own {
         match root() {
             Root::Here { net_admin: true } => Ok(()),
             Root::Here { net_admin: false } => Err(Refusal::NoCapability),
-            // A user of another user namespace who became root by creating this process's
-            // namespace.
+            // The process belongs to the user who created this process's user namespace, and is
+            // therefore user 0 in it.
             Root::Elsewhere if self.uid == 0 && !self.initial => Ok(()),
             Root::Elsewhere => Err(Refusal::UserNamespace),
             Root::Unseen => Err(Refusal::Unseen),

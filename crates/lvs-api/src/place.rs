@@ -69,7 +69,8 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// [`LockError::Held`]: another process has the lock. Any user can bind the abstract socket name of
-/// the lock; a process that cannot be an `lvsd` is therefore ignored.
+/// the lock; a process that cannot be an `lvsd` is therefore ignored. [`LockError::Io`]: neither
+/// the lock file nor the abstract name can be used.
 pub fn steer(address: &Address) -> Result<Steering, LockError> {
     let file = match address {
         Address::Usual(path) => path

@@ -39,8 +39,9 @@ impl Address {
     }
 }
 
-/// Removes the files in `/run/lvs` of network namespaces that no longer exist. Files of running
-/// processes, and of namespaces without processes, stay.
+/// Removes the files in `/run/lvs` of network namespaces in which no process runs and that are not
+/// mounted (`ip netns`). Files that a dataplane or an lvsd has locked stay. If some processes are
+/// not visible, only files older than a day are removed.
 pub fn sweep() {
     if let Some(own) = address::usual() {
         sweep_in(Path::new(place::DIRECTORY), &own, netns::cookie(), live);

@@ -8,17 +8,19 @@
 use core::ops::{Add, Sub};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// TCP connections that clients opened to a server.
+/// TCP connections that clients opened to a server, and UDP connections with NAT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Attempts {
-    /// Number of connections that began with a SYN.
+    /// Number of TCP connections that began with a SYN, and of UDP connections with NAT, which are
+    /// counted as soon as they are answered or unanswered.
     pub opened: u64,
-    /// Number of connections without an answer. With NAT: the client has repeated its SYN twice, or
-    /// the connection has expired, and the server has sent nothing. With direct routing and
-    /// tunnels, where answers do not pass the director: the client has repeated its SYN twice, or
-    /// once until the connection expired.
+    /// Number of connections without an answer. TCP with NAT: the client has repeated its SYN
+    /// twice, or the connection has expired, and the server has sent nothing. TCP with direct
+    /// routing and tunnels, where answers do not pass the director: the client has repeated its SYN
+    /// twice, or once until the connection expired. UDP with NAT: the client has sent again after a
+    /// pause of a second or more, or the connection has expired, and the server has sent nothing.
     pub unanswered: u64,
 }
 
@@ -49,21 +51,22 @@ impl Attempts {
     /// chance.
     const FEW: u64 = 3;
 
-    /// Whether the server itself is the cause of its unanswered attempts. `others` are the attempts
-    /// to all other servers of its service in the same period.
-    ///
-    /// A flood of SYNs or a scan reaches all servers of a service alike. So a server is suspicious
-    /// only if half of its connections or more are unanswered, or a tenth or more and four times
-    /// the share of the other servers.
-    pub fn is_suspicious(self, others: Self) -> bool {
+    /// Whether three or more connections are unanswered, and these are half of all, or a tenth or
+    /// more and at least four times the share in `usual`.
+    fn exceeds(self, usual: Self) -> bool {
         let Self { opened, unanswered } = self;
         // A connection may have been opened before the counted interval.
         let opened = opened.max(unanswered);
         let [opened, unanswered] = [opened, unanswered].map(u128::from);
-        let exceeds_others = unanswered.saturating_mul(others.opened.into())
-            >= opened.saturating_mul(4 * u128::from(others.unanswered));
+        let exceeds_usual = unanswered.saturating_mul(usual.opened.into())
+            >= opened.saturating_mul(4 * u128::from(usual.unanswered));
         unanswered >= Self::FEW.into()
-            && (unanswered * 2 >= opened || unanswered * 10 >= opened && exceeds_others)
+            && (unanswered * 2 >= opened || unanswered * 10 >= opened && exceeds_usual)
+    }
+
+    /// Whether more than half of the connections, and at least one, were answered.
+    fn are_mostly_answered(self) -> bool {
+        self.unanswered < self.opened.div_ceil(2)
     }
 }
 
@@ -72,10 +75,10 @@ impl Attempts {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct RecentAttempts {
-    /// Attempts since the server was added to its service; a removed server that is added again
-    /// continues its counters, as in the kernel.
+    /// Attempts since the server was first added to its service. A removed server that is added
+    /// again continues its counters while its record exists, as in the kernel.
     pub total: Attempts,
-    /// Attempts in the last 10 s, as of the last tick of the estimator.
+    /// Attempts in the last 10 s, as of the latest two-second tick.
     pub last_10_seconds: Attempts,
     /// Attempts in the last minute, or up to 10 s less.
     pub last_minute: Attempts,
@@ -87,6 +90,24 @@ impl RecentAttempts {
     /// Whether no client has ever opened a connection.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether the server itself is the cause of its unanswered attempts in the last minute.
+    /// `others` are the attempts to all other servers of its service in the last minute.
+    ///
+    /// A flood of SYNs or a scan reaches all servers of a service alike. So a server is suspicious
+    /// only if half of its connections or more are unanswered, or a tenth or more and four times
+    /// the usual share. This is the share of the other servers or, if these have no clients, the
+    /// server's own share until five minutes ago.
+    ///
+    /// `one_way` means that the service's protocol may have no answers (UDP). Then the server is
+    /// suspicious only if, in addition, most connections to the other servers were answered, or
+    /// most connections to this server until five minutes ago.
+    pub fn is_suspicious(&self, others: Attempts, one_way: bool) -> bool {
+        let past = self.total - self.last_5_minutes;
+        let usual = if others.opened > 0 { others } else { past };
+        self.last_minute.exceeds(usual)
+            && (!one_way || others.are_mostly_answered() || past.are_mostly_answered())
     }
 }
 
@@ -100,6 +121,12 @@ pub(crate) struct AttemptCounters {
 impl AttemptCounters {
     pub(crate) fn count_opened(&self) {
         self.opened.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a UDP connection, which is counted as opened only now.
+    pub(crate) fn count_unanswered_datagram(&self) {
+        self.count_opened();
+        self.count_unanswered();
     }
 
     pub(crate) fn count_unanswered(&self) {
@@ -228,29 +255,70 @@ mod tests {
         assert!((1_500..=1_800).contains(&recent.last_5_minutes.opened));
     }
 
+    /// The attempts of a server that existed for more than five minutes: `past` until five minutes
+    /// ago, and `minute` in the last minute.
+    fn recent(past: Attempts, minute: Attempts) -> RecentAttempts {
+        RecentAttempts {
+            total: past + minute,
+            last_10_seconds: Attempts::default(),
+            last_minute: minute,
+            last_5_minutes: minute,
+        }
+    }
+
     #[test]
     fn server_is_suspicious_if_its_own_clients_get_no_answer() {
+        let is_suspicious =
+            |own, others| recent(Attempts::default(), own).is_suspicious(others, false);
         let good = attempts(1_000, 0);
-        assert!(attempts(3, 3).is_suspicious(good));
-        assert!(attempts(100, 12).is_suspicious(good));
+        assert!(is_suspicious(attempts(3, 3), good));
+        assert!(is_suspicious(attempts(100, 12), good));
         assert!(
-            attempts(0, 5).is_suspicious(good),
+            is_suspicious(attempts(0, 5), good),
             "a server with 5 unanswered attempts is not suspicious"
         );
         assert!(
-            !attempts(2, 2).is_suspicious(good),
+            !is_suspicious(attempts(2, 2), good),
             "two unanswered attempts make a server suspicious"
         );
         assert!(
-            !attempts(1_000, 30).is_suspicious(good),
+            !is_suspicious(attempts(1_000, 30), good),
             "30 unanswered attempts of 1,000 make a server suspicious"
         );
         // A flood affects all servers alike.
-        assert!(!attempts(1_000, 300).is_suspicious(attempts(3_000, 900)));
-        assert!(!attempts(u64::MAX, u64::MAX / 4).is_suspicious(attempts(u64::MAX, u64::MAX / 4)));
+        assert!(!is_suspicious(attempts(1_000, 300), attempts(3_000, 900)));
+        let quarter = attempts(u64::MAX, u64::MAX / 4);
+        assert!(!is_suspicious(quarter, quarter));
         // All servers are broken, or there is no other server.
-        assert!(attempts(10, 10).is_suspicious(attempts(30, 30)));
-        assert!(attempts(10, 10).is_suspicious(Attempts::default()));
-        assert!(!attempts(0, 0).is_suspicious(Attempts::default()));
+        assert!(is_suspicious(attempts(10, 10), attempts(30, 30)));
+        assert!(is_suspicious(attempts(10, 10), Attempts::default()));
+        assert!(!is_suspicious(attempts(0, 0), Attempts::default()));
+    }
+
+    #[test]
+    fn only_server_is_suspicious_if_its_share_exceeds_its_own_past() {
+        let is_suspicious =
+            |past, minute| recent(past, minute).is_suspicious(Attempts::default(), false);
+        let minute = attempts(100, 15);
+        assert!(is_suspicious(attempts(10_000, 20), minute));
+        assert!(
+            !is_suspicious(attempts(10_000, 1_200), minute),
+            "a server that always had clients behind a lossy network is suspicious"
+        );
+        assert!(is_suspicious(attempts(10_000, 1_200), attempts(100, 50)));
+    }
+
+    #[test]
+    fn server_of_one_way_protocol_is_never_suspicious() {
+        let none = Attempts::default();
+        let silent = attempts(100, 100);
+        for others in [none, silent] {
+            assert!(!recent(silent, silent).is_suspicious(others, true));
+            assert!(!recent(none, silent).is_suspicious(others, true));
+        }
+        // Clients get answers from the other servers, or got answers from this one.
+        assert!(recent(none, silent).is_suspicious(attempts(100, 1), true));
+        assert!(recent(attempts(100, 1), silent).is_suspicious(none, true));
+        assert!(recent(attempts(100, 1), silent).is_suspicious(silent, true));
     }
 }

@@ -116,15 +116,15 @@ impl Director {
     }
 
     /// Closes more connections of removed servers, as their services require ([`Shard::end_down`]),
-    /// and returns the resets to send.
+    /// and returns the resets to send. Visits at most `budget` slots of the table.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let now = self.follow(now);
         self.shard.end_down(now, budget)
     }
 
-    /// Removes at once the connection of the client's packets with this tuple. For an embedding
-    /// program that has both sockets of the connection, as a proxy does, and closes them. Returns
-    /// `false`, without a change, if there is no such connection, or if it controls other
+    /// Removes at once the connection of the client's packets with this tuple. An embedding program
+    /// that has both sockets of the connection, such as a proxy, calls this when it closes them.
+    /// Returns `false`, without a change, if there is no such connection, or if it controls other
     /// connections.
     ///
     /// ```
@@ -149,14 +149,14 @@ impl Director {
         self.shard.end_at_once(tuple)
     }
 
-    /// Stores the connections of a synchronisation message, if a backup is running.
+    /// Stores the connections and templates of a synchronisation message, if a backup is running.
     pub fn handle_sync(&mut self, message: &[u8], now: Instant) {
         let now = self.follow(now);
         self.control.handle_sync(&mut self.shard, message, now);
     }
 
-    /// The next synchronisation message to send, if a master is running, and a message is full or
-    /// two seconds old.
+    /// The next synchronisation message to send: one that is full or two seconds old, or that was
+    /// begun when the master was stopped.
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         let now = self.follow(now);
         self.shard.take_sync_message(now)

@@ -61,8 +61,7 @@ pub enum Error {
     UnknownHelper,
     /// The ports of a helper contain 0, contain a port twice, or are too many (EINVAL).
     HelperPorts,
-    /// The maximum number of pins exists, and their connections have not arrived yet
-    /// ([`Control::pin`](crate::Control::pin)).
+    /// 16,384 pins already wait for their connections ([`Control::pin`](crate::Control::pin)).
     TooManyPins,
     /// The kernel's IPVS supports this, but the director does not yet; the text names it.
     Unsupported(&'static str),
@@ -80,13 +79,13 @@ impl fmt::Display for Error {
             Self::WeightRange => "the weight is below 0",
             Self::ThresholdRange => "the lower threshold is above the upper one",
             Self::ThresholdTooLarge => "the upper threshold is above 2147483647",
-            Self::TunnelPort => "a GUE tunnel needs a port",
+            Self::TunnelPort => "a GUE tunnel needs a port from 1 to 65535",
             Self::NotUnicast => "the address of a real server must be a unicast address",
             Self::FamilyMismatch => {
                 "a server whose address family differs from its service's needs a tunnel, and no \
                  synchronisation daemon may run"
             }
-            Self::Protocol => "a service is for TCP, UDP or SCTP",
+            Self::Protocol => "the protocol of a service must be TCP, UDP or SCTP",
             Self::ZeroMark => "a firewall mark must not be 0",
             Self::PrefixLength => "an IPv6 prefix length is between 1 and 128",
             Self::TimeoutRange => "a timeout is at most 8589934 seconds",

@@ -24,7 +24,7 @@ pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
 #[cfg_attr(feature = "api", serde(try_from = "FilterLists", into = "FilterLists"))]
 pub struct SourceFilter(Option<Arc<Made>>);
 
-/// The prefixes of a filter, as the operator wrote them.
+/// The allowed and the denied prefixes of a filter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
@@ -120,7 +120,7 @@ impl SourceFilter {
         self.0.is_none()
     }
 
-    /// The filter's prefixes, in order.
+    /// The filter's prefixes, sorted and without duplicates.
     pub fn lists(&self) -> FilterLists {
         self.0
             .as_ref()
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_lists_are_bounded_and_free_of_contradictions() {
+    fn filter_with_too_many_or_contradictory_prefixes_is_refused() {
         assert_eq!(
             parse_prefixes("10.0.0.0/8 # ours\n\n::1 192.0.2.1\n")
                 .unwrap()

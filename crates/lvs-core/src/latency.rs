@@ -46,8 +46,8 @@ impl Latency {
         self.store(new, now);
     }
 
-    /// Records that an answer has not arrived within `waited`: the average changes only if `waited`
-    /// is longer than the average.
+    /// Records that an answer has not arrived within `waited`: raises the average to `waited` if it
+    /// is lower.
     pub(crate) fn observe_at_least(&self, waited: Duration, now: Instant) {
         if nanos(waited) > fade(self.average.load(Relaxed), self.age(now)) {
             self.store(nanos(waited), now);

@@ -132,8 +132,8 @@ mod verdict;
 pub(crate) use conn::State;
 pub use control::{Control, Options, Service};
 pub use director::Director;
-/// Changes that the FTP helper makes to the text of FTP commands, and to the sequence numbers of
-/// later segments.
+/// Changes that the FTP helper makes to the text of a server's replies, and to the sequence numbers
+/// of later segments.
 pub mod edit {
     pub use crate::verdict::{Edit, Replacement, Shift};
 }
@@ -158,7 +158,7 @@ pub mod full_nat {
 pub mod offload {
     pub use crate::shard::{LocalChange, LocalEnd, Offer, OffloadState, Unpublished};
 }
-/// Results of items received from peers.
+/// Results of items received from peers, and the position in a walk over the digests of services.
 pub mod replication {
     pub use crate::control::{DigestWalk, ItemResults, TakenOver};
 }

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn lpm_nodes_are_bounded_by_list() {
+    fn lpm_has_at_most_two_nodes_per_prefix() {
         // Pairs of addresses that differ only in the last bit, with large gaps between pairs: the
         // worst case.
         let all = (0..10_000_u128).flat_map(|n| {

@@ -72,9 +72,9 @@ pub struct MarkRule {
     /// Source prefix of the packets; `None` for all sources.
     pub source: Option<Prefix>,
     /// Destination prefix of the packets. A rule that sets a mark must have one, because the
-    /// dataplane must hide the packets from the host's network stack. `None` means all packets to
-    /// services, which are hidden in any case; it requires a source, and an action other than a
-    /// mark.
+    /// dataplane must hide the packets from the host's network stack. `None` means the packets to
+    /// all services, which are hidden in any case. A rule without a destination must have a source,
+    /// and an action other than a mark.
     pub destination: Option<Prefix>,
     /// The protocol of the packets: TCP, UDP or SCTP; `None` for all three.
     pub protocol: Option<Protocol>,
@@ -91,7 +91,8 @@ impl MarkRule {
     /// Reads a rule from its words.
     ///
     /// # Errors
-    /// A message for operators.
+    /// A message for operators, if an option is unknown, a value is missing or invalid, there is no
+    /// action or more than one, or [`check`](Self::check) refuses the rule.
     pub fn parse<W: AsRef<str>>(words: &[W]) -> Result<Self, String> {
         let mut interface = None;
         let (mut source, mut destination) = (None, None);
@@ -148,7 +149,7 @@ impl MarkRule {
                 }
             };
             if action.replace(decided).is_some() {
-                return Err("only one of --mark, --drop and --host".into());
+                return Err("only one of --mark, --drop and --host is allowed".into());
             }
         }
         let rule = Self {
@@ -166,7 +167,9 @@ impl MarkRule {
     /// Checks whether the rule can be applied.
     ///
     /// # Errors
-    /// A message for operators.
+    /// A message for operators, if a mark is to be set without a destination, if the rule has
+    /// neither source nor destination, if their address families differ, or if the destination has
+    /// more than [`ADDRESSES_MAX`](Self::ADDRESSES_MAX) addresses.
     pub fn check(&self) -> Result<(), String> {
         let Some(destination) = self.destination else {
             return match (self.action, self.source) {

@@ -133,7 +133,7 @@ pub struct SctpChunk {
 pub enum Transport<'a> {
     /// A TCP header of at least 20 bytes.
     Tcp(TcpFlags),
-    /// A UDP header of 8 bytes and the rest of the packet.
+    /// A complete UDP header; the slice is the payload after it.
     Udp(&'a [u8]),
     /// An SCTP header and the header of its first chunk.
     Sctp(SctpChunk),
@@ -166,7 +166,8 @@ impl Segment<'_> {
         trusted: false,
     };
 
-    /// Whether the checksum of this segment is correct for these addresses (RFC 9293 section 3.1).
+    /// Whether the checksum of this segment is correct for these addresses (RFC 9293 section 3.1),
+    /// or need not be verified.
     pub(crate) fn is_intact(&self, tuple: &Tuple) -> bool {
         let sum = |bytes: &[u8]| -> u64 {
             let words = bytes.chunks(2);
@@ -233,8 +234,8 @@ impl<'a> PacketMeta<'a> {
     }
 }
 
-/// A complete IPv4 datagram that neither opens nor closes a connection: a TCP segment with ACK and
-/// without SYN, FIN and RST, or UDP, with a complete header.
+/// A complete IPv4 datagram that the userspace fast path may forward: a TCP segment with ACK and
+/// without SYN, FIN and RST, or a UDP datagram, with a complete header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plain {
     /// TCP or UDP.

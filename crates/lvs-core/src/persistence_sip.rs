@@ -7,8 +7,8 @@ const DATA_MAX: usize = 255;
 pub(crate) const SIP: &str = "sip";
 
 /// The Call-ID of a SIP message (RFC 3261 section 20.8), found as the kernel's engine finds it
-/// (`get_callid`, `ct_sip_get_header`); `None` if there is none, or if no line break follows it
-/// directly.
+/// (`get_callid`, `ct_sip_get_header`); `None` if there is none, if it is longer than 255 bytes, or
+/// if no line break follows it directly.
 ///
 /// The search ignores the start line, and continues beyond an empty line.
 pub(crate) fn call_id(message: &[u8]) -> Option<&[u8]> {

@@ -48,8 +48,7 @@ pub struct Pool {
     servers: Vec<Arc<Server>>,
     addresses: BTreeMap<SocketAddr, Arc<Server>>,
     scheduler: Box<dyn Scheduler>,
-    /// For the servers that this pool has created: the words in which they set a bit when they
-    /// change.
+    /// Words in which the servers that [`insert`](Self::insert) created set a bit when they change.
     marks: Marks,
     limited: usize,
 }
@@ -94,7 +93,7 @@ impl Pool {
         self.scheduler.slot(request)
     }
 
-    /// Adds a server with a new record.
+    /// Creates a server with this address and these settings, and adds it.
     ///
     /// # Errors
     /// [`Error::ServerExists`], and the errors of [`Server::check`].
@@ -138,7 +137,7 @@ impl Pool {
         Ok(&self.servers[index])
     }
 
-    /// Removes a server. Its record continues to count its open connections.
+    /// Removes and returns a server, which continues to count its open connections.
     ///
     /// # Errors
     /// [`Error::NoServer`].

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_of_every_length_contains_its_addresses() {
+    fn prefix_new_clears_host_bits_and_refuses_excessive_length() {
         for (addr, len, first) in [
             ("255.255.255.255", 0, "0.0.0.0"),
             ("255.255.255.255", 1, "128.0.0.0"),

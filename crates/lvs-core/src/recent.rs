@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_secs(300);
 #[derive(Clone, Debug, Default)]
 pub struct RecentCounter {
     count: u64,
-    /// The number of the latest slot with a packet; slot 0 begins at the zero of the clock.
+    /// The number of the latest slot with a packet; slot 0 begins at time 0 of the clock.
     latest: u64,
     /// Numbers of packets in the slots up to the latest one, each at the slot's number modulo the
     /// number of slots.
@@ -36,8 +36,8 @@ pub struct RecentCount {
     pub recent: u64,
     /// Number of packets in the last minute, or up to ten seconds less.
     pub last_minute: u64,
-    /// Seconds since the first packet after five minutes without one; `None` if there was no packet
-    /// in the last five minutes.
+    /// Seconds since the first packet of the present series. A series ends after five minutes
+    /// without a packet; then, the value is `None`.
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "Option::is_none"))]
     pub since: Option<u64>,
     /// Seconds since the last packet; `None` before the first one.

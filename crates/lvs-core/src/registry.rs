@@ -43,7 +43,7 @@ impl Registry {
         self.factories.insert(name, Arc::new(factory));
     }
 
-    /// Unregisters a scheduler: services can no longer use it.
+    /// Unregisters a scheduler: [`create`](Self::create) no longer finds it.
     pub fn remove(&mut self, name: &str) {
         self.factories.remove(name);
     }

@@ -27,8 +27,8 @@ pub struct Request {
 /// An algorithm that chooses among real servers.
 ///
 /// A user-defined implementation can be used like the built-in ones: register it with
-/// [`Registry::register`](crate::Registry::register). The calls about changes of the list are made
-/// *after* the change.
+/// [`Registry::register`](crate::Registry::register). The methods that report changes of the list
+/// of servers are called *after* the change.
 pub trait Scheduler: fmt::Debug + Send {
     /// Chooses a server for a new connection: an index into `servers`, or `None` if no server
     /// accepts it.
@@ -72,13 +72,14 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = (servers, index);
     }
 
-    /// Sets the seed of the scheduler's random numbers, if it uses any. Called before
-    /// [`start`](Self::start).
+    /// Sets the seed of the scheduler's random numbers, if it uses any. A
+    /// [`Control`](crate::Control) calls this before [`start`](Self::start).
     fn seed(&mut self, seed: u64) {
         let _ = seed;
     }
 
-    /// Sets the sysctls. Called before [`start`](Self::start) and after each change of a sysctl.
+    /// Sets the sysctls. A [`Control`](crate::Control) calls this before [`start`](Self::start) and
+    /// after each change of a sysctl.
     fn sysctls_changed(&mut self, sysctls: &Sysctls) {
         let _ = sysctls;
     }
@@ -94,7 +95,7 @@ pub trait Scheduler: fmt::Debug + Send {
     }
 
     /// Whether the scheduler uses [`Server::latency`], which is measured from the servers'
-    /// replies. Services with such a scheduler accept only servers behind NAT.
+    /// replies. Services with such a scheduler accept only servers with NAT or full NAT.
     fn needs_replies(&self) -> bool {
         false
     }

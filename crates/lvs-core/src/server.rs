@@ -31,7 +31,7 @@ pub struct Server {
     weight: AtomicI32,
     last_weight: AtomicI32,
     configured_weight: AtomicI32,
-    /// The tenths of the configured weight that apply during a slow start.
+    /// The tenths of the configured weight that apply during a slow start; 10 without a slow start.
     tenths: AtomicU8,
     forwarding: AtomicU8,
     tunnel: AtomicU64,
@@ -46,7 +46,7 @@ pub struct Server {
     held: AtomicI32,
     /// Action on the server's connections when the server is removed.
     on_down: AtomicU8,
-    /// Flags of new connections to the server, apart from those of IPVS.
+    /// Flags of new connections to the server, apart from the kernel's.
     watches: AtomicU32,
     latency: Latency,
     /// Number of consecutive connection attempts that the server refused or did not answer.
@@ -58,7 +58,7 @@ pub struct Server {
     marks: Arc<AtomicU64>,
 }
 
-/// Words in which servers mark by their number that they have changed; 64 servers share one word.
+/// Words in which servers set the bit of their number when they change; 64 servers share one word.
 #[derive(Debug, Default)]
 pub(crate) struct Marks(Vec<Arc<AtomicU64>>);
 
@@ -107,8 +107,8 @@ impl Server {
         self.mark = (self.id.0 % 64) as u8;
     }
 
-    /// From now on, the server marks each change of the values that schedulers use. Returns the
-    /// word and the bit of the marks.
+    /// From now on, the server sets its bit at each change of a value that schedulers use. Returns
+    /// the word, and the number of the bit in it.
     pub(crate) fn watch(&self) -> (&Arc<AtomicU64>, u8) {
         self.watched.store(true, Relaxed);
         (&self.marks, self.mark)
@@ -118,11 +118,11 @@ impl Server {
         self.watched.store(false, Relaxed);
     }
 
-    /// Sets the server's mark, if a scheduler [watches](Self::watch) the server.
+    /// Sets the server's bit, if a scheduler [watches](Self::watch) the server.
     #[inline]
     fn changed(&self) {
         if self.watched.load(Relaxed) {
-            // A reader that sees the mark also sees the change.
+            // A reader that sees the bit also sees the change.
             self.marks.fetch_or(1 << self.mark, Release);
         }
     }
@@ -178,8 +178,8 @@ impl Server {
         self.last_weight.store(self.weight(), Relaxed);
     }
 
-    /// Sets the weight that schedulers use, and the share of the configured weight, in tenths, that
-    /// this weight is.
+    /// Sets the weight that schedulers use, and the tenths of the configured weight to which it
+    /// corresponds.
     pub(crate) fn set_share(&self, weight: i32, tenths: u8) {
         self.weight.store(weight, Relaxed);
         if weight != 0 {
@@ -196,29 +196,31 @@ impl Server {
         self.last_weight.store(scaled, Relaxed);
     }
 
-    /// Applies settings of the service that the kernel's IPVS does not have. If `timed` is set, the
-    /// latency of the server's answers is measured.
+    /// Applies settings of the service that the kernel's IPVS does not have. `timed`: the service's
+    /// scheduler uses the latency of the server's answers.
     pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
         self.on_down.store(extras.on_server_down as u8, Relaxed);
         let mut watches = 0;
         if extras.on_server_down.resets() {
             watches |= flag::TRACKED;
         }
-        if timed || extras.count_unanswered && self.forwarding().translates() {
+        if timed {
             watches |= flag::TIMED;
         }
         self.watches.store(watches, Relaxed);
     }
 
-    /// Flags of a new connection to the server, apart from those of IPVS. Attempts to open a TCP
-    /// connection are always counted.
+    /// Flags of a new connection to the server, apart from the kernel's. For TCP, and for UDP with
+    /// NAT, they always include the flag by which attempts are counted.
     #[inline]
     pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
         let watches = self.watches.load(Relaxed);
-        if protocol == Protocol::TCP {
-            watches | flag::TIMED
-        } else {
-            watches & !flag::TRACKED
+        match protocol {
+            Protocol::TCP => watches | flag::TIMED,
+            Protocol::UDP if self.forwarding().translates() => {
+                watches & !flag::TRACKED | flag::AWAITED
+            }
+            _ => watches & !flag::TRACKED,
         }
     }
 
@@ -290,14 +292,15 @@ impl Server {
         (tenths < 10).then_some(tenths * 10)
     }
 
-    /// The server's response time to new connections. It is measured for TCP with NAT; for other
-    /// protocols, only if the service's scheduler uses it.
+    /// The server's response time to new connections. It is measured with NAT and full NAT: always
+    /// for TCP; for other protocols, only if the service's scheduler uses it, or if
+    /// [`count_unanswered`](Extras::count_unanswered) is set.
     pub const fn latency(&self) -> &Latency {
         &self.latency
     }
 
     /// Number of consecutive attempts to open a TCP connection that the server has refused (RST),
-    /// or that the client has repeated without an answer. Only servers with NAT are counted.
+    /// or that the client has repeated without an answer. Counted only with NAT and full NAT.
     pub fn unanswered(&self) -> u32 {
         self.unanswered.load(Relaxed)
     }
@@ -392,7 +395,7 @@ impl Server {
     }
 
     /// Counts a connection with these flags (`ip_vs_bind_dest`), and sets the overload flag at the
-    /// upper threshold. The connection of a health check only keeps the record.
+    /// upper threshold. The connection of a health check only prevents that the record is freed.
     pub(crate) fn bind(&self, flags: u32) {
         if flags & flag::PROBE != 0 {
             self.held.fetch_add(1, Relaxed);

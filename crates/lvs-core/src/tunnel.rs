@@ -36,7 +36,7 @@ impl TunnelChecksum {
         }
     }
 
-    /// The character for the checksum in ipvsadm's listings.
+    /// The abbreviation of the checksum in ipvsadm's listings.
     pub const fn sign(self) -> &'static str {
         match self {
             Self::None => "-c",
@@ -71,7 +71,7 @@ pub enum Tunnel {
 /// Properties of a type of tunnel.
 #[derive(Debug)]
 pub struct TunnelType {
-    /// The word of ipvsadm's grammar, the control protocol and `lvsd`.
+    /// The name in ipvsadm's options, in the control protocol and in the file of `lvsd`.
     pub name: &'static str,
     /// The name of the tunnel type in messages.
     pub title: &'static str,
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tunnel_registry_agrees_with_types() {
+    fn tunnel_types_are_found_by_name_and_survive_packing() {
         for (place, &checksum) in TunnelChecksum::ALL.iter().enumerate() {
             assert_eq!(checksum as usize, place);
         }
@@ -218,13 +218,13 @@ mod tests {
         assert_eq!(
             Tunnel::default().pack(),
             0,
-            "a new record does not have the default tunnel"
+            "the default tunnel is not packed as 0, the value in a new record"
         );
     }
 
     #[cfg(feature = "api")]
     #[test]
-    fn tunnel_types_and_checksums_have_one_name() {
+    fn tunnel_names_equal_names_in_json() {
         for kind in TunnelType::ALL {
             let tunnel = (kind.tunnel)(1, TunnelChecksum::None);
             let json = serde_json::to_value(tunnel).unwrap();

@@ -206,7 +206,7 @@
 #define SHARE_UNPUBLISHED 3
 // The packet may change the state of its connection, or exceeds the MTU.
 #define SHARE_UNFIT 4
-// The packet is neither TCP nor UDP, has IP options, is a fragment, or has a VLAN tag.
+// The packet is neither TCP nor UDP, has IP options, is a fragment, has a VLAN tag or an expiring TTL, is damaged, or is for another host.
 #define SHARE_OTHER 5
 // While no dataplane runs, the packet belongs to a known connection or is for a service: dropped; the sender repeats it.
 #define SHARE_WAITING 6

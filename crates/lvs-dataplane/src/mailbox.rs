@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_are_done_in_order_and_a_closed_mailbox_drops_them() {
+    fn mailbox_returns_jobs_in_order_and_drops_jobs_after_close() {
         let mailbox = Mailbox::<Vec<u8>>::new().expect("a descriptor");
         assert!(!mailbox.wake().take());
         mailbox.post(|all| all.push(1));

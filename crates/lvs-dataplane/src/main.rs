@@ -100,8 +100,9 @@ struct Links {
     #[arg(long, value_name = "auto|N")]
     clamp_mss: Option<ClampMss>,
 
-    /// ICMP errors per second to all receivers, a twentieth of them at once, and one per second to
-    /// a receiver after a burst of six; 0 disables all three limits.
+    /// Maximum number of ICMP errors per second to all receivers, at most a twentieth of them at
+    /// once; each receiver gets a burst of six, and then one per second. 0 disables all three
+    /// limits.
     #[arg(long, default_value_t = 1000, value_name = "N")]
     icmp_limit: u32,
 }
@@ -148,8 +149,8 @@ struct Connections {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Kernel fast path")]
 struct KernelPath {
-    /// Whether established connections are forwarded by the kernel fast path, by programs at the
-    /// interfaces that read the dataplane's connection table (Linux 6.1, root). Default: as auto,
+    /// Whether the kernel fast path forwards established connections: BPF programs at the
+    /// interfaces, which read the dataplane's connection table (Linux 6.1, root). Default: as auto,
     /// but if it is not possible, `lvsadm doctor` shows the reason and reports no problem.
     #[arg(long, value_enum)]
     fast_path: Option<UseKernel>,
@@ -345,8 +346,9 @@ impl FromStr for Helper {
     }
 }
 
-/// Whether a line of the file of rules sets a mark; otherwise it is a command of ipvsadm. Commands
-/// have options such as `-d`, too, but never the action of a rule.
+/// Whether a line of the file of rules is a rule for marks; otherwise it is a command of ipvsadm.
+/// Such commands contain options that begin with `-`, too, but never the action of a rule for
+/// marks.
 fn is_mark_rule(line: &str) -> bool {
     let first = line.split_whitespace().next().unwrap_or_default();
     let options = [
@@ -421,7 +423,7 @@ fn main() -> ExitCode {
         .with_env_var("LVS_LOG")
         .with_default_directive(Level::INFO.into())
         .from_env_lossy();
-    // lvsd has started this dataplane and writes to the same standard error.
+    // If lvsd has started this dataplane, both write to the same standard error.
     let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
     // Without a log, the dataplane still forwards packets.
     let _log = log::start(filter, mark, format, "lvs-dataplane").inspect_err(|error| {
@@ -560,7 +562,7 @@ fn run(
     Ok(())
 }
 
-/// Builds the configuration from the arguments. Reads the files that they name.
+/// Builds the configuration from the arguments, and reads the file of `--rules`.
 fn config(args: Args) -> anyhow::Result<Config> {
     let (auto, xdp): (Vec<_>, _) = args
         .kernel_path

@@ -22,8 +22,8 @@ reasons! {
         IcmpShort => "icmp_short",
         /// The frame arrived on an unknown port.
         NoPort => "no_port",
-        /// The fragment contradicts the other fragments of its datagram, is empty, or reaches
-        /// beyond 64 KiB.
+        /// The fragment repeats or contradicts other fragments of its datagram, is empty or has an
+        /// invalid length, reaches beyond 64 KiB, or is one fragment too many (more than 1024).
         BadFragment => "bad_fragment",
         /// The first fragment of an IPv6 datagram ends before the headers that the decision
         /// requires.
@@ -50,7 +50,7 @@ reasons! {
         UnusedInterface => "unused_interface",
         /// The route to the destination refuses packets (blackhole, unreachable, prohibit).
         RouteRefuses => "route_refuses",
-        /// The route has no source address.
+        /// The route to a server with a tunnel has no source address.
         NoSource => "no_source",
         /// The transport header is too short to be translated.
         ShortHeader => "untranslatable",
@@ -69,10 +69,12 @@ reasons! {
         /// The frame has a priority tag (VLAN 0) inside another priority tag, which no sender
         /// needs.
         NestedTags => "nested_tags",
-        /// The frame's buffer has no space in front of the packet for another header.
+        /// The packet with its new headers or its changed content does not fit into its buffer, or
+        /// would be longer than 64 KiB.
         NoRoom => "no_room",
-        /// The source is an address that no other host can have (one of this host, a loopback,
-        /// multicast or unspecified address), or the translation is to a loopback address.
+        /// The source is an address that no other host can have (for example one of this host, a
+        /// loopback or a multicast address), or the destination or the translation is a loopback
+        /// address.
         Martian => "martian",
         /// The source fails the reverse-path check (`--reverse-path`): there is no route to it or,
         /// if the check is strict, the route uses another interface than that on which the packet

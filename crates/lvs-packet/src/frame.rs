@@ -51,7 +51,7 @@ pub struct Segments {
     pub kind: SegmentKind,
     /// Number of payload bytes of each segment but the last.
     pub size: u16,
-    /// Length of all headers according to the sender; 0 if unknown.
+    /// Length of all headers in bytes, according to the sender; 0 if unknown.
     pub header_len: u16,
     /// Whether only the first segment carries CWR (`VIRTIO_NET_HDR_GSO_ECN`).
     pub ecn: bool,
@@ -151,7 +151,7 @@ impl Frame {
     /// The frame at `place` in a buffer of a backend.
     ///
     /// # Panics
-    /// If the slot is shorter.
+    /// If `place` is not within the buffer `slot`.
     pub fn lent(slot: Lent, place: Range<usize>, offload: Offload) -> Self {
         assert!(
             place.start <= place.end && place.end <= slot.len(),
@@ -180,7 +180,7 @@ impl Frame {
         self.start..self.end
     }
 
-    /// Returns the frame, and leaves an empty one in its place.
+    /// Returns the frame, and leaves a [vacant](Self::vacant) one in its place.
     #[inline]
     #[must_use]
     pub fn take(&mut self) -> Self {
@@ -291,8 +291,9 @@ impl Frame {
         true
     }
 
-    /// Replaces the bytes at `place` by `text`; `false`, without a change, if there is no room
-    /// before the frame. Earlier bytes keep their offsets, including the offsets in `offload`.
+    /// Replaces the bytes at `place` by `text`; `false`, without a change, if `place` is not within
+    /// the frame or there is too little headroom. The bytes before `place` keep their offsets, and
+    /// the offsets in `offload` stay unchanged.
     #[must_use]
     pub fn replace(&mut self, place: Range<usize>, text: &[u8]) -> bool {
         let start = self.start;

@@ -14,8 +14,9 @@ use crate::frame::Frame;
 use crate::intercept::LocalClient;
 use crate::net::PortId;
 
-/// Maximum number of packets that wait for one neighbour's link-layer address; a further packet
-/// replaces the oldest (the kernel's `unres_qlen` default).
+/// Maximum number of packets of a director that wait for one neighbour's link-layer address, or for
+/// the interception of one connection. A further packet replaces the oldest (the kernel's
+/// `unres_qlen` default).
 pub const PER_NEIGHBOUR: usize = 101;
 /// Maximum number of waiting packets of a director.
 pub const TOTAL: usize = 4096;
@@ -101,9 +102,9 @@ impl Held {
         }
     }
 
-    /// Stores `frame` until the link-layer address of `addr` is known; returns whether the caller
-    /// must request the address from the kernel now. `server` is the server of the packet's
-    /// connection.
+    /// Stores `frame` until the link-layer address of `addr` is known, or drops it if the
+    /// director's limits are reached. Returns whether the caller must request the address from the
+    /// kernel now. `server` is the server of the packet's connection, if it belongs to one.
     pub fn hold(
         &mut self,
         port: PortId,
@@ -116,7 +117,8 @@ impl Held {
     }
 
     /// Stores a packet of a client on this host, translated and without link header, until the
-    /// replies to it are intercepted. Returns whether the caller must request the interception now.
+    /// replies to it are intercepted, or drops it if the director's limits are reached. Returns
+    /// whether the caller must request the interception now.
     pub fn hold_local_client(
         &mut self,
         client: LocalClient,
@@ -127,7 +129,7 @@ impl Held {
         self.hold_for(Cause::LocalClient(client), server, frame, now)
     }
 
-    /// Counts a dropped packet of a connection to `server`.
+    /// Counts a dropped packet. `server` is the server of its connection, if it belongs to one.
     pub fn lose(&mut self, server: Option<ServerId>) {
         self.dropped += 1;
         self.drops.count(server, NO_NEIGHBOUR);
@@ -254,7 +256,7 @@ impl Held {
         lost.collect()
     }
 
-    /// Drops the packets that have waited for [`TIMEOUT`].
+    /// Drops and counts the packets that have waited for [`TIMEOUT`].
     pub fn expire(&mut self, now: Instant) {
         let Self {
             queues,
@@ -335,7 +337,7 @@ mod tests {
         assert_eq!(
             first.frame.bytes()[0],
             49,
-            "not the oldest packets were dropped"
+            "packets other than the oldest were dropped"
         );
 
         let mut held = Held::default();
@@ -348,7 +350,7 @@ mod tests {
         assert_eq!((held.bytes, held.dropped), (BYTES, 0));
         assert!(
             held.hold(port, hop(9), None, Frame::from_bytes(&[0]), now),
-            "asked"
+            "the address of the neighbour is not requested"
         );
         assert_eq!((held.bytes, held.len(), held.dropped), (BYTES, 256, 1));
         assert_eq!(held.give_up(port, hop(0)).len(), 64);

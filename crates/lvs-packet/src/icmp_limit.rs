@@ -22,9 +22,10 @@ const PEER_BURST: i64 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Interval between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero
-    /// means no limit.
+    /// disables all limits.
     pub per_receiver: Duration,
-    /// Maximum number of errors per second to all receivers together (`icmp_msgs_per_sec`).
+    /// Maximum number of errors per second to all receivers together (`icmp_msgs_per_sec`); 0 means
+    /// no common limit.
     pub per_second: u32,
     /// Maximum number of errors to all receivers at once (`icmp_msgs_burst`).
     pub burst: u32,
@@ -140,10 +141,11 @@ impl RateLimit {
         }
     }
 
-    /// Whether an error may be sent to `receiver` now. If so, its tokens are used.
+    /// Whether an error may be sent to `receiver` now. If so, uses a token of the bucket of the
+    /// receiver and one of the bucket for all errors; otherwise counts the error as suppressed.
+    /// Errors of path MTU discovery are always allowed, and use no token.
     pub fn allow(&self, kind: ErrorKind, receiver: IpAddr, now: Instant) -> bool {
-        // Path MTU discovery is never limited (`icmpv4_mask_allow`), and a limit of 0 means no
-        // limit.
+        // The kernel never limits path MTU discovery (`icmpv4_mask_allow`).
         if matches!(
             kind,
             ErrorKind::FragmentationNeeded(_)
@@ -229,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn receiver_gets_six_errors_and_then_one_a_second() {
+    fn icmp_errors_to_one_receiver_are_limited_to_six_and_then_one_per_second() {
         let limit = RateLimit::new(Limits::default());
         let a = IpAddr::from([192, 0, 2, 1]);
         let kind = ErrorKind::PortUnreachable;
@@ -269,7 +271,7 @@ mod tests {
 
     /// The error of CVE-2024-47678: a receiver above its own limit used up the common limit.
     #[test]
-    fn receiver_over_its_limit_does_not_use_up_common_limit() {
+    fn icmp_receiver_over_its_limit_does_not_use_up_common_limit() {
         let limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let flooded = IpAddr::from([192, 0, 2, 1]);

@@ -4,9 +4,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-/// Generates IP identifications as a Linux host does: from 256 counters, of which a hash of
-/// addresses and protocol selects one. Workers share the counters, so that two packets to one
-/// receiver do not get the same number within a short time.
+/// Generates IP identifications. For IPv4, a hash of the addresses and the protocol selects one of
+/// 256 counters (Linux uses the same method). Workers share the counters, so that two packets to
+/// one receiver do not get the same number within a short time.
 #[derive(Debug)]
 pub struct IpIds {
     by_receiver: [AtomicU16; 256],

@@ -1,7 +1,7 @@
 //! The packet path: processes received frames, and returns the frames to send. It does no I/O and
 //! reads no clock.
 //!
-//! A program that embeds it creates a [`Pipeline`](pipeline::Pipeline), and calls
+//! A program that embeds this crate creates a [`Pipeline`](pipeline::Pipeline), and calls
 //! [`Pipeline::process`](pipeline::Pipeline::process) with received frames. It implements
 //! [`Net`](net::Net), the look-ups of ports, routes and neighbours, and passes a director, which
 //! implements [`Decide`](pipeline::Decide), for example [`lvs_core::Director`]. After each call, it

@@ -134,7 +134,7 @@ fn within_ms(code: u16, v1: bool) -> u32 {
     (mantissa | 0x1000) << (exponent + 3)
 }
 
-/// Builds the frame that reports `change` for at most [`RECORDS_MAX`] `groups`. `src` is a
+/// Builds the frame that reports `change` for the first [`RECORDS_MAX`] of `groups`. `src` is a
 /// link-local address of the host, or unspecified if the host has none yet.
 pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipChange) -> Vec<u8> {
     let kind = match change {

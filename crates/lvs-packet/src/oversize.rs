@@ -17,7 +17,7 @@ pub struct Oversize(Mutex<BTreeMap<(IpAddr, bool), TooBig>>);
 
 impl Oversize {
     /// Records that a packet of `longest` bytes was too long for the path to `server`, whose MTU is
-    /// `room` bytes.
+    /// `room` bytes. If the list is full, the packet of a further server is not recorded.
     pub fn note(&self, server: IpAddr, tunnel: bool, room: usize, longest: usize) {
         let mut noted = lock(&self.0);
         if noted.len() >= SERVERS_MAX && !noted.contains_key(&(server, tunnel)) {

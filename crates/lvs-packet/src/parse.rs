@@ -71,18 +71,19 @@ pub struct Fragment {
 pub enum Icmp {
     /// An ICMP error that quotes a readable packet.
     Error(IcmpError),
-    /// The message is not an error, or the packet that it quotes cannot be parsed: the host
-    /// receives it.
+    /// IPVS does not use the message: it is not an error of a type that IPVS relates to
+    /// connections, or the packet that it quotes cannot be parsed. The host receives the message.
     Host,
     /// The ICMP message is truncated.
     Short,
 }
 
-/// Reads the IPv4 header at the start of `bytes`, after which padding may follow. `aggregate` means
-/// that the packet is a super-packet, whose header may have a length of 0.
+/// Reads the IPv4 header at the start of `bytes`, which may end with padding. `aggregate` means
+/// that the packet is a super-packet, whose length field may be 0.
 ///
 /// # Errors
-/// The checks of a host (RFC 1122 section 3.2.1), in the kernel's order (`ip_rcv_core`).
+/// The packet fails one of the checks of a host (RFC 1122 section 3.2.1), which are made in the
+/// kernel's order (`ip_rcv_core`).
 #[inline]
 pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if bytes.len() < ipv4::HEADER_LEN {
@@ -140,8 +141,9 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
 }
 
 /// Reads the IPv4 packet at the start of `bytes` if it is ordinary: no options, no fragment, a TTL
-/// above 1, and a complete header of UDP, or of a TCP segment that continues a connection. The
-/// userspace fast path decides on such a packet, and may still leave it to the slow path.
+/// above 1, a correct header checksum, and a complete header of UDP, or of a TCP segment that
+/// continues a connection. The userspace fast path decides on such a packet, and may still leave it
+/// to the slow path.
 #[inline]
 pub fn plain(bytes: &[u8]) -> Option<Plain> {
     let header: &[u8; ipv4::HEADER_LEN] = bytes.first_chunk()?;
@@ -174,8 +176,9 @@ pub fn plain(bytes: &[u8]) -> Option<Plain> {
 /// [`ipv4()`].
 ///
 /// # Errors
-/// The checks of a host (`ip6_rcv_core`). If the chain of extension headers is truncated or does
-/// not end: [`FrameDrop::IpHeaderLength`].
+/// The packet fails one of the checks of a host (`ip6_rcv_core`). If the chain of extension headers
+/// is truncated or does not end: [`FrameDrop::IpHeaderLength`]. If the source is a multicast
+/// address: [`FrameDrop::Martian`].
 pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if bytes.len() < ipv6::HEADER_LEN {
         return Err(FrameDrop::Truncated);

@@ -65,7 +65,9 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
 /// anything.
 ///
 /// # Errors
-/// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].
+/// [`FrameDrop::BadOffload`] for the checksum; [`FrameDrop::BadAggregate`] or
+/// [`FrameDrop::TinySegments`] for the segmentation, as [`Cut::new`], and
+/// [`FrameDrop::BadAggregate`] if the super-packet is a fragment.
 #[inline]
 pub fn check_offload(frame: &Frame, packet: &Packet) -> Result<(), FrameDrop> {
     if let Some(partial) = frame.offload.checksum {

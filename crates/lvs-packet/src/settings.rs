@@ -111,8 +111,8 @@ pub enum ClampMss {
 }
 
 impl ClampMss {
-    /// The smallest fixed limit that is accepted: each IPv4 host accepts segments of this size (RFC
-    /// 9293 section 3.7.1).
+    /// The smallest limit in bytes, fixed or automatic: each IPv4 host accepts segments of this
+    /// size (RFC 9293 section 3.7.1).
     pub const LEAST: u16 = 536;
 }
 

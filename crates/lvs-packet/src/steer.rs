@@ -38,9 +38,9 @@ const ISAKMP: u16 = 500;
 pub struct Keys {
     /// Factors of the four 32-bit words of an IPv6 address.
     pub words: [u32; 4],
-    /// The number with which the sum begins.
+    /// The number that is added to the folded address.
     pub seed: u32,
-    /// Factors of the sum: one before the port, and two after it.
+    /// Factors of the hash: the first is applied before the port is added, the others after it.
     pub factors: [u32; 3],
 }
 
@@ -57,8 +57,8 @@ impl Keys {
         }
     }
 
-    /// Folds an address into 32 bits. Of an IPv6 address, only the first `words` 32-bit words
-    /// count.
+    /// Folds an address into 32 bits. An IPv4 address stays unchanged; of an IPv6 address, only the
+    /// first `words` 32-bit words count.
     pub fn fold(&self, addr: IpAddr, words: usize) -> u32 {
         match addr {
             IpAddr::V4(addr) => addr.to_bits(),

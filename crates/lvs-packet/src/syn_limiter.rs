@@ -5,8 +5,8 @@
 //! more time. If SYNs need more than half of the time, each of three kinds of SYNs has a separate
 //! share of the time:
 //!
-//! * SYNs of known clients, which have had a connection with more than its handshake within minutes
-//!   (a forged source has had none);
+//! * SYNs of known clients, which have sent more than a handshake in a connection within the last
+//!   5 to 10 minutes (a forged source has not);
 //! * repeated SYNs, which every honest client sends after a second;
 //! * all other SYNs.
 //!
@@ -22,9 +22,9 @@ use std::time::Duration;
 
 use lvs_core::Instant;
 
-/// Divisor: if SYNs need more than this part of the time (a half), they are classified.
+/// If SYNs need more than 1/`CALM` of the time, they are classified.
 const CALM: u32 = 2;
-/// Divisors: the part of the time for each kind of SYN. The kinds are SYNs of known clients,
+/// Each kind of SYN gets 1/n of the time, with its number n in this array: SYNs of known clients,
 /// repeated SYNs, and others.
 const SHARES: [u32; KINDS] = [3, 16, 16];
 const KINDS: usize = 3;
@@ -94,7 +94,7 @@ impl Purse {
 struct Kind {
     part: u32,
     purse: Purse,
-    /// Number of SYNs of each network that have passed in this epoch.
+    /// Number of SYNs that were counted for the quota of each network in this epoch.
     taken: Box<[u16; NETWORKS as usize]>,
     /// Number of networks that have sent SYNs of this kind in this epoch.
     asking: u32,
@@ -270,8 +270,7 @@ impl SynLimiter {
         self.until.is_some()
     }
 
-    /// Sets the state that a flood for an hour leaves, in which SYNs used all of the time. For
-    /// tests.
+    /// Simulates a flood that continues for an hour, in which almost no SYN passes. For tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn is_flooded(&mut self, now: Instant) {
         self.until = Some(now + Duration::from_secs(3600));
@@ -282,7 +281,8 @@ impl SynLimiter {
         }
     }
 
-    /// Records that `client` has a connection, so that it is a known client from now on.
+    /// Records that `client` has a connection, so that it counts as a known client for 5 to 10
+    /// minutes.
     pub(super) fn meets(&mut self, client: IpAddr, now: Instant) {
         self.known.age(now);
         let hash = self.hasher.hash_one(host_of(client));
@@ -476,7 +476,7 @@ mod tests {
         }
         assert!(
             at_once < 50,
-            "most of the flood's network have to wait: {at_once}"
+            "half of the clients in the flood's networks passed at once: {at_once}"
         );
         flood.run(Duration::from_secs(1));
         let mut again = 0;
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn known_clients_expire() {
+    fn syn_limiter_filter_discards_hash_after_two_periods() {
         let mut memory = Memory::new(1 << 12, Duration::from_secs(10));
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         memory.insert(7);
@@ -556,7 +556,7 @@ mod tests {
     /// With a million known clients, one in 16 other clients counts as known; with a flood of
     /// 200,000 a second, one in 300 other SYNs counts as repeated.
     #[test]
-    fn filter_with_too_many_clients_has_false_positives() {
+    fn syn_limiter_filters_limit_false_positives_and_memory() {
         let syn_limiter = SynLimiter::default();
         let hash = |n: u64| syn_limiter.hasher.hash_one(n);
         for (mut memory, count, part) in [

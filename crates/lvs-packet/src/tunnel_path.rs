@@ -355,7 +355,7 @@ mod tests {
     /// Above the limit of servers, the MTU of the route applies. Path MTUs that were reported for
     /// other servers remain.
     #[test]
-    fn learned_path_mtus_are_bounded() {
+    fn tunnel_path_mtus_are_stored_for_limited_number_of_servers() {
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
         let now = Instant::from_secs(1);
         let (all, mut known) = (TunnelPaths::default(), KnownPaths::default());

@@ -13,8 +13,8 @@ use super::tunnel_path::TunnelPaths;
 pub struct Ways {
     /// The path to the server.
     pub server: Way,
-    /// The outer headers of requests, if the server uses a tunnel. A request may be as long as the
-    /// MTU of the path minus these headers.
+    /// The outer headers of requests, if the server uses a tunnel. The MTU of `server` is then the
+    /// length of the longest request without these headers.
     pub outer: Option<Template>,
     /// The path to the client; `None` if replies do not pass the director.
     pub client: Option<Way>,
@@ -29,7 +29,7 @@ pub enum NoWay {
     /// Client and server are of different families.
     #[error("its client and its server are of different families")]
     Families,
-    /// The client or the server is this host, or an address of the dataplane.
+    /// The client or the server has an address of this host, of the dataplane or of a service.
     #[error("the director itself is its client or its server")]
     Host,
     /// No other host can have sent a packet between these addresses (`is_martian`).
@@ -37,11 +37,14 @@ pub enum NoWay {
         "no other host can have sent a packet with its addresses (such as loopback, multicast, or the director's own)"
     )]
     Martian,
-    /// Packets to the server cannot be sent now, or not through an Ethernet interface.
-    #[error("there is no route to its server, or the neighbour is not resolved")]
+    /// Packets to the server cannot be sent now, not through an Ethernet interface, or not through
+    /// the tunnel (its MTU is too small, or the route has no source address).
+    #[error(
+        "its server has no route through Ethernet, its neighbour is not resolved, or the MTU is too small for the tunnel"
+    )]
     ToServer,
     /// Packets to the client cannot be sent now, or not through an Ethernet interface.
-    #[error("there is no route to its client, or the neighbour is not resolved")]
+    #[error("its client has no route through Ethernet, or its neighbour is not resolved")]
     ToClient,
     /// The outer headers of the tunnel are not the same for all packets.
     #[error("its tunnel has a checksum (--tun-csum, --tun-remcsum)")]

@@ -79,7 +79,7 @@ const NOT_THE_DATAPLANES: &[i64] = &[
     libc::SYS_personality,
 ];
 
-/// Sandboxes this process as `lvsd`.
+/// Sandboxes this process as `lvsd`. Returns whether seccomp is in use, and if not, the reason.
 pub fn daemon() -> Confinement {
     let mut done = Confinement::default();
     note(&mut done, refuse(NOBODYS, Foreign::Made));
@@ -107,7 +107,8 @@ pub struct Places {
     pub tcp: bool,
 }
 
-/// Sandboxes this process as a dataplane. Call it before threads are started.
+/// Sandboxes this process as a dataplane. Call it before threads are started. Returns which of
+/// Landlock and seccomp are in use, and the reasons why the others are not.
 pub fn dataplane(places: &Places) -> Confinement {
     let mut done = Confinement::default();
     // The process starts no program that needs more rights.

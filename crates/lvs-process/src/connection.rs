@@ -92,7 +92,7 @@ pub(super) fn serve_connection(
         // Sets the priority of this thread only; an error is ignored.
         let _ = rustix::process::setpriority_process(None, READER_NICE);
     }
-    // If the client disconnects, the read ends with an error, so that the slot is released.
+    // If the client disconnects or the time is over, the read ends, so that the slot is released.
     let mut reader = BufReader::new(Within::new(stream, HELLO_TIMEOUT));
     let mut writer = BufWriter::with_capacity(BUFFER, Within::new(stream, WRITE_TIMEOUT));
     let mut session = Session {
@@ -124,7 +124,10 @@ pub(super) fn serve_connection(
         // the dataplane.
         let _answer = place.answer();
         let (id, answer) = match serde_json::from_slice::<RawRequest<'_>>(&line) {
-            Err(error) => (0, Err(malformed(format!("this is not a request: {error}")))),
+            Err(error) => (
+                0,
+                Err(malformed(format!("the line is not a request: {error}"))),
+            ),
             Ok(request) => {
                 let mut out = Sink::new(request.id, &mut writer);
                 (request.id, session.answer(&request, &mut out))

@@ -16,7 +16,7 @@ fn left(until: Instant) -> io::Result<Option<Duration>> {
     Ok(Some(left))
 }
 
-/// Reads once, until the deadline.
+/// Reads once, and fails if no byte arrives before the deadline.
 pub fn read_until<S>(mut stream: &S, bytes: &mut [u8], until: Instant) -> io::Result<usize>
 where
     S: AsFd,
@@ -26,7 +26,7 @@ where
     stream.read(bytes)
 }
 
-/// Writes all bytes, within a time limit.
+/// Writes all bytes, and fails if the peer does not accept them within `patience`.
 pub fn write_within<S>(mut stream: &S, mut bytes: &[u8], patience: Duration) -> io::Result<()>
 where
     S: AsFd,

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// Answers the requests of clients.
 pub trait Handler: Send + Sync + 'static {
-    /// Name and version: `lvs-dataplane 0.1.0`.
+    /// Name and version of the process, for example `lvs-dataplane 0.1.0`.
     fn name(&self) -> String;
 
     /// Size of the connection table as listings print it.

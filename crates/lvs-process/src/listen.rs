@@ -75,7 +75,7 @@ fn of_pid(pid: &Option<u32>) -> String {
 /// files. Call it before the new dataplane requests any exclusive resource.
 ///
 /// # Errors
-/// The previous dataplane is running, and is not exiting.
+/// The previous dataplane is running, and has not exited within the time limit.
 pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
     let owner = || match address.path() {
         Some(path) => owner_beside(path, LOCK),

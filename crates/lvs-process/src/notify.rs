@@ -48,7 +48,7 @@ impl Notify {
 }
 
 /// Time within which the service manager expects a watchdog message before it kills this process;
-/// `None` if its watchdog is off.
+/// `None` if its watchdog is off, or is for another process.
 pub fn watchdog_interval() -> Option<Duration> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let for_us = match std::env::var_os("WATCHDOG_PID") {

@@ -251,9 +251,7 @@ fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
     let thread = thread::spawn(move || {
         let places = Arc::<Places>::default();
         let reader = denied.map(|_| 1000);
-        let place = places
-            .take(reader)
-            .expect("the reader gets the first place");
+        let place = places.take(reader).expect("the reader gets the first slot");
         // The only error is that the client has closed its connection.
         let _ = serve_connection(&server, &place, denied, &Fake::new());
     });
@@ -276,7 +274,7 @@ fn padded(request: &str, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn longest_request_depends_on_rights_of_client() {
+fn request_longer_than_limit_of_client_rights_is_refused() {
     let hello = "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}";
     let get = "{\"id\":2,\"method\":\"timeouts.get\"}";
     let reader = Some(Refusal::User);

@@ -17,7 +17,7 @@ use crate::notify::Notify;
 pub use crate::notify::watchdog_interval as interval;
 use lvs_api::{Address, Client, Error};
 
-/// A thread that resets the watchdog until this is dropped.
+/// A thread that resets the watchdog until this value is dropped.
 #[derive(Debug)]
 pub struct Feeder {
     stop: Option<Sender<()>>,
@@ -25,8 +25,8 @@ pub struct Feeder {
 }
 
 impl Feeder {
-    /// Starts a thread that queries the dataplane at `address` three times in each `interval`.
-    /// While `is_stopping` is true, a missing answer does not count as a failure.
+    /// Starts a thread that queries the dataplane at `address` three times in each `interval`. If
+    /// an answer is missing and `is_stopping` returns true, the thread ends.
     ///
     /// # Errors
     /// No thread can be started.

@@ -76,7 +76,7 @@ pub(super) struct Balancer {
 /// Numbers of accepted and refused connections of a proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of connections, and of clients that send datagrams.
+    /// Number of present TCP connections, and of clients that send datagrams.
     pub connections: usize,
     /// Maximum number of connections and clients at a time.
     pub most: usize,
@@ -220,7 +220,7 @@ impl Balancer {
             .handle_packet(&PacketMeta::new(Hook::Local, tuple, transport, len), now);
         let Verdict::Forward(forward) = verdict else {
             self.refused.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(%client, %virt, ?verdict, "refused");
+            tracing::debug!(%client, %virt, ?verdict, "the director refused the connection");
             return None;
         };
         let key = (service, forward.target);

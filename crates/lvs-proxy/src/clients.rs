@@ -366,7 +366,7 @@ mod tests {
         let left: Vec<bool> = flood.iter().map(taken).collect();
         assert!(
             left[..901].iter().all(|taken| *taken),
-            "not the oldest new clients were evicted"
+            "one of the oldest new clients was not evicted"
         );
         assert!(left[901..].iter().all(|taken| !taken));
         // Clients of a flood that cannot be evicted do not get more slots than their share.
@@ -380,7 +380,6 @@ mod tests {
         assert!(table.by_length.is_empty());
     }
 
-    /// After each change, the queues are ordered by their length.
     #[test]
     fn client_queues_are_ordered_by_length() {
         let clients = Arc::new(Clients::default());
@@ -404,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_one_host_are_one_source() {
+    fn proxy_client_with_many_ipv6_addresses_counts_as_one_source() {
         let clients = Arc::new(Clients::default());
         let own = |n: u16| SocketAddr::new([0x2001, 0xdb8, 0, 1, 0, 0, 0, n].into(), 1);
         let others: Vec<Slot> = (0..90)
@@ -434,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn source_evicts_its_own_clients_first() {
+    fn source_with_many_clients_evicts_its_own_clients_first() {
         let clients = Arc::new(Clients::default());
         let others: Vec<Slot> = (0..90)
             .map(|n| some(slot(&clients, 1, client(1000 + n, 1), 0)))
@@ -462,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_established_clients_are_evictable() {
+    fn idle_established_client_is_evicted() {
         let clients = Arc::new(Clients::default());
         let talking: Vec<Slot> = (0..100)
             .map(|n| some(slot(&clients, 1, client(n, 1), 0)))
@@ -477,12 +476,12 @@ mod tests {
         let late: Vec<Admission> = (0..2).map(|_| newcomer(31_000)).collect();
         assert!(matches!(late[0], Admission::Instead(_)));
         let gone: Vec<usize> = (0..100).filter(|n| taken(&talking[*n])).collect();
-        assert_eq!(gone.len(), 1, "not exactly one client was evicted");
+        assert_eq!(gone.len(), 1, "more or fewer than one client was evicted");
         assert!(gone[0] < 50);
     }
 
     #[test]
-    fn full_table_evicts_client_of_the_same_service() {
+    fn full_client_table_evicts_client_of_same_service() {
         let clients = Arc::new(Clients::default());
         let crowded = |n| clients.slot(service(1), client(n, 1), (MOST, true), 0);
         assert!(

@@ -15,8 +15,8 @@ use tokio::net::TcpStream;
 
 use super::balancer::{Entry, Way};
 
-/// Maximum number of bytes that are copied at a time. For a slow receiver, the process stores at
-/// most these, or the content of a pipe.
+/// Maximum number of bytes that are copied at a time. In each direction of a connection with a slow
+/// receiver, the process stores at most this number of bytes, or the content of a pipe.
 const COPY: usize = 16 << 10;
 /// Size of a pipe in bytes: 16 pages, unless the kernel grants less.
 const PIPE: usize = 64 << 10;

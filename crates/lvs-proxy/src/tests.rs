@@ -194,7 +194,7 @@ async fn connection_refused_by_server_is_retried_at_another() {
 
 /// Connections of several clients at the same time, whose turns in the scheduler interleave.
 #[tokio::test]
-async fn clients_are_served_while_one_server_is_up() {
+async fn proxy_clients_are_served_while_one_server_is_up() {
     let (one, alive) = server().await;
     let bench = Bench::new(Options::default(), &[alive, free()]);
     let accepts = tokio::spawn(async move {
@@ -220,7 +220,7 @@ async fn clients_are_served_while_one_server_is_up() {
 }
 
 #[tokio::test]
-async fn clients_without_server_are_reset() {
+async fn proxy_client_without_server_is_reset() {
     let bench = Bench::new(Options::default(), &[]);
     // The reset may come before the client has seen that it was accepted.
     if let Ok(mut client) = TcpStream::connect(bench.address).await {
@@ -409,7 +409,7 @@ async fn occupied_address_is_refused_with_fix() {
 }
 
 #[tokio::test]
-async fn datagrams_keep_their_server_until_removed() {
+async fn proxied_datagrams_keep_server_until_it_is_removed() {
     let servers = [
         UdpSocket::bind("127.0.0.1:0").await.unwrap(),
         UdpSocket::bind("127.0.0.1:0").await.unwrap(),
@@ -506,7 +506,8 @@ async fn datagram_flood_evicts_only_its_own_clients() {
         }
     }
     let _newcomer = ask("127.2.0.1:0".to_owned()).await;
-    assert_eq!(asked(&talking).await, port, "the client was evicted");
+    let again = asked(&talking).await;
+    assert_eq!(again, port, "the established client was evicted");
     let counts = bench.proxy.counts();
     assert!(counts.evicted > 0, "{counts:?}");
     assert_eq!(counts.most, MOST);

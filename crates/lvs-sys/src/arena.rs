@@ -183,8 +183,8 @@ fn ask_for(line: NonNull<u8>) {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `map_memory` made, of that length. Every `Lent` keeps the arena
-        // alive, so no slot is lent now.
+        // SAFETY: this is the mapping that `map_memory` made, of that length. Every `Lent` keeps
+        // the arena alive, so no slot is lent now.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.slots * self.slot_len) };
     }
 }

@@ -69,7 +69,7 @@ pub fn reported(fd: &OwnedFd) -> io::Result<[u32; 64]> {
 /// The hook of an interface to which programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Incoming packets, before packet sockets (tcx, Linux 6.6).
+    /// Incoming packets, after packet sockets have received their copies (tcx, Linux 6.6).
     Ingress,
     /// Outgoing packets (tcx).
     Egress,

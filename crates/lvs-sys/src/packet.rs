@@ -209,9 +209,9 @@ impl PacketSocket {
     }
 
     /// Makes this socket the first member of a new group of sockets (`PACKET_FANOUT`) that are
-    /// bound to the same interface and share the received frames. Until a program divides them
-    /// ([`Self::divide_by`]), this socket receives all of them. Frames that this host sends are not
-    /// received.
+    /// bound to the same interface and share the received frames. Returns the number of the group.
+    /// Until a program divides the frames ([`Self::divide_by`]), this socket receives all of them.
+    /// Frames that this host sends are not received.
     ///
     /// # Errors
     /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down.

@@ -51,8 +51,8 @@ const SO_PEERPIDFD: libc::c_int = 77;
 const SO_PEERPIDFD: libc::c_int = 0x0056;
 
 impl Process {
-    /// Returns the process that connected `socket`. Before Linux 6.5, it is the process that has
-    /// the id `pid` now; before 5.3, it is unknown.
+    /// Returns the remote process of `socket`. Before Linux 6.5, it is the process that has the id
+    /// `pid` now; before 5.3, or if no process has this id, it is unknown.
     pub fn of_peer(socket: &impl AsFd, pid: u32) -> Self {
         let fd = socket.as_fd().as_raw_fd();
         match get_option(fd, libc::SOL_SOCKET, SO_PEERPIDFD, -1_i32) {

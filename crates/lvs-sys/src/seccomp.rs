@@ -7,9 +7,9 @@ use crate::classic::{IF_EQUAL, IF_NOT_LESS, LOAD, Op, RETURN, op};
 /// the numbers mean other calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// The kernel executes them.
+    /// The kernel executes these calls.
     Made,
-    /// The kernel refuses them.
+    /// The kernel refuses these calls with `EPERM`.
     Refused,
 }
 
@@ -28,7 +28,8 @@ const X32: u32 = 0x4000_0000;
 pub(crate) const NUMBER: u32 = 0;
 pub(crate) const ARCH: u32 = 4;
 
-/// Returns the filter program: it answers `calls`, fewer than 250, with `EPERM`.
+/// Returns the filter program: it refuses `calls`, fewer than 250, with `EPERM`, and treats calls by
+/// foreign conventions as `foreign` says.
 fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<Op> {
     let refuse = op(
         RETURN,

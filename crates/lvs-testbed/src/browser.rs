@@ -75,11 +75,15 @@ impl Browser {
             words.extend(["--data-binary".to_owned(), file]);
         }
         let text = self.host.run("curl", &words)?;
-        let mut answer: Value =
-            serde_json::from_str(&text).with_context(|| format!("{method} {path}: {text}"))?;
+        let mut answer: Value = serde_json::from_str(&text).with_context(|| {
+            format!("chromedriver answered {method} {path} without JSON: {text}")
+        })?;
         let value = answer["value"].take();
         let failed = value.get("error").and_then(Value::as_str);
-        ensure!(failed.is_none(), "{method} {path}: {value}");
+        ensure!(
+            failed.is_none(),
+            "chromedriver refused {method} {path}: {value}"
+        );
         Ok(value)
     }
 
@@ -92,8 +96,8 @@ impl Browser {
         Ok(())
     }
 
-    /// Runs JavaScript. Returns the result of the script. If it is a promise, waits for the promise,
-    /// and returns the promised value.
+    /// Runs JavaScript. Returns the result of the script. If it is a promise, waits for the
+    /// promise, and returns the promised value.
     ///
     /// # Errors
     /// The error of the browser.
@@ -174,7 +178,8 @@ impl Browser {
         .with_context(|| self.text("body").unwrap_or_default())
     }
 
-    /// Emulates a screen of this size with a light or dark colour scheme.
+    /// Emulates a screen of this size in CSS pixels, with a light or dark colour scheme. A screen
+    /// narrower than 600 pixels is that of a mobile device.
     ///
     /// # Errors
     /// The error of the browser.
@@ -199,7 +204,7 @@ impl Browser {
     /// Writes a screenshot as a PNG file.
     ///
     /// # Errors
-    /// The screenshot cannot be made.
+    /// The screenshot cannot be made or written.
     pub fn picture(&self, file: &Path) -> Result<()> {
         let picture = self.ask("GET", "/screenshot", None)?;
         let text = picture.as_str().context("WebDriver returned no picture")?;

@@ -25,7 +25,7 @@ pub const FULL_BULK: u64 = 512 << 20;
 /// Fills the buffer with bytes of the stream, starting at `offset`.
 pub fn fill(offset: u64, buffer: &mut [u8]) {
     let mut index = offset / 8;
-    let skip = usize::try_from(offset % 8).expect("below 8");
+    let skip = usize::try_from(offset % 8).expect("a remainder of 8 is small");
     let (head, rest) = buffer.split_at_mut(if skip == 0 {
         0
     } else {

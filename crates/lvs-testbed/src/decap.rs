@@ -41,7 +41,7 @@ pub fn setup_script() -> String {
 ///
 /// # Errors
 ///
-/// The pair cannot be created, or the program is missing.
+/// The pair cannot be created, the program is missing, or the relay is not ready in time.
 pub fn start(host: &Host) -> Result<crate::Proc> {
     host.sh(&setup_script())?;
     let relay = host.spawn(crate::programs::own()?, &["decap"])?;
@@ -58,7 +58,7 @@ pub fn start(host: &Host) -> Result<crate::Proc> {
 ///
 /// # Errors
 ///
-/// The veth pair does not exist, or the kernel does not permit the sockets.
+/// The veth pair does not exist, a socket cannot be opened, or a packet cannot be read.
 pub fn run() -> Result<()> {
     let mut sources = Vec::new();
     for domain in [Domain::IPV4, Domain::IPV6] {
@@ -113,9 +113,11 @@ pub fn run() -> Result<()> {
             .into_iter()
             .map(|(socket, from)| scope.spawn(move || relay(&socket, from, packet, *sent)))
             .collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a thread panicked")))
+        threads.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|_| bail!("a thread of the relay panicked"))
+        })
     })
 }
 
@@ -190,7 +192,8 @@ fn relay(
 const ETHERNET: usize = 14;
 
 /// Replaces the headers before the inner packet by an Ethernet header, in place. The packet begins
-/// at byte 14 of `buffer`. `None` if the inner packet does not match these headers.
+/// at byte 14 of `buffer`. `None` if the headers are invalid, or the inner packet is too short or
+/// has another IP version.
 fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
     let received = buffer.get(ETHERNET..)?;
     // An IPv4 raw socket also returns the IP header.
@@ -256,8 +259,8 @@ fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
     }
 }
 
-/// Returns the IP version of the packet inside a GUE packet, and the length of the GUE header. `None`
-/// if the content is no IP packet, or the header has options.
+/// Returns the IP version of the packet inside a GUE packet, and the length of the GUE header.
+/// `None` if the content is no IP packet, or the header has options.
 fn gue_header(payload: &[u8]) -> Option<(u8, usize)> {
     match payload.get(..4)? {
         [0, 4, 0, 0] => Some((4, 4)),
@@ -300,14 +303,14 @@ mod tests {
             (source(V4, GUE), &gue, 0x45, four),
             (source(V6, UDP), &udp, 0x45, four),
         ] {
-            let frame = unwrapped(from, headers, first).expect("a whole packet");
+            let frame = unwrapped(from, headers, first).expect("the packet is unpacked");
             assert_eq!(frame[..14], want, "{from:?}");
             assert_eq!(frame.len(), 14 + 43, "{from:?}");
         }
     }
 
     #[test]
-    fn packets_without_tunnel_are_ignored() {
+    fn invalid_tunnel_packets_are_ignored() {
         let mut short = [0x45; 40];
         assert_eq!(unwrap(&mut short, source(V4, IPV4), [2; 6], [3; 6]), None);
         assert_eq!(unwrap(&mut [0; 14], source(V4, IPV4), [2; 6], [3; 6]), None);

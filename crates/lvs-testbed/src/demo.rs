@@ -38,7 +38,7 @@ fn parse_method(word: &str) -> Result<Forward> {
 /// Runs the demo.
 ///
 /// # Errors
-/// A forwarding method did not work; the output shows the reason.
+/// A program is missing, or a forwarding method did not work; the output shows the reason.
 pub fn main(options: &DemoOptions) -> Result<()> {
     let style = Style::detect();
     for program in ["lvs-dataplane", "lvsadm"] {

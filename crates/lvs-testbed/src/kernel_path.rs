@@ -81,7 +81,7 @@ impl Programs {
     pub(crate) fn new(layout: Layout, macs: [Mac; 2]) -> Result<Self, FastPathError> {
         let kernel = FastPath::open_in_virtual_time(layout)?;
         let tried = kernel.try_interface(LOOPBACK, Mac([0; 6]));
-        tried.expect("the other variant does not exist");
+        tried.expect("no other interface uses the entry");
         Ok(Self {
             kernel,
             macs,
@@ -103,7 +103,10 @@ impl Programs {
     /// Memory of the director's connection table, which the BPF programs share. Free slots are
     /// reused at once, as in a table without the programs.
     pub(crate) fn memory(&self) -> Memory {
-        let memory = self.kernel.memory(0).expect("as long as the layout");
+        let memory = self
+            .kernel
+            .memory(0)
+            .expect("the memory has the length of the layout");
         memory.quarantined(std::time::Duration::ZERO)
     }
 
@@ -183,7 +186,7 @@ impl Programs {
             .xdp()
             .expect("the programs were opened with the fast path");
         let run = program.test_run(LOOPBACK, bytes, 0, false);
-        let (verdict, out) = run.expect("the kernel tries programs out");
+        let (verdict, out) = run.expect("the kernel executes the test run");
         if verdict != XDP_REDIRECTED {
             assert_eq!(
                 out, bytes,

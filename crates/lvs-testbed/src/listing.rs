@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 /// A line of a listing: a service, or one of its servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// `TCP`, `UDP`, `FWM`; empty for a server.
+    /// `TCP`, `UDP`, `SCTP` or `FWM`; empty for a server.
     pub protocol: String,
     /// Address and port as printed.
     pub address: String,
@@ -25,7 +25,7 @@ impl Row {
     ///
     /// # Errors
     ///
-    /// When there is no number.
+    /// The column does not exist, or contains no number.
     pub fn number(&self, column: usize) -> Result<u64> {
         let word = self
             .words
@@ -62,7 +62,7 @@ pub fn rows(text: &str) -> Vec<Row> {
 /// A line of `-L -n -c`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// `TCP` or `UDP`.
+    /// `TCP` or `UDP`; `IP` for a template of a service with a mark.
     pub protocol: String,
     /// Remaining time in seconds.
     pub expires: u64,
@@ -76,11 +76,11 @@ pub struct Connection {
     pub destination: String,
 }
 
-/// The rows of `-L -n -c`.
+/// The rows of `-L -n -c`, without those of SCTP.
 ///
 /// # Errors
 ///
-/// When a line is not of that shape.
+/// A line does not have the columns of a connection, or its time is invalid.
 pub fn connections(text: &str) -> Result<Vec<Connection>> {
     text.lines()
         .filter(|line| {
@@ -97,7 +97,7 @@ pub fn connections(text: &str) -> Result<Vec<Connection>> {
                 destination,
             ] = words[..]
             else {
-                anyhow::bail!("not a connection: {line:?}");
+                anyhow::bail!("the line is not a connection: {line:?}");
             };
             let (minutes, seconds) = expires
                 .split_once(':')
@@ -132,14 +132,14 @@ mod tests {
             ("TCP", "rr")
         );
         assert!(rows[1].is_server());
-        assert_eq!(rows[1].number(3).expect("a number"), 500);
+        assert_eq!(rows[1].number(3).expect("the column is a number"), 500);
     }
 
     #[test]
     fn connection_listing_is_parsed() {
         let text = "IPVS connection entries\npro expire state       source             virtual            destination\n\
                     TCP 01:59  TIME_WAIT   192.0.2.100:40000 192.0.2.10:80      10.0.0.11:80\n";
-        let connections = connections(text).expect("well formed");
+        let connections = connections(text).expect("the listing is parsed");
         assert_eq!(connections.len(), 1);
         assert_eq!(
             (connections[0].expires, connections[0].state.as_str()),

@@ -45,7 +45,7 @@ pub struct LoadOptions {
     /// kernel chooses the ports
     #[arg(long, default_value_t = 0)]
     pub first_port: u16,
-    /// Interval of the progress reports (a line of JSON), in milliseconds
+    /// Interval of the progress reports (a line of JSON), in milliseconds; 0: no reports
     #[arg(long, default_value_t = 0)]
     pub progress_ms: u64,
     /// Stop when standard input ends
@@ -166,7 +166,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// The client program cannot run. Failed requests are in the report.
+    /// The client program cannot run, or prints no valid report. Failed requests are in the report.
     pub fn load(&self, options: &LoadOptions) -> Result<LoadReport> {
         let mut options = options.clone();
         if options.first_port == 0 && options.requests != 0 {
@@ -175,7 +175,8 @@ impl Host {
         let (program, arguments) =
             crate::programs::own_with(options.arguments(), options.real_time)?;
         let printed = self.run(program, &arguments)?;
-        serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
+        serde_json::from_str(&printed)
+            .with_context(|| format!("the load client printed no valid report: {printed}"))
     }
 
     /// Starts requests that continue until [`SteadyLoad::finish`].
@@ -240,7 +241,7 @@ impl SteadyLoad {
     ///
     /// # Errors
     ///
-    /// When the client program failed.
+    /// The client program failed, did not exit in time, or printed no valid report.
     pub fn finish(mut self) -> Result<LoadReport> {
         let status = self.0.wait(PATIENCE)?;
         let printed = self.0.log();
@@ -249,14 +250,14 @@ impl SteadyLoad {
             "the load client failed: {status}: {printed}"
         );
         serde_json::from_str(printed.lines().last().unwrap_or_default())
-            .with_context(|| format!("not a report: {printed}"))
+            .with_context(|| format!("the load client printed no valid report: {printed}"))
     }
 
     /// As [`finish`](Self::finish); all requests must have been answered correctly.
     ///
     /// # Errors
     ///
-    /// When the client program or a request failed.
+    /// As [`finish`](Self::finish), or if a request failed.
     pub fn finish_ok(self) -> Result<LoadReport> {
         let report = self.finish()?;
         report.all_ok(report.ok)?;
@@ -514,7 +515,7 @@ fn request(
     let mut stream = match connection.take() {
         Some(stream) => stream,
         None => {
-            let stream = connect(options, port, timeout).context("cannot connect")?;
+            let stream = connect(options, port, timeout).context("cannot connect to the server")?;
             BufReader::with_capacity(64 << 10, stream)
         }
     };

@@ -41,18 +41,21 @@ impl Reader {
             let mut words = about.splitn(3, ' ');
             let (kind, name) = (words.next(), words.next());
             let (kind, name) = kind.zip(name).context("the comment describes no family")?;
-            ensure!(is_name(name), "{name} is not a name");
+            ensure!(is_name(name), "{name} is not a valid name of a family");
             let value = words.next().unwrap_or_default();
             ensure!(
                 ["HELP", "TYPE", "UNIT"].contains(&kind),
-                "{kind} is unknown"
+                "the comment {kind} is unknown"
             );
             ensure!(
                 self.described.insert((kind.to_owned(), name.to_owned())),
                 "{kind} of {name} occurs twice"
             );
             if self.family.0 != name {
-                ensure!(self.families.insert(name.to_owned()), "{name} occurs twice");
+                ensure!(
+                    self.families.insert(name.to_owned()),
+                    "the family {name} occurs twice"
+                );
                 self.family = (name.to_owned(), String::new());
             }
             if kind == "TYPE" {
@@ -62,7 +65,7 @@ impl Reader {
             }
             return Ok(());
         }
-        let end = line.find(['{', ' ']).context("no value")?;
+        let end = line.find(['{', ' ']).context("the sample has no value")?;
         let (name, rest) = line.split_at(end);
         let (labels, rest) = labels(rest)?;
         let suffix = name.strip_prefix(self.family.0.as_str());
@@ -75,7 +78,7 @@ impl Reader {
             _ => suffix.is_empty(),
         };
         ensure!(fits, "{suffix:?} does not belong to a {}", self.family.1);
-        let value = rest.strip_prefix(' ').context("no value")?;
+        let value = rest.strip_prefix(' ').context("the sample has no value")?;
         let number: f64 = match value {
             "+Inf" => f64::INFINITY,
             "-Inf" => f64::NEG_INFINITY,
@@ -85,7 +88,7 @@ impl Reader {
         let key = format!("{name}{{{}}}", labels.join(","));
         ensure!(
             self.samples.insert(key.clone(), number).is_none(),
-            "{key} occurs twice"
+            "the sample {key} occurs twice"
         );
         Ok(())
     }
@@ -107,7 +110,7 @@ fn labels(text: &str) -> Result<(Vec<String>, &str)> {
         let (name, after) = rest.split_once("=\"").context("the label has no `=\"`")?;
         ensure!(
             is_name(name) && !name.contains(':'),
-            "{name} is not a label"
+            "{name} is not a valid name of a label"
         );
         ensure!(names.insert(name), "the label {name} occurs twice");
         let mut escaped = false;
@@ -129,7 +132,7 @@ fn labels(text: &str) -> Result<(Vec<String>, &str)> {
                 return Ok((all, &after[2..]));
             }
             [b'"', b',', ..] => rest = &after[2..],
-            _ => bail!("no , or }} behind a label"),
+            _ => bail!("a label is followed neither by , nor by }}"),
         }
     }
 }

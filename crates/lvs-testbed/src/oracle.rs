@@ -16,7 +16,7 @@ static CRC32C: LazyLock<Crc<u32, Table<16>>> =
 pub enum Health {
     /// The checksum is present and correct.
     Right,
-    /// The checksum is present and wrong, or the header contradicts the packet.
+    /// The checksum is wrong or absent, or a length field contradicts the packet.
     Wrong,
     /// A UDP datagram over IPv4 without a checksum, with a correct length field.
     Absent,

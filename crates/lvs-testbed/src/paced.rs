@@ -51,7 +51,7 @@ impl PacedOptions {
 /// Serves requests until the process is killed.
 ///
 /// # Errors
-/// The port is in use.
+/// A socket cannot be opened, for example because the port is in use.
 pub fn main(options: &PacedOptions) -> Result<()> {
     let (sender, receiver) = channel();
     let listeners = [
@@ -171,8 +171,8 @@ fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     download.sent < download.size && download.took.elapsed() < PATIENCE
 }
 
-/// Number of bytes of a download that are due `elapsed` after its start; `rate` is in bytes a
-/// second.
+/// Number of bytes of a download that are due `elapsed` after its start, including those of the
+/// next [`SLICE`]; `rate` is in bytes a second.
 fn due(elapsed: Duration, rate: u64, size: usize) -> usize {
     let due = (elapsed + SLICE).as_micros() * u128::from(rate) / 1_000_000;
     usize::try_from(due).unwrap_or(usize::MAX).min(size)
@@ -205,7 +205,6 @@ mod tests {
         std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             asked(stream, "rs1", &sender).unwrap();
-            // The server keeps the connection open for further requests.
             std::thread::park();
         });
         std::thread::spawn(move || send(100_000, &receiver));

@@ -193,8 +193,8 @@ pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, code: u8, second: [u8; 4], rest:
     ip(src, dst, protocol.0, TTL, &message)
 }
 
-/// Splits a packet into fragments with payloads of these sizes, which are multiples of 8. The last
-/// fragment contains the rest.
+/// Splits a packet without options into fragments with the identification `id` and with payloads of
+/// these sizes, which are multiples of 8. A last fragment contains the rest, if any.
 pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
     let six = packet[0] >> 4 == 6;
     let header = if six { 40 } else { 20 };
@@ -232,14 +232,15 @@ pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
 /// Joins all fragments of a datagram. The fragments must not overlap, and must have equal headers.
 ///
 /// # Errors
-/// The fault in the fragments.
+/// A header is invalid, or the fragments overlap or leave a hole.
 pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
     let mut pieces = Vec::new();
     for ip in fragments {
         let oracle::Parts { l4, len, .. } =
-            oracle::parts(ip).ok_or("a bad header of a fragment")?;
+            oracle::parts(ip).ok_or("a fragment has an invalid header")?;
         let six = ip[0] >> 4 == 6;
-        let flags = oracle::word(ip, if six { l4 - 6 } else { 6 }).ok_or("too short")?;
+        let flags =
+            oracle::word(ip, if six { l4 - 6 } else { 6 }).ok_or("a fragment is too short")?;
         let (offset, more) = if six {
             (usize::from(flags & 0xfff8), flags & 1 != 0)
         } else {
@@ -252,7 +253,9 @@ pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
     let mut end = 0;
     for (index, &(offset, more, data, ip, l4)) in pieces.iter().enumerate() {
         if offset != end || more == (index + 1 == pieces.len()) {
-            return Err(format!("a hole or an overlap at {offset}: {end} expected"));
+            return Err(format!(
+                "a hole or an overlap: a fragment has the offset {offset} instead of {end}"
+            ));
         }
         if index == 0 {
             whole.extend(&ip[..l4]);
@@ -332,8 +335,8 @@ mod tests {
             }
             all.push(more);
             for packet in all {
-                SlicedPacket::from_ip(&packet).expect("a packet");
-                let parts = oracle::parts(&packet).expect("a header");
+                SlicedPacket::from_ip(&packet).expect("the packet is parsed");
+                let parts = oracle::parts(&packet).expect("the header is parsed");
                 assert_eq!(oracle::health(&packet, &parts), Health::Right);
                 assert_eq!((parts.src, parts.dst), (a.ip(), b.ip()));
             }
@@ -341,7 +344,11 @@ mod tests {
             let pieces = fragments(&whole, &[16, 48], 7);
             assert_eq!(pieces.len(), 3);
             for piece in pieces {
-                assert!(oracle::parts(&piece).expect("a header").fragment);
+                assert!(
+                    oracle::parts(&piece)
+                        .expect("the header is parsed")
+                        .fragment
+                );
             }
         }
     }

@@ -27,7 +27,8 @@ pub struct PingOptions {
 ///
 /// # Errors
 ///
-/// No such reply arrives within 30 s, or the kernel does not permit a raw socket.
+/// No reply arrives within 30 s, the reply has other bytes, or the kernel does not permit a raw
+/// socket.
 pub fn run(options: &PingOptions) -> Result<()> {
     const HEADER: usize = 8;
     let (domain, protocol, request, reply) = match options.addr {
@@ -38,7 +39,7 @@ pub fn run(options: &PingOptions) -> Result<()> {
         .context("cannot open a raw socket (CAP_NET_RAW is needed)")?;
     socket.connect(&SocketAddr::new(options.addr, 0).into())?;
     let [a, b] = (std::process::id() & 0xffff).to_be_bytes()[2..] else {
-        bail!("four bytes");
+        bail!("the process id cannot be split into bytes");
     };
     let mut message = vec![request, 0, 0, 0, a, b, 0, 1];
     message.extend((0..options.size).map(|number| number.to_be_bytes()[1]));
@@ -57,7 +58,7 @@ pub fn run(options: &PingOptions) -> Result<()> {
     loop {
         let now = Instant::now();
         if now >= begun + PATIENCE {
-            bail!("{} does not answer", options.addr);
+            bail!("{} has not answered for {PATIENCE:?}", options.addr);
         }
         if now >= next {
             socket.send(&message)?;

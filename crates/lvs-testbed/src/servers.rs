@@ -41,7 +41,7 @@ impl Default for NginxOptions {
 ///
 /// # Errors
 ///
-/// nginx is missing, or does not listen within ten seconds; the error contains its log.
+/// nginx is missing, or does not listen in time; the error contains its log.
 pub fn nginx(host: &Host, options: &NginxOptions) -> Result<Proc> {
     let name = host.name();
     let dir = host.dir();

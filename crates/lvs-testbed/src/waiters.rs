@@ -20,8 +20,9 @@ pub struct WaitOptions {
     pub for_ms: u64,
 }
 
-/// Opens connections, sends half a request over each, and prints `waiting`. When a connection ends,
-/// prints the time (microseconds since 1970) and `reset`, `closed` or `late`.
+/// Opens connections, sends half a request over each, and prints `waiting`. For each connection,
+/// prints the time (microseconds since 1970) at which the server resets or closes it, and `reset`
+/// or `closed`; after the time limit, `late`.
 ///
 /// # Errors
 ///

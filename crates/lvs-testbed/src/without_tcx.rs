@@ -42,5 +42,5 @@ pub fn run(options: &WithoutTcxOptions) -> Result<Infallible> {
     let error = Command::new(&options.program)
         .args(&options.arguments)
         .exec();
-    Err(error).with_context(|| format!("starting {}", options.program))
+    Err(error).with_context(|| format!("cannot start {}", options.program))
 }

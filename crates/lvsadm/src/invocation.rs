@@ -56,7 +56,8 @@ impl Invocation<'_> {
         self.program != Program::Lvsadm
     }
 
-    /// Parses a command line with the options of ipvsadm, and, as lvsadm, with more options.
+    /// Parses a command line. The options are those of ipvsadm; if the program runs as lvsadm, also
+    /// its additional options.
     pub(crate) fn parse<W: AsRef<[u8]>>(&self, words: &[W]) -> Result<Command, Refusal> {
         let parse = if self.is_ipvsadm() { parse } else { parse_own };
         parse(&self.argv0, words, &self.names)

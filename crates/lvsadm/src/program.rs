@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn restore_drops_comments() {
+    fn ipvsadm_restore_omits_comments() {
         assert_eq!(restore_input(b"# c\n-C\n #x\n\n\n"), b"-C\n #x\n");
         assert_eq!(restore_input(b"-n\n"), b"\n");
         assert_eq!(restore_input(b""), b"\n");

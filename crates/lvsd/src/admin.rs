@@ -106,7 +106,8 @@ fn whole(path: &Path) -> io::Result<PathBuf> {
     })
 }
 
-/// Checks that the operator's name and reason are short enough and plain text.
+/// Checks that the operator's name and reason have at most [`WORDS_MAX`] characters each, and no
+/// control characters.
 ///
 /// # Errors
 /// The violated rule, as text.
@@ -124,9 +125,9 @@ pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
 }
 
 impl Admin {
-    /// Reads the overrides at `path`. A file that is not a JSON list is renamed, and this is
-    /// logged. A file that cannot be read, or that has invalid entries, is renamed before the next
-    /// write.
+    /// Reads the overrides at `path`, which later writes replace. Without a path, overrides are not
+    /// stored. A file that is not a JSON list is renamed, and this is logged. A file that cannot be
+    /// read, or that has invalid entries, is renamed before the next write.
     pub fn recall(path: Option<PathBuf>) -> Self {
         Self::read(path, true, Now::read())
     }
@@ -253,7 +254,8 @@ impl Admin {
     /// concern only a part of it.
     ///
     /// # Errors
-    /// The override is invalid; the text is the reason. Nothing has changed.
+    /// The override is invalid, or the maximum number of overrides is reached. The text is the
+    /// reason; nothing has changed.
     pub fn set(&mut self, spec: AdminSpec, now: Now) -> Result<(), String> {
         check_words(&spec)?;
         if let Some(until) = spec.until
@@ -309,7 +311,8 @@ impl Admin {
         }
     }
 
-    /// Waits until all requested writes are complete.
+    /// Waits until all requested writes are complete, but at most five seconds; a warning in the
+    /// log reports that they are not.
     pub fn settled(&self) -> impl Future<Output = ()> + use<> {
         let keeper = self.keeper.clone();
         async move {
@@ -453,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn number_of_overrides_is_bounded() {
+    fn override_above_the_maximum_number_is_refused() {
         let mut admin = Admin::default();
         let stored = |n: usize| {
             let port = u16::try_from(n % 60_000).unwrap();

@@ -1,5 +1,5 @@
 //! The channels between the daemon's loop and its clients: requests, with a snapshot or a result as
-//! the answer; and events, which are published to subscribers and not stored.
+//! the answer; and events, which are sent to subscribers and not stored.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -55,10 +55,10 @@ pub enum Request {
     Snapshot(oneshot::Sender<Snapshot>),
 }
 
-/// A result in JSON, or the reason for the refusal.
+/// A result in JSON, or the reason why the request failed.
 pub type Answer = Result<Box<RawValue>, String>;
 
-/// A channel to the daemon's loop.
+/// Creates the channel for requests to the daemon's loop.
 pub fn channel() -> (mpsc::Sender<Request>, mpsc::Receiver<Request>) {
     mpsc::channel(REQUESTS_MAX)
 }
@@ -142,7 +142,6 @@ pub struct About<'a> {
     pub code: &'a str,
 }
 
-/// Milliseconds since 1970.
 pub(crate) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let time = since.map_or(0, |since| since.as_millis());

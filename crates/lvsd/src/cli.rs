@@ -49,12 +49,12 @@ use crate::schema;
 use crate::sources::{self, Gathered};
 use crate::watchdog::{self, Pulses};
 
-/// Exit code if the configuration file is invalid or missing.
+/// Exit code if the configuration file is invalid or cannot be read, or if the filter of the log is
+/// invalid.
 const EXIT_CONFIG: u8 = 3;
-/// Exit code for any other error.
+/// Exit code for all other failures.
 const EXIT_FAILURE: u8 = 1;
 
-/// Default path of the configuration file.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
 /// The configuration that `lvsd init` writes.
@@ -66,16 +66,16 @@ const DEFAULT_STATE: &str = "/var/lib/lvsd";
 /// Interval of the heartbeats of event loops, for the watchdog.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// Maximum time that `lvsd stop` waits for the running daemon.
+/// Maximum time that `lvsd stop` waits for the exit of the running daemon.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML
 /// file and with the health of the real servers.
 ///
-/// SIGHUP reads the file again and changes only what has changed. SIGTERM stops the daemon and does
-/// not change the dataplane, its services and addresses; SIGINT (Ctrl-C) stops the dataplane too.
-/// SIGUSR2 and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 invalid
-/// configuration.
+/// SIGHUP reads the file again and changes only what has changed; SIGUSR1 does the same without the
+/// limit max_removed_percent. SIGTERM stops the daemon and does not change the dataplane, its
+/// services and addresses; SIGINT (Ctrl-C) stops the dataplane too. SIGUSR2 and SIGALRM are
+/// ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 invalid configuration.
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
@@ -94,7 +94,7 @@ pub struct Arguments {
     attach: bool,
 
     /// Directory for data that must survive a reboot: the servers that operators have taken out of
-    /// service, and the last answers of DNS, etcd and Kubernetes.
+    /// service, the maintenance of the director, and the last answers of DNS, etcd and Kubernetes.
     #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
     state: PathBuf,
 
@@ -155,7 +155,8 @@ enum Command {
         /// Name or address of a service, to show also the durations of its servers' checks, their
         /// failures and their clients. Default: all services.
         name: Option<String>,
-        /// Only services that are broken, or have servers that are down or suspicious.
+        /// Only services that are broken, or have servers that are down, suspicious, slow or
+        /// flapping.
         #[arg(long)]
         broken: bool,
         /// Show the state again every two seconds until interrupted.
@@ -176,7 +177,7 @@ enum Command {
         /// Print the last N events and exit. lvsd stores 1,000.
         #[arg(short = 'n', long = "lines", value_name = "N")]
         last: Option<usize>,
-        /// Print the events of this last period, such as 90s, 10m or 2h, and exit.
+        /// Print the events of the last TIME, such as 90s, 10m or 2h, and exit.
         #[arg(long, value_name = "TIME", value_parser = lvs_api::words::parse_duration)]
         since: Option<Duration>,
         /// Print JSON, one object on each line.
@@ -184,7 +185,7 @@ enum Command {
         json: bool,
     },
     /// Convert another program's configuration to a file for lvsd, and print it. Statements without
-    /// a counterpart become comments, and the exit code is 4.
+    /// a counterpart become comments; the exit code is then 4.
     Convert {
         /// keepalived.conf, ldirectord.cf, or lvs.conf of the LVS HOWTO's configure script.
         file: PathBuf,
@@ -274,7 +275,8 @@ enum Switch {
     Status,
 }
 
-/// Prints the errors of a command line, or its help.
+/// Prints the error in a command line, with a tip if there is one, or the help or version that it
+/// requests. Returns the exit code.
 pub fn refused(error: &clap::Error) -> ExitCode {
     let printed = exit_code(written(
         error.print().and_then(|()| std::io::stdout().flush()),
@@ -466,8 +468,8 @@ fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode 
     ))
 }
 
-/// Address of the dataplane, from the command line or the file. An invalid file counts as a file
-/// without an address.
+/// Address of the dataplane, as [`address`] returns it. An invalid configuration file counts as a
+/// file without an address.
 fn steered(arguments: &Arguments) -> Address {
     let named = arguments
         .socket
@@ -506,8 +508,8 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// Loads the configuration. If it is invalid and the dataplane of an earlier daemon runs or has
-/// crashed, loads the last valid configuration.
+/// Loads the configuration. If it is invalid, the daemon loads the last valid one if the dataplane
+/// is running, and `lvsd dataplane` loads it if the previous dataplane has crashed.
 fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
     let error = match Config::load(arguments.config()) {
         Ok((config, report)) => return Ok((config, report, daemon::loaded_at_start())),
@@ -517,7 +519,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     let address = address(arguments, &Config::default());
     let (kept, why) = match arguments.command {
         None => (last_good::recall(&address), "the dataplane is running"),
-        // The stored configuration exists: so the previous dataplane was not stopped, but crashed.
+        // A stop of the dataplane removes the stored configuration, so a stored one means a crash.
         Some(Command::Dataplane) => (last_good::kept(&address), "the last dataplane has crashed"),
         Some(_) => return Err(code),
     };
@@ -590,7 +592,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
         }
     };
     if all && result.is_ok() {
-        // The next dataplane must know which weights were set manually.
+        // Keep the settings that lvsd has made: by them, the next lvsd recognises manual changes.
         tidy(&address, GIVEN);
         sweep();
     }
@@ -640,7 +642,8 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
 }
 
-/// Prints the changes that a reload would make, and whether the running daemon would refuse it.
+/// Prints the changes that a reload would make, and the reason if the running daemon would refuse
+/// the reload.
 fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>, json: bool) -> ExitCode {
     let address = address(arguments, config);
     let admin = Admin::look(admin::path(&arguments.state, arguments.config()));

@@ -32,7 +32,7 @@ struct Rights {
 /// Listens on the socket next to that of `dataplane`; `api` answers the requests, as over TCP.
 ///
 /// # Errors
-/// The operating system refuses to create the socket.
+/// The socket cannot be created, for example because another file has its path.
 pub fn open(dataplane: &Address, settings: &Dataplane, api: Arc<Api>) -> io::Result<()> {
     let listener = bind(&daemon::socket(dataplane))?;
     let facts = Facts::read();
@@ -88,7 +88,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // No file descriptor is free: waits until other connections are closed.
+            // For example, no file descriptor is free until another connection is closed.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn control_socket_accepts_supplementary_groups() {
+    async fn control_socket_accepts_change_only_from_member_of_supplementary_group() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

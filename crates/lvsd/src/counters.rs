@@ -21,7 +21,6 @@ pub struct Times {
 }
 
 impl Times {
-    /// Adds a duration to the histogram.
     pub(crate) fn count(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         let class = BOUNDS.iter().position(|bound| seconds <= *bound);
@@ -47,19 +46,19 @@ pub struct CheckCounts {
 /// All counters of the daemon since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of times that lvsd has loaded a configuration.
+    /// Number of reloads in which lvsd has loaded the configuration, without the load at its start.
     pub reloads: u64,
-    /// Number of times that lvsd has refused a configuration.
+    /// Number of reloads in which lvsd has refused the configuration.
     pub reloads_refused: u64,
     /// Number of times that a server came up.
     pub ups: u64,
     /// Number of times that a server went down.
     pub downs: u64,
-    /// Number of manual changes in the dataplane.
+    /// Number of manual changes in the dataplane that lvsd has detected.
     pub drift: u64,
     /// Number of times that another dataplane replaced the previous one.
     pub dataplane_restarts: u64,
-    /// Numbers of checks, by kind.
+    /// Counters of the checks, by kind.
     pub checks: BTreeMap<String, CheckCounts>,
     /// Delays of checks after the time at which they were due.
     pub lag: Times,
@@ -67,7 +66,7 @@ pub struct Counts {
     pub prompted: u64,
     /// Numbers of HTTP responses by their status code.
     pub http: BTreeMap<u16, u64>,
-    /// Number of HTTP connections that were refused because the limit was reached.
+    /// Number of HTTP connections that were refused because the limit of connections was reached.
     pub http_no_place: u64,
 }
 
@@ -92,7 +91,7 @@ impl Counters {
         self.counts().clone()
     }
 
-    /// Records the duration of a check of this kind.
+    /// Counts a check of this kind, with its duration and its outcome.
     pub fn check(&self, kind: &str, time: Duration, outcome: CheckOutcome) {
         let mut counts = self.counts();
         let check = match counts.checks.get_mut(kind) {
@@ -117,7 +116,7 @@ impl Counters {
         self.counts().prompted += 1;
     }
 
-    /// Counts a configuration that lvsd has loaded (`taken`) or refused.
+    /// Counts a reload in which lvsd has loaded (`taken`) or refused the configuration.
     pub fn reload(&self, taken: bool) {
         let mut counts = self.counts();
         match taken {
@@ -150,7 +149,7 @@ impl Counters {
         *self.counts().http.entry(code).or_default() += 1;
     }
 
-    /// Counts an HTTP connection that was refused because of the limit.
+    /// Counts an HTTP connection that was refused because the limit of connections was reached.
     pub fn no_place(&self) {
         self.counts().http_no_place += 1;
     }
@@ -165,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checks_are_counted_by_kind_and_time() {
+    fn checks_are_counted_by_outcome_and_duration() {
         let counters = Counters::default();
         counters.check("tcp", Duration::from_millis(3), CheckOutcome::Good);
         counters.check("tcp", Duration::from_secs(60), CheckOutcome::Failed);

@@ -33,7 +33,7 @@ pub struct Decision {
     pub panic: bool,
     /// Whether the sorry server replaces the other servers.
     pub sorry: bool,
-    /// Whether the service's VIP is withdrawn.
+    /// Whether the dataplane releases the service's VIP, so that another director can take it over.
     pub withdrawn: bool,
 }
 
@@ -61,9 +61,10 @@ pub fn usable(servers: &[ServerView]) -> usize {
     servers.iter().filter(|server| server.is_usable()).count()
 }
 
-/// Decides about a service; returns `None` while no decision is possible. Until all servers have
-/// been checked (`settled`), a service can reach its quorum, but not lose it, because an unchecked
-/// server may complete it.
+/// Decides about a service; `before` is the previous decision, if any. Until all servers have been
+/// checked (`settled`), a service can reach its quorum, but not lose it, because an unchecked
+/// server may complete it. A service that is not settled and below its quorum keeps the decision
+/// `before`.
 pub fn decide(
     service: &Service,
     servers: &[ServerView],
@@ -105,7 +106,7 @@ pub fn decide(
 pub struct Overrides<'a> {
     /// The administrative states of servers.
     pub admin: &'a Admin,
-    /// Decision about each service; none before the first one.
+    /// Decision about each service; a service without a decision so far is missing.
     pub decisions: &'a HashMap<ServiceId, Decision>,
     /// VIPs that the dataplane should own, unless a decision withdraws them. `None` if this
     /// director may own no VIPs.
@@ -319,7 +320,7 @@ mod tests {
             desired(&self.config, &self.discovered, health, &overrides)
         }
 
-        /// Weight and health of each server, and whether it is in maintenance.
+        /// Weight and health of each server, and whether it is removed (`leaves`).
         fn servers(&self) -> Vec<(i32, Health, bool)> {
             let servers = &self.desired().services[0].servers;
             let servers = servers.iter();
@@ -476,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_health_changes_no_decision() {
+    fn unsettled_service_below_quorum_keeps_its_decision() {
         let service = service("sorry = \"10.0.0.99\"");
         for before in [None, Some(Decision::default())] {
             assert_eq!(decide(&service, &up(0), false, before), before);
@@ -542,10 +543,11 @@ mod tests {
     }
 
     proptest! {
-        /// Sorry server and withdrawn VIP occur only without a quorum, and a number of servers
-        /// between `down` and `up` changes no decision.
+        /// Below the quorum, a sorry server serves instead of panic mode. A VIP is withdrawn only
+        /// below the quorum. A number of servers between `down` and `up` does not change the
+        /// quorum.
         #[test]
-        fn decisions_for_any_health_are_consistent(
+        fn quorum_for_any_health_is_decided_by_up_and_down_numbers(
             up_at in 1u32..4,
             less in 0u32..4,
             share in 0u8..=100,

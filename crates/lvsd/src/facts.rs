@@ -21,7 +21,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// The present facts of the host.
+    /// Reads the groups and addresses of the host.
     pub fn read() -> Self {
         let file = std::fs::read_to_string("/etc/group").ok();
         Self {
@@ -63,7 +63,8 @@ impl Facts {
         self.groups.is_none() || self.gid(name).is_some()
     }
 
-    /// Returns the id of a group.
+    /// Returns the id of a group, given by name or by number. `None` if the name is unknown, or if
+    /// the groups cannot be read.
     pub fn gid(&self, name: &str) -> Option<u32> {
         let number = name.parse::<u32>().ok();
         number.or_else(|| self.groups.as_ref()?.get(name).copied())
@@ -135,7 +136,7 @@ impl Addresses {
         all
     }
 
-    /// Whether the host has `ip`.
+    /// Whether `ip` is an address of the host, or belongs to one of its local IPv4 networks.
     pub fn has(&self, ip: IpAddr) -> bool {
         self.own.iter().any(|prefix| prefix.contains(ip))
     }
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_host_has_a_loopback_interface_and_a_root_group() {
+    fn facts_contain_loopback_interface_and_root_group() {
         let facts = Facts::read();
         assert!(facts.has_interface("lo"));
         assert!(!facts.has_interface("no-such"));
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn host_addresses_are_parsed() {
+    fn fib_trie_and_if_inet6_yield_local_and_broadcast_addresses() {
         let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     |-- 192.0.2.10\n        /32 host LOCAL\n     |-- 192.0.2.255\n        /32 link BROADCAST\n     |-- 203.0.113.0\n        /24 host LOCAL\nLocal:\n";
         let inet6 = "20010db8000000000000000000000001 02 40 00 80     eth0\ngarbage\n";
         let addresses = Addresses::parse(trie, inet6);

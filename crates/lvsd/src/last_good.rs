@@ -33,7 +33,8 @@ pub fn recall(address: &Address) -> Option<(Config, Report)> {
     kept(address)
 }
 
-/// The configuration stored for a dataplane that runs or has crashed at `address`.
+/// The configuration stored for a dataplane that runs or has crashed at `address`; `None` if no
+/// valid one is stored.
 pub fn kept(address: &Address) -> Option<(Config, Report)> {
     Config::load(&path(address)?).ok()
 }

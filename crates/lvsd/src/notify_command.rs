@@ -1,6 +1,6 @@
 //! Runs the notification program once for each event, with the event as JSON on its standard input.
-//! One process runs at a time, and lvsd kills it at a time limit. No other part of lvsd waits for
-//! it.
+//! One process runs at a time, and lvsd kills it after a time limit. No other part of lvsd waits
+//! for it: if the program is too slow, events are lost, and the log reports their number.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -32,7 +32,8 @@ impl Default for Notice {
     }
 }
 
-/// Ids of a user and its group, by name or number.
+/// Returns the ids of a user and its group; `name` may be a number. The number of an unknown user
+/// is also the id of the group. `None` if no user has the name.
 pub fn user(name: &str) -> Option<(u32, u32)> {
     let text = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let found = text.lines().find_map(|line| {
@@ -80,7 +81,7 @@ pub async fn serve(
             continue;
         }
         if let Err(why) = run(&notice, &event).await {
-            tracing::warn!("the notify command did not receive {}: {why}", event.event);
+            tracing::warn!("the notify command failed for {}: {why}", event.event);
         }
     }
 }

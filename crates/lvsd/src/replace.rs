@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_is_replaced_atomically() {
+    fn file_is_replaced_without_following_symlink_at_temporary_name() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("track");
         for text in ["-254\n", "0\n"] {

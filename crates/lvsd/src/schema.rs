@@ -1,4 +1,4 @@
-//! Generates the JSON Schema of the file and the manual page `lvsd.toml(5)` from the source of
+//! Generates the JSON Schema of `lvsd.toml` and the manual page `lvsd.toml(5)` from the source of
 //! `config/raw.rs`, where each key is a field with a doc comment.
 
 use std::fmt::Write as _;
@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 
 use crate::config::DEFAULTS;
 
-/// Source of the types into which the file is parsed.
+/// Source of the types into which the configuration file is parsed.
 const SOURCE: &str = include_str!("config/raw.rs");
 
-/// A table of the file: type, description and keys.
+/// A table of the configuration file: type, description and keys.
 struct Table {
     name: String,
     about: String,
@@ -126,7 +126,7 @@ fn kind(kind: &str) -> Value {
     }
 }
 
-/// The JSON Schema of the file.
+/// Returns the JSON Schema of the configuration file, for editors.
 pub fn json() -> Value {
     let mut definitions = Map::new();
     for table in tables() {
@@ -159,7 +159,7 @@ pub fn page() -> String {
     };
     let mut page = String::from(
         ".TH lvsd.toml 5 \"\" \"lvsd\" \"Linux Virtual Server\"\n.SH NAME\nlvsd.toml \\- configuration of the daemon of a Linux Virtual Server\n\
-         .SH DESCRIPTION\nTOML. \\fBlvsd check\\fR reports errors of a file, \\fBlvsd plan\\fR what it would change.\n",
+         .SH DESCRIPTION\nThe format is TOML. \\fBlvsd check\\fR reports the errors in a file. \\fBlvsd plan\\fR prints the changes that a reload of the file would make.\n",
     );
     for table in tables() {
         if table.name == "RawConfig" {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_in_the_reference_with_its_default() {
+    fn configuration_reference_contains_each_key_with_its_default() {
         for table in tables() {
             // Each type of check has its own keys, which other tests compare with the reference.
             let keys = table.keys.iter().filter(|key| {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_in_the_schema_and_in_the_page() {
+    fn schema_and_manual_page_contain_each_key() {
         let schema = json();
         let keys = |table: &str| -> Vec<String> {
             let keys = schema["$defs"][table]["properties"].as_object();

@@ -25,14 +25,14 @@ pub enum Role {
 }
 
 impl Role {
-    /// Names of the roles in the file.
+    /// Names of the roles in the configuration file.
     pub const WORDS: [(&str, Self); 3] = [
         ("read", Self::Read),
         ("drain", Self::Drain),
         ("admin", Self::Admin),
     ];
 
-    /// Returns the name of the role in the file.
+    /// Returns the name of the role in the configuration file.
     pub fn word(self) -> &'static str {
         Self::WORDS[self as usize].0
     }
@@ -113,8 +113,9 @@ impl Token {
     /// Reads the token in a file.
     ///
     /// # Errors
-    /// The file cannot be read, other users could read or write it, or the token is easy to guess.
-    /// The text contains the reason and the fix.
+    /// The path cannot be read or is no regular file, or the file belongs to another user or is
+    /// accessible to other users. Or the content is not one line of 16 to 256 printable characters
+    /// without whitespace. The text contains the reason and the fix.
     pub fn read(path: &Path) -> Result<Self, String> {
         let name = path.display();
         let make = format!("make one: `(umask 077; head -c 24 /dev/urandom | base64 >{name})`");
@@ -158,8 +159,8 @@ impl Token {
         own[..self.0.len()].copy_from_slice(self.0.as_bytes());
         let len = words.len().min(padded.len());
         padded[..len].copy_from_slice(&words[..len]);
-        // The last byte is zero in every token, so that a longer text cannot match.
-        bool::from(own.ct_eq(&padded))
+        // The last byte of `own` is always zero, so that a longer text cannot match.
+        bool::from(own.ct_eq(&padded)) && words.len() == self.0.len()
     }
 }
 
@@ -179,6 +180,7 @@ mod tests {
             b"0123456789abcde",
             b"0123456789abcdeF",
             b"0123456789abcdef0",
+            b"0123456789abcdef\0",
             &[b'0'; 5000],
         ] {
             assert!(!token.is(other));

@@ -10,7 +10,7 @@ use lvs_core::api::{Conflict, DownInterface, PeerStanding, SilentHop, Waiting};
 use crate::config::Service;
 use crate::health::Code;
 
-/// Maximum number of services that the line names.
+/// Maximum number of broken services that a verdict names.
 const NAMED_MAX: usize = 3;
 /// Number of times that a server must go down in 24 hours to be flapping.
 const FLAPS: u64 = 3;
@@ -34,7 +34,7 @@ pub enum ServiceState {
     Degraded,
     /// Some servers are suspicious, and none is down.
     Suspicious,
-    /// All servers are up.
+    /// The service works, and no server is down or suspicious.
     Ok,
 }
 
@@ -62,20 +62,22 @@ impl ServiceState {
     }
 }
 
-/// The servers of a service, without those that only the dataplane has.
+/// The servers of a service, without its sorry server and without servers that only the dataplane
+/// has.
 pub fn in_file(service: &ServiceStatus) -> impl Iterator<Item = &ServerStatus> {
     let servers = service.servers.iter();
     servers.filter(|server| server.configured.is_some())
 }
 
-/// Number of servers with this health, without those that only the dataplane has.
+/// Number of the servers of [`in_file`] that have this health.
 pub fn count(service: &ServiceStatus, health: &str) -> usize {
     in_file(service)
         .filter(|server| server.health == health)
         .count()
 }
 
-/// Whether a server went down three times in 24 hours, the last time in the last ten minutes.
+/// Whether a server went down at least three times in 24 hours, the last time less than ten minutes
+/// ago.
 pub fn is_flapping(server: &ServerStatus) -> bool {
     server.checks.as_ref().is_some_and(|checks| {
         checks.falls_in_day >= FLAPS && checks.since_fall.is_some_and(|ago| ago < FLAPPING)
@@ -88,7 +90,7 @@ pub fn is_slow(server: &ServerStatus) -> bool {
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
-/// Code for a server that is up but slow or flapping.
+/// Code of a server that is flapping or slow. A server that is both has the code for flapping.
 pub fn code(server: &ServerStatus) -> Option<Code> {
     match () {
         () if is_flapping(server) => Some(Code::Flapping),
@@ -115,8 +117,8 @@ pub fn fix(code: Code, service: &Service, server: IpAddr) -> Option<String> {
     }
 }
 
-/// Seconds since the last answer of a connected dataplane; `None` if it has answered in the last
-/// five seconds.
+/// Seconds since the last answer of the dataplane. `None` if it has answered in the last five
+/// seconds or never, is not connected, or is not needed.
 pub fn late_seconds(dataplane: &DataplaneStatus) -> Option<u64> {
     let late = dataplane.seen_ms.filter(|age| *age >= OLD_MS);
     let is_asked = dataplane.connected && !dataplane.idle;
@@ -172,7 +174,7 @@ pub fn network_faults(dataplane: &DataplaneStatus) -> Vec<String> {
     faults
 }
 
-/// Whether all servers of a service are up, and none of them is slow or flapping.
+/// Whether a service works, and none of its servers is down, suspicious, slow or flapping.
 pub fn is_well(service: &ServiceStatus) -> bool {
     ServiceState::of(service) == ServiceState::Ok
         && !in_file(service).any(|server| is_flapping(server) || is_slow(server))
@@ -186,7 +188,7 @@ pub fn reason(server: &ServerStatus) -> &str {
     rest.unwrap_or(reason)
 }
 
-/// The reason for which all servers of a service are down, if it is the same.
+/// The reason why all servers of a service are down, if it is the same for all of them.
 fn common_reason(service: &ServiceStatus) -> Option<&str> {
     let mut reasons = in_file(service).map(reason);
     let first = reasons.next().filter(|reason| !reason.is_empty())?;
@@ -194,7 +196,7 @@ fn common_reason(service: &ServiceStatus) -> Option<&str> {
     (is_common && reasons.all(|reason| reason == first)).then_some(first)
 }
 
-/// Texts about the faults of a service.
+/// The reasons why a service is broken; empty if it is not.
 pub fn trouble(service: &ServiceStatus) -> Vec<String> {
     let mut trouble = Vec::new();
     for (is, words) in [
@@ -226,11 +228,11 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
 /// Severity in the scale of monitoring plugins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// All is well.
+    /// Nothing requires an operator.
     Ok,
     /// Clients are served, but an operator should act.
     Warning,
-    /// Clients are not served.
+    /// Clients of a service are not served as configured, or may not be.
     Critical,
 }
 
@@ -252,7 +254,7 @@ pub struct Verdict {
     pub level: Level,
     /// The reasons, in one line.
     pub words: String,
-    /// Performance data for monitoring plugins.
+    /// Performance data for monitoring plugins: names and values.
     pub numbers: Vec<(&'static str, usize)>,
 }
 
@@ -457,7 +459,7 @@ mod tests {
 
     use super::*;
 
-    /// A director with one service for each list of its servers' health.
+    /// A director with a service for each name and list of its servers' health.
     fn director(services: &[(&str, &[&str])]) -> Status {
         let services = services.iter().map(|(name, servers)| {
             let snapshot = crate::api::overview::tests::snapshot(name);
@@ -482,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_services_are_named_first() {
+    fn verdict_names_broken_services_first() {
         let mut status = director(&[
             ("web", &["up", "suspicious"]),
             ("mail", &["down", "down"]),
@@ -512,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_of_usable_servers_is_ok() {
+    fn verdict_is_ok_with_usable_and_warning_with_suspicious_servers() {
         let mut status = director(&[("web", &["up", "unchecked"])]);
         let verdict = Verdict::of(&status);
         assert_eq!(verdict.level, Level::Ok);

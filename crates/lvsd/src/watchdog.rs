@@ -71,8 +71,8 @@ pub struct Pulses {
 }
 
 impl Pulses {
-    /// Name of a loop without a heartbeat within `limit`; for the main loop, the limit is at least
-    /// two minutes.
+    /// Name of the first loop whose last heartbeat is older than `limit`, if any; for the main
+    /// loop, the limit is at least two minutes.
     pub fn stopped(&self, limit: Duration) -> Option<&'static str> {
         let ages = [&self.event_loop, &self.checks, &self.turns].map(Pulse::age);
         first_stopped(ages, limit)
@@ -93,7 +93,8 @@ fn first_stopped(
     stopped.next().map(|(name, ..)| *name)
 }
 
-/// Starts a thread that resets the watchdog until the process exits.
+/// Starts a thread that resets the watchdog four times in each `interval`, as long as every loop
+/// has had a heartbeat within half of it. For the main loop, this limit is at least two minutes.
 ///
 /// # Errors
 /// The thread cannot be started.

@@ -27,7 +27,7 @@ async fn main() -> anyhow::Result<()> {
     };
     let scheduler = Registry::new()
         .create(scheduler)
-        .with_context(|| format!("no scheduler {scheduler}"))?;
+        .with_context(|| format!("there is no scheduler {scheduler}"))?;
     let mut pool = Pool::new(scheduler);
     for server in servers {
         let (addr, weight) = server.split_once('=').unwrap_or((server, "1"));

@@ -24,7 +24,7 @@ fn main() -> Result<(), lvs_core::Error> {
         };
         let mut pool = Pool::new(scheduler);
         for (_, addr, weight) in servers {
-            let addr = addr.parse().expect("an address and a port");
+            let addr = addr.parse().expect("the address is valid");
             pool.insert(addr, &ServerConfig::new(weight, Forwarding::Nat))?;
         }
         // The scheduler counts a connection for its server while this list contains it.

@@ -142,7 +142,8 @@ fn near(words: &[&str], at: usize) -> String {
     words[at.saturating_sub(4)..words.len().min(at + 5)].join(" ")
 }
 
-/// Adds the files below `directory` with this extension to `found`, in sorted order.
+/// Adds the files below `directory` with this extension to `found`, in sorted order, without those
+/// in directories `target` and `corpus`.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(directory) else {
         return;

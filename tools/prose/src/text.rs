@@ -46,8 +46,8 @@ fn plain(words: &str) -> String {
         .join(" ")
 }
 
-/// Splits text into sentences, which end at `.`, `?`, `!` or `:` before an upper-case letter, quote
-/// or parenthesis.
+/// Splits text into sentences of two or more words, which end at `.`, `?`, `!` or `:` before an
+/// upper-case letter, quote or parenthesis.
 fn sentences(words: &str) -> Vec<String> {
     let mut sentences: Vec<String> = Vec::new();
     let mut current: Vec<&str> = Vec::new();

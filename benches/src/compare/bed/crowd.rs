@@ -20,7 +20,7 @@ use lvs_testbed::netns::run_with_input;
 
 use super::{BACK_MAC, Bed, Contender, FRONT_MAC, Method, VIP, receiver};
 
-/// The address of a server, by its number.
+/// The address of a server, by its number from 0.
 pub(crate) fn server_address(server: usize) -> String {
     format!("10.72.0.{}", 11 + server)
 }
@@ -161,7 +161,8 @@ impl Bed {
             .map(drop)
     }
 
-    /// Makes a bridge of the host that was the client.
+    /// Makes a bridge of the host that was the client. With `answers`, the bridge also has the link
+    /// for replies.
     fn front_script(&self, answers: bool) -> Result<String> {
         let c = &self.devices[0];
         let mut script = bridge("br0", c);
@@ -185,8 +186,8 @@ impl Bed {
         Ok(script)
     }
 
-    /// Makes the host of the first server one of several servers. With `answers`, it has a second
-    /// interface for replies.
+    /// Makes a bridge of the host that was the server. With `answers`, the host has a second bridge
+    /// for replies.
     fn back_script(&self, answers: bool) -> Result<String> {
         let s = &self.devices[3];
         let mut script = bridge("br0", s);

@@ -277,7 +277,6 @@ fn parse(text: &str) -> Result<Vec<(f64, f64, f64)>> {
         else {
             anyhow::bail!("NPtcp printed a line that is not `bytes Mbit/s seconds`: {line:?}");
         };
-        // With a 0, the clock did not advance.
         if size > 0.0 && rate > 0.0 && time > 0.0 {
             figures.push((size, rate, time * 1e6));
         }

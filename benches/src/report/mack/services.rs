@@ -160,7 +160,8 @@ impl Experiment for Services {
         let mut values = Vec::new();
         for fared in all {
             let bar = (0_u8..).zip(BARS).find(|(_, name)| *name == fared.name);
-            let (bar, name) = bar.with_context(|| format!("no bar {}", fared.name))?;
+            let (bar, name) =
+                bar.with_context(|| format!("the plot has no bar for {}", fared.name))?;
             if let Some(error) = fared.error {
                 turn.note(format!("{name} does not work: {error}"));
             }

@@ -85,7 +85,7 @@ impl<'a> Asked<'a> {
         let step = self.cluster.step(&load, rate.into(), self.seconds)?;
         let after = Snapshot::take();
         if let Some(failed) = self.cluster.failed().first() {
-            bail!("{}: {}", failed.host, failed.why);
+            bail!("host {} failed: {}", failed.host, failed.why);
         }
         let devices = director_devices(self.bed);
         let used = after.since(&before, self.bed.pid(), &devices);
@@ -143,7 +143,7 @@ fn change(bed: &Bed, count: usize, words: impl Fn(&str) -> String) -> Result<()>
         let words = words(&server_address(server));
         let words: Vec<&str> = words.split(' ').collect();
         let done = bed.director.run(&ipvsadm, &words);
-        done.with_context(|| format!("with {count} servers"))?;
+        done.with_context(|| format!("cannot change the servers after the first {count}"))?;
     }
     Ok(())
 }

@@ -32,7 +32,8 @@ pub struct Names {
 }
 
 impl Names {
-    /// The names in this system's files. A file that cannot be read counts as empty.
+    /// A resolver with the files and the name servers of this system. A file that cannot be read
+    /// counts as empty.
     pub fn system() -> Self {
         let read = |path| {
             fs::read(path)

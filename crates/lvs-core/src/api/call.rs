@@ -199,7 +199,8 @@ calls! {
         "service.add" ServiceAdd(ServiceSpec),
         /// Replace the settings of a service. Answer: [`Done`](super::Done).
         "service.edit" ServiceEdit(ServiceSpec),
-        /// Delete a service. Its connections stay until they end. Answer: [`Done`](super::Done).
+        /// Delete a service. Its `on_server_down` decides on its connections. Answer:
+        /// [`Done`](super::Done).
         "service.delete" ServiceDelete {
             /// The service.
             service: ServiceId,
@@ -217,8 +218,8 @@ calls! {
         "server.add" ServerAdd(ServerSpec),
         /// Replace the settings of a real server. Answer: [`Done`](super::Done).
         "server.edit" ServerEdit(ServerSpec),
-        /// Delete a real server. Its connections stay until they end. Answer:
-        /// [`Done`](super::Done).
+        /// Delete a real server. The `on_server_down` of its service decides on its connections.
+        /// Answer: [`Done`](super::Done).
         "server.delete" ServerDelete {
             /// The service.
             service: ServiceId,
@@ -246,7 +247,7 @@ calls! {
         "daemon.stop" DaemonStop {
             /// Master or backup.
             role: SyncRole,
-            /// The daemon's sync ID; the kernel ignores it.
+            /// The daemon's sync ID; ignored, as by the kernel.
             #[serde(default)]
             syncid: u8,
         },

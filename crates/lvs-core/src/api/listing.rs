@@ -3,7 +3,7 @@
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
 
-use super::types::{ConnInfo, Refusals, ServerInfo, ServiceInfo};
+use super::types::{ConnInfo, Refusals, ServerInfo, ServiceId, ServiceInfo};
 use crate::attempts::Attempts;
 use crate::recent::ReasonCounters;
 use crate::{Connection, Control, Instant, Server, Service};
@@ -34,7 +34,8 @@ fn by_reason(counters: &ReasonCounters, now: Instant) -> Vec<Refusals> {
 
 impl ServiceInfo {
     /// Whether too many client connections to `server`, one of this service's servers, were
-    /// unanswered in the last minute ([`Attempts::is_suspicious`]).
+    /// unanswered in the last minute
+    /// ([`is_suspicious`](crate::attempts::RecentAttempts::is_suspicious)).
     pub fn is_suspicious(&self, server: &ServerInfo) -> bool {
         let own = server.attempts.last_minute;
         // Most servers return here, so that a long listing does not compute the sum for each
@@ -44,7 +45,9 @@ impl ServiceInfo {
         }
         let attempts = self.servers.iter().map(|one| one.attempts.last_minute);
         let all = attempts.fold(Attempts::default(), |all, one| all + one);
-        own.is_suspicious(all - own)
+        // A service of a firewall mark may receive UDP.
+        let one_way = !matches!(self.service, ServiceId::Tcp { .. });
+        server.attempts.is_suspicious(all - own, one_way)
     }
 }
 

@@ -237,8 +237,8 @@ pub struct Info {
     pub local_clients: Option<Waiting>,
     /// Virtual addresses that the dataplane owns.
     pub own_vips: Vec<core::net::IpAddr>,
-    /// Virtual addresses that are announced by routes
-    /// ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)), or will be.
+    /// Virtual addresses that are announced by routes, or that will be
+    /// ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced: Vec<AnnouncedVip>,
     /// Seconds since a client last set the announced addresses.
@@ -325,7 +325,7 @@ pub struct WorkerInfo {
     /// Number of times that the kernel demoted the worker from real-time scheduling, because the
     /// worker used more than half of a processor.
     pub demoted: u64,
-    /// Packets and bytes that the worker has forwarded.
+    /// Connections, packets and bytes of the worker.
     pub counts: Counts,
 }
 
@@ -356,10 +356,10 @@ pub struct SyncCounts {
     pub malformed: u64,
     /// Number of messages with another syncid than that of the backup.
     pub other_id: u64,
-    /// Number of received connections that were ignored because their content is invalid or
-    /// contradictory.
+    /// Number of received connections and templates that were ignored because their content is
+    /// invalid or contradictory.
     pub nonsense: u64,
-    /// Number of connections that were dropped because the table was full.
+    /// Number of received connections and templates that were dropped because the table was full.
     pub no_room: u64,
 }
 
@@ -408,13 +408,13 @@ pub struct SyncState {
     pub taken: u64,
     /// Number of connections that were removed because they ended at a peer.
     pub ended: u64,
-    /// Number of connections that this director took over from a peer, because a packet arrived
-    /// here later than the last one at the peer.
+    /// Number of received items that were ignored because this director owns the connection: its
+    /// latest packet arrived here.
     pub kept: u64,
     /// Number of received items that were ignored because their content is invalid or
     /// contradictory.
     pub nonsense: u64,
-    /// Number of connections that were dropped because the table was full.
+    /// Number of received connections and templates that were dropped because the table was full.
     pub no_room: u64,
     /// Number of requests of peers to resend missing items.
     pub repairs: u64,
@@ -456,7 +456,7 @@ pub struct TablesInfo {
     pub seconds: u64,
 }
 
-/// Result of a comparison of the tables of two directors.
+/// Result of a comparison of the services and servers of two directors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TablesState {
@@ -467,9 +467,9 @@ pub enum TablesState {
     Older,
     /// Both directors choose the same servers for all clients.
     Alike,
-    /// The tables differ, as they do for a moment after each change of one of them.
+    /// Services or servers differ, as they do for a moment after each change at one director.
     Differ,
-    /// The tables have differed for longer than `lvs-dataplane --sync-alarm`.
+    /// Services or servers have differed for longer than `lvs-dataplane --sync-alarm`.
     Alarm,
 }
 
@@ -773,7 +773,7 @@ pub struct InterfaceInfo {
     /// or `tc`; `None` if the kernel fast path is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_path: Option<String>,
-    /// The reason why the dataplane has not chosen XDP with `--xdp auto`.
+    /// The reason why the dataplane has not chosen XDP with `--xdp auto`; `None` otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_xdp: Option<NoXdp>,
 }
@@ -1008,7 +1008,7 @@ pub struct Timeouts {
     pub tcp: u32,
     /// Timeout of the state TCP FIN_WAIT.
     pub tcp_fin: u32,
-    /// UDP.
+    /// Timeout of UDP connections.
     pub udp: u32,
 }
 
@@ -1038,7 +1038,7 @@ pub struct FilterSpec {
 /// A listing entry of a filter; a long filter has several entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterItem {
-    /// The service whose filter it is; absent for the director's filter.
+    /// The service to which the filter belongs; absent for the director's filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceId>,
     /// Prefixes of the filter.
@@ -1116,7 +1116,7 @@ pub struct CapturedPacket {
 pub struct Failure {
     /// Code of the failure, for programs.
     pub code: FailureCode,
-    /// Message for operators: the error, its position and a fix.
+    /// Message for operators: what is refused and why, and a fix if there is one.
     pub message: String,
     /// Number of the change that was refused, from 0, in a refused
     /// [`Call::Apply`](super::Call::Apply).
@@ -1136,7 +1136,8 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// Converts an error to a failure with the code that corresponds to the kernel's error number.
+    /// Converts an error to a failure: with the code for this error, and with its text as the
+    /// message.
     fn from(error: Error) -> Self {
         let code = match error {
             Error::ServiceExists | Error::ServerExists => FailureCode::Exists,
@@ -1167,9 +1168,9 @@ pub enum FailureCode {
     Exists,
     /// The service does not exist (ESRCH).
     NoService,
-    /// The real server does not exist (ENOENT).
+    /// The real server or the sysctl does not exist (ENOENT).
     NoServer,
-    /// The scheduler or persistence engine does not exist (ENOENT).
+    /// The scheduler, persistence engine or helper does not exist (ENOENT).
     NoScheduler,
     /// A value that is not allowed (EINVAL).
     Invalid,
@@ -1189,7 +1190,7 @@ pub enum FailureCode {
     Running,
     /// Full NAT requires a local address of the service's family, and none is configured.
     NoLocalAddress,
-    /// This dataplane does not support the call, or not yet.
+    /// This dataplane does not support the call or this combination of settings.
     Unsupported,
     /// The line is not a request.
     Malformed,

@@ -9,16 +9,16 @@ pub(crate) const SYNC: u32 = 0x0020;
 pub(crate) const NO_OUTPUT: u32 = 0x0080;
 /// The connection is counted as inactive.
 pub(crate) const INACTIVE: u32 = 0x0100;
-/// The director adjusts the sequence numbers of packets from the server.
+/// A synchronisation message contained an adjustment of the server's sequence numbers.
 pub(crate) const OUT_SEQ: u32 = 0x0200;
-/// The director adjusts the sequence numbers of packets from the client.
+/// A synchronisation message contained an adjustment of the client's sequence numbers.
 pub(crate) const IN_SEQ: u32 = 0x0400;
 /// The client's port is unknown until its first packet arrives.
 pub(crate) const NO_CPORT: u32 = 0x0800;
 pub(crate) const TEMPLATE: u32 = 0x1000;
 /// The service uses one-packet scheduling.
 pub(crate) const ONE_PACKET: u32 = 0x2000;
-/// The host's connection tracking has an entry for the connection, too.
+/// In the kernel: netfilter tracks the connection, too. Here, only synchronisation messages use it.
 pub(crate) const NFCT: u32 = 0x10000;
 
 // Flags of this crate, which the kernel does not have:
@@ -28,7 +28,7 @@ pub(crate) const PROBE: u32 = 0x0008_0000;
 /// Position of the first bit of [`PEER`], the number of the peer that owns a borrowed connection.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
-/// A peer owns the connection; no packet of it has arrived at this director.
+/// A peer owns the connection; since its last update, no packet has arrived at this director.
 pub(crate) const BORROWED: u32 = 0x0080_0000;
 /// This director owns the connection, and replicates it to peers.
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
@@ -43,10 +43,12 @@ pub(crate) const TRACKED: u32 = 0x1000_0000;
 /// A helper inspects the connection's payload.
 pub(crate) const HELPED: u32 = 0x2000_0000;
 /// The connection has ended. It is removed before the next packet, unless that packet is the host's
-/// own reply.
+/// own reply. In a template: look-ups skip it.
 pub(crate) const DYING: u32 = 0x4000_0000;
+/// The server's first answer over UDP is awaited, to count the attempt. Offload ends this.
+pub(crate) const AWAITED: u32 = 0x8000_0000;
 /// Flags of connections whose packets all need an additional check.
-pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
+pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED | AWAITED;
 /// Flags of connections whose packets must take the slow path: a packet may change other fields of
 /// the connection than counters and deadline, or its content may be changed.
 pub(crate) const SLOW_PATH: u32 = HELPED
@@ -54,6 +56,7 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | GONE
     | TRACKED
     | TIMED
+    | AWAITED
     | OUT_SEQ
     | IN_SEQ
     | NO_CPORT
@@ -65,7 +68,16 @@ const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
 /// The kernel fast path does not forward packets of connections with one of these flags. It
 /// forwards tracked connections, for which it is sufficient that userspace sees some of the
 /// sequence numbers.
-pub(crate) const USERSPACE: u32 = SLOW_PATH & !TRACKED;
+pub(crate) const USERSPACE: u32 = SLOW_PATH & !(TRACKED | AWAITED);
 /// Flags that have a meaning only at this director, and are not replicated.
-pub(crate) const OWN: u32 =
-    PROBE | PEER | BORROWED | REPLICATED | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;
+pub(crate) const OWN: u32 = PROBE
+    | PEER
+    | BORROWED
+    | REPLICATED
+    | CONTROLS
+    | TIMED
+    | AWAITED
+    | GONE
+    | TRACKED
+    | HELPED
+    | DYING;

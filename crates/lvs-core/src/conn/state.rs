@@ -2,7 +2,8 @@
 //!
 //! The tables are those of `ip_vs_proto_tcp`: one for packets from the client, one for packets from
 //! the server, and one for packets from the client of connections whose replies do not pass through
-//! the director. For SCTP they are the three tables of `ip_vs_proto_sctp`.
+//! the director. Each also has a second form for `secure_tcp`. For SCTP they are the three tables
+//! of `ip_vs_proto_sctp`.
 
 use crate::{Protocol, SctpChunk, TcpFlags};
 

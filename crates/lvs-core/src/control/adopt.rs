@@ -14,6 +14,7 @@ use crate::{Forwarding, Instant, Protocol, Server};
 /// Flags whose state was outside of the slot, and was lost with the previous process.
 const LOST: u32 = flag::CONTROLS
     | flag::TIMED
+    | flag::AWAITED
     | flag::TRACKED
     | flag::HELPED
     | flag::REPLICATED
@@ -22,7 +23,7 @@ const LOST: u32 = flag::CONTROLS
 
 impl Control {
     /// As [`shard_in`](Self::shard_in), with the connections that a previous process has left in
-    /// `memory`. The caller must have read the description next to the memory
+    /// `memory`. The caller must have decoded the layout of this memory
     /// ([`Layout::from_words`](crate::memory::Layout::from_words)). The caller adds services and
     /// servers, and then calls [`adopt`](Self::adopt); from then on, the connections belong to the
     /// shard.
@@ -34,10 +35,10 @@ impl Control {
     /// Takes over the connections of a previous process from at most `budget` slots; call it until
     /// it returns false. State, timeout and deadline are unchanged. A connection is bound to the
     /// server with its address in its service. Without such a server it stays unbound, like a
-    /// connection that was received by synchronisation. Templates are not inherited. A connection of
-    /// full NAT is kept if `local` returns its local address and port, and otherwise removed,
-    /// because other uses of its local port are unknown. The arguments of `local` are the number of
-    /// the slot, the protocol and the server.
+    /// connection that was received by synchronisation. Templates and connections that have ended
+    /// are not inherited. A connection of full NAT is kept if `local` returns its local address and
+    /// port, and otherwise removed, because other uses of its local port are unknown. The arguments
+    /// of `local` are the number of the slot, the protocol and the server.
     pub fn adopt(
         &self,
         shard: &mut Shard,
@@ -54,8 +55,8 @@ impl Control {
     /// Copies the connections that a previous process has left in `memory` into these shards, for
     /// tables of another number or size. `home` returns the number of the shard of a client.
     /// `ahead` is the clock of the other process minus the clock of this one. Otherwise as
-    /// [`adopt`](Self::adopt), in one step. Returns the number of connections for which no slot was
-    /// free.
+    /// [`adopt`](Self::adopt), in one step, but without connections of full NAT. Returns the number
+    /// of connections for which no slot was free.
     pub fn move_in(
         &self,
         shards: &mut [Shard],
@@ -97,7 +98,8 @@ impl Control {
         true
     }
 
-    /// The server of an adopted connection, if the server still exists.
+    /// The server of an adopted connection; `None` if it does not exist any more, or if its
+    /// forwarding method has changed.
     fn server_left(&self, draft: &Draft) -> Option<Arc<Server>> {
         let server = self.find_server(&draft.key, draft.server_addr, draft.mark, draft.flags);
         // With another forwarding method, the connection's packets would be sent in another form
@@ -303,11 +305,15 @@ mod tests {
                 .offer(conn)
                 .unwrap()
                 .local
-                .expect("the connection is new");
+                .expect("a connection that was never offloaded has its local port in the plan");
             assert_eq!(Some(local.local), source);
             if port == 1001 {
                 assert!(shard.publish(conn, 1, None));
-                assert_eq!(shard.offer(conn).unwrap().local, None, "the server exists");
+                assert_eq!(
+                    shard.offer(conn).unwrap().local,
+                    None,
+                    "the plan of an offloaded connection repeats its local port"
+                );
             }
             ends.push(local);
         }
@@ -319,7 +325,7 @@ mod tests {
                 .map(LocalChange::Bound)
                 .collect::<Vec<_>>()
         );
-        // The table has no room for the third connection.
+        // The previous process has not stored the local port of the third connection.
         let seen = ends[..2].to_vec();
         drop((before, shard));
 

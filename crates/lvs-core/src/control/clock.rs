@@ -47,8 +47,8 @@ impl Control {
         self.expire_until(shard, now);
     }
 
-    /// Removes expired connections and templates in the order of their deadlines; within a tick of
-    /// 4 ms, connections before templates.
+    /// Removes expired connections and templates in the order of their deadlines; within a tick
+    /// (about 4 ms), connections before templates.
     fn expire_until(&mut self, shard: &mut Shard, limit: Instant) {
         let mut budget = usize::MAX;
         let (mut connections, mut templates) = (true, true);
@@ -80,7 +80,8 @@ impl Control {
         }
     }
 
-    /// The time at which [`advance`](Self::advance) must be called next.
+    /// The time at which [`advance`](Self::advance) must be called next; `None` until the caller
+    /// has set the clock.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let templates = self.templates.table.next_wakeup();
         self.next_event.into_iter().chain(templates).min()

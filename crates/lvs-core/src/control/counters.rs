@@ -15,8 +15,8 @@ impl Control {
         (0..self.options.shards).map(|number| self.total.live_of(number))
     }
 
-    /// Counts packets that a BPF program has forwarded, for the server with this record, its
-    /// service and in total. Counts nothing if the server belongs to no service.
+    /// Counts packets that a BPF program has forwarded: for the server with the record number
+    /// `record`, for its service and in total. Counts nothing if the server was removed.
     pub fn count_forwarded(&mut self, record: u32, counts: &Counts) {
         let Some(entry) = self.records.get(record as usize) else {
             return;

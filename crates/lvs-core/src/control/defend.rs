@@ -1,4 +1,5 @@
-//! The defences against a full table: `drop_entry` removes connections and templates.
+//! Switches `drop_packet`, `drop_entry` and `secure_tcp` on and off by the number of free slots, and
+//! removes connections and templates for `drop_entry`.
 
 use super::Control;
 use crate::shard::Shard;

@@ -19,7 +19,8 @@ pub struct DigestWalk {
 }
 
 impl Service {
-    /// The weight of a server before it became 0, if the scheduler uses it.
+    /// The weight of a server before it became 0; `None` if the weight is not 0, or if the
+    /// scheduler does not use this value.
     pub fn last_weight(&self, server: &Server) -> Option<i32> {
         let counts = server.config().weight == 0 && self.pool.goes_by_last_weight();
         // A slow start multiplies the weight temporarily; compare the weight without it.

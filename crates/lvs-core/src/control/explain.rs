@@ -25,7 +25,9 @@ use crate::{
 pub struct Explanation {
     /// The packet's mark; 0 for none.
     pub mark: u32,
-    /// The rule or setting that sets the mark; empty without a mark.
+    /// The rule that sets the mark, drops the packet or passes it to the host, or that the request
+    /// contains the mark. If no rule applies: the rules that apply if the packet arrives on their
+    /// interface; otherwise empty.
     pub mark_why: String,
     /// The service that the packet matches: `TCP 192.0.2.1:80`.
     pub service: Option<String>,
@@ -43,17 +45,19 @@ pub struct Explanation {
     pub slot: Option<HashSlot>,
     /// The service's servers, in the kernel's order.
     pub candidates: Vec<Candidate>,
-    /// The server that would receive the connection.
+    /// The server of the packet's connection, or of the connection that the packet would open.
     pub server: Option<SocketAddr>,
     /// The decision, in a sentence.
     pub verdict: String,
     /// The reason why the packet opens no connection: the name of a [`DropReason`] or an
-    /// [`AcceptReason`]. Empty if it opens one, or if the result cannot be predicted.
+    /// [`AcceptReason`]. Empty if the packet opens one or belongs to one, or if the result cannot
+    /// be predicted.
     pub reason: String,
     /// Whether the kernel fast path forwards the packet's connection, or the connection that it
     /// would open. The dataplane sets this field, not the core.
     pub fast_path: Option<bool>,
-    /// The reason why packets are not offloaded; empty if they are.
+    /// The reason why the connection is not offloaded; empty if it is offloaded, or if there is no
+    /// connection.
     pub fast_path_why: String,
 }
 
@@ -223,7 +227,9 @@ impl Control {
             ""
         };
         match forecast.by {
-            By::Pin => format!("goes to {server}: a health check through the VIP is pinned to it"),
+            By::Pin => format!(
+                "goes to {server}: a health check through the virtual address expects this server"
+            ),
             By::Template(true) => {
                 format!("goes to {server}: the persistence template of the client refers to it")
             }
@@ -559,7 +565,7 @@ mod tests {
                 let verdict = director.handle_packet(&meta, Instant::ZERO);
                 let target = match verdict {
                     Verdict::Forward(forward) => Some(forward.target),
-                    // `ovf` refuses connections when each server has as many as its weight.
+                    // `ovf` refuses connections when each server has more than its weight.
                     _ => None,
                 };
                 assert_eq!(first.server, target, "{scheduler}");

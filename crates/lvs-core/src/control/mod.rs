@@ -211,7 +211,7 @@ pub struct Control {
     marks: Arc<[MarkRule]>,
     /// Virtual addresses that the embedding program answers ARP for.
     own_vips: Vec<IpAddr>,
-    /// Configured synchronisation daemons, in the order of their start.
+    /// Running synchronisation daemons that `apply` has started, in the order of their start.
     daemons: Vec<SyncDaemon>,
 }
 
@@ -399,9 +399,8 @@ mod tests {
         }
     }
 
-    /// Counters that are maintained at each change equal a fresh count.
     #[test]
-    fn maintained_counts_equal_fresh_counts() {
+    fn counts_of_services_and_servers_follow_changes() {
         let mut control = Control::new(Options::default());
         let v6 = ServiceKey::tcp("[2001:db8::1]:21".parse().unwrap());
         let local = vec![crate::full_nat::LocalAddress::new([192, 0, 2, 1].into())];

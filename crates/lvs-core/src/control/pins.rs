@@ -56,8 +56,8 @@ impl Pins {
 }
 
 impl Control {
-    /// The next connection of `client` to the service within 11 minutes uses `server`, regardless of the
-    /// scheduler, the server's weight, filters and limits: for through-VIP checks.
+    /// The next connection of `client` to the service within 11 minutes uses `server`, regardless of
+    /// the scheduler, the server's weight, filters and limits: for through-VIP checks.
     ///
     /// # Errors
     /// [`Error::NoService`] (also for the service of a firewall mark, which has no protocol),
@@ -113,7 +113,6 @@ impl Control {
         Ok((protocol, number.ok_or(Error::NoService)?))
     }
 
-    /// The clients that are pinned, for tests.
     #[cfg(test)]
     fn pinned(&self) -> Vec<SocketAddr> {
         self.pins.all.keys().map(|from| from.1).collect()
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_of_ended_health_check_leaves_the_table_early() {
+    fn connection_of_ended_health_check_is_removed_early() {
         let mut control = Control::new(Options::default());
         let mut shard = control.shard(0).unwrap();
         let (vip, server) = (address("198.51.100.1:80"), address("10.0.0.1:80"));

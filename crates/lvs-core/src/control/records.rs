@@ -16,8 +16,8 @@ use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Time after which the record of a removed server without connections is freed.
 const TRASH_IDLE: Duration = Duration::from_secs(120);
-/// Minimum number of changes that the log contains. If there are more records than this, the log is
-/// as long as the number of records.
+/// The log keeps at least this number of latest changes. With more records than this, it keeps at
+/// least as many changes as there are records.
 const LOG_MIN: usize = 1024;
 
 /// A server with its service and its counters. It is kept for some time after the server was

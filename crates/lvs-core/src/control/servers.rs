@@ -24,7 +24,7 @@ const DROPS_PORTION: usize = 256;
 
 impl Control {
     /// Adds a real server to a service (`ip_vs_add_dest`). A server that was removed within the
-    /// last minutes gets its connections back.
+    /// last minutes gets its record and its remaining connections back.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`],
@@ -132,7 +132,7 @@ impl Control {
     }
 
     /// Adds counts of dropped packets to the counters of their services, and removes them from
-    /// `drops`: up to a fixed number at each call. Packets of a service that was removed are not
+    /// `drops`: at most 256 counts at each call. Packets of a service that was removed are not
     /// counted.
     pub fn count_drops(&mut self, drops: &mut ServerDrops, now: Instant) {
         let portion = core::iter::from_fn(|| drops.pop()).take(DROPS_PORTION);
@@ -169,7 +169,7 @@ impl Control {
             .map(|entry| (entry.key, &entry.server))
     }
 
-    /// Number of server records, including those of removed servers.
+    /// Number of record indexes: those of servers and of removed servers, and free ones.
     pub fn endpoint_places(&self) -> usize {
         self.records.len()
     }

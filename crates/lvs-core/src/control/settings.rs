@@ -130,7 +130,7 @@ impl Control {
         self.daemons.push(daemon);
     }
 
-    /// The configured synchronisation daemons, in the order of their start.
+    /// The running synchronisation daemons that `apply` (feature `api`) has started, in this order.
     pub fn daemons(&self) -> &[SyncDaemon] {
         &self.daemons
     }

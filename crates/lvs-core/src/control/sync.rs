@@ -80,7 +80,7 @@ impl Control {
     }
 
     /// The next synchronisation message about templates whose timers this `Control` has run, if a
-    /// message is full or old enough. For a director of one shard,
+    /// message is full or old enough, or the master was stopped. For a director of one shard,
     /// [`Shard::take_sync_message`](crate::Shard::take_sync_message) returns all messages.
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         if self.settings.master.is_none() {

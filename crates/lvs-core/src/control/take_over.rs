@@ -32,14 +32,14 @@ const TIMEOUT: u32 = 180;
 /// unknown.
 const TIE: Duration = RECENT;
 
-/// Results of received synchronisation messages.
+/// Numbers of received connections and templates, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Number of connections that were added to the table or updated in it.
+    /// Connections and templates that were added to their table or updated in it.
     pub taken: u64,
-    /// Number of ignored connections, because their content is invalid.
+    /// Connections and templates that were ignored, because their content is invalid.
     pub nonsense: u64,
-    /// Number of connections that could not be stored because the table was full.
+    /// Connections and templates that could not be stored, because their table was full.
     pub no_room: u64,
 }
 
@@ -47,8 +47,7 @@ pub struct TakenOver {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ItemResults {
-    /// Numbers of connections that were stored, that were invalid, and that did not fit into the
-    /// table.
+    /// Numbers of items that were stored, that were invalid, and that did not fit into a table.
     pub taken: TakenOver,
     /// Number of connections that were removed because they ended at the peer.
     pub ended: u64,
@@ -63,8 +62,8 @@ enum Refused {
 
 impl Control {
     /// Stores the entries of a message: connections in `shard`, templates in this `Control`. Does
-    /// nothing if no backup is running, if the message is too long, damaged or of another sync ID,
-    /// or if `shard` belongs to another director.
+    /// nothing if no backup is running, if the message is too long, has a wrong length field or
+    /// another sync ID, or if `shard` belongs to another director.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
         let Some(backup) = self.backup else { return };
         if message.len() > backup.maxlen.into() || !self.owns(shard) {
@@ -105,7 +104,9 @@ impl Control {
     /// in this `Control`. If a packet of a connection has just arrived at the peer, the peer owns
     /// the connection. Otherwise this director stays the owner of a connection whose last packet
     /// arrived here later than at the peer. If the order is not known, `keeps_ties` decides whether
-    /// it stays the owner; `keeps_ties` must be true at exactly one of the two directors.
+    /// it stays the owner; `keeps_ties` must be true at exactly one of the two directors. Nothing
+    /// changes if `shard` has no replication ([`Shard::keep_replicas`]) or belongs to another
+    /// director.
     pub fn apply_items(
         &mut self,
         shard: &mut Shard,
@@ -321,9 +322,9 @@ impl Control {
         Ok(Some(index))
     }
 
-    /// If a packet of a borrowed connection has arrived, but the server was unknown when the
-    /// connection was received: binds the connection to the server if it exists now, so that the
-    /// next packet is forwarded.
+    /// Binds the received connection to which a client's packet with this tuple belongs to its
+    /// server, if the server was added only after the connection was received. The next packet of
+    /// the connection is then forwarded.
     pub fn bind_unbound(&mut self, shard: &mut Shard, tuple: &Tuple) {
         if !self.owns(shard) {
             return;
@@ -454,8 +455,9 @@ impl Control {
     }
 }
 
-/// Removes a connection because the peer from which it is borrowed has removed it; `false` if it is
-/// not borrowed from this peer.
+/// Removes a connection because the peer from which it is borrowed has removed it. Returns `false`,
+/// without a change, if no connection of this client to this server is borrowed from this peer, or
+/// if it controls other connections.
 fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let found = shard.find_from_client(&entry.key());
     let ends = |&index: &u32| {

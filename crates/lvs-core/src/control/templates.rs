@@ -155,7 +155,7 @@ impl Control {
     }
 
     /// Name and data of the persistence engine of a template that
-    /// [`templates_from`](Self::templates_from) has listed.
+    /// [`templates_from`](Self::templates_from) has listed; `None` without an engine.
     pub fn template_engine(&self, id: ConnId) -> Option<(&'static str, &[u8])> {
         if !self.templates.table.is_used(id.0) {
             return None;
@@ -222,9 +222,9 @@ impl Control {
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {
-    /// Evicts a persistence template if the table is full. Templates without connections can be
-    /// evicted: of the candidates found, first one whose clients never established a connection,
-    /// then the one that would expire first.
+    /// Evicts a persistence template if the table is full and eviction is enabled. Templates
+    /// without connections can be evicted: of the candidates found, first one whose clients never
+    /// established a connection, then the one that would expire first.
     pub(crate) fn make_template_room(&mut self) {
         let table = &self.templates.table;
         if !self.settings.evicts || table.len() < table.capacity() {

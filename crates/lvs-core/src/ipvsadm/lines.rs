@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 pub const WORD_MAX: usize = 4096;
 
 /// Splits a byte stream into command lines. Words are separated by spaces, tabs and carriage
-/// returns; there are no quotes and no comments. The parser ignores each word `ipvsadm` and each
-/// empty line.
+/// returns; there are no quotes and no comments. Each word `ipvsadm` and each empty line is
+/// omitted.
 #[derive(Clone, Debug, Default)]
 pub struct Lines {
     words: Vec<Vec<u8>>,

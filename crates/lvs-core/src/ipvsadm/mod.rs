@@ -48,7 +48,7 @@ pub const NO_IPVS_HINT: &str =
 
 /// The line that ipvsadm prints when `command` is refused with `failure`, without the line break.
 ///
-/// A refusal without an error number of the kernel has the dataplane's own text.
+/// A refusal that IPVS in the kernel does not have gets its own text, mostly the dataplane's.
 pub fn failure_text<'a>(command: &Command, failure: &'a Failure) -> &'a str {
     let of_server = matches!(
         command,
@@ -72,8 +72,8 @@ pub fn failure_text<'a>(command: &Command, failure: &'a Failure) -> &'a str {
         FailureCode::NoDevice => "No such device",
         FailureCode::Unreachable => "Network is unreachable",
         FailureCode::NoLocalAddress => {
-            "full NAT needs a local address of the service's family: give the dataplane --local-address, or \
-             `lvsadm local add`"
+            "full NAT needs a local address of the service's family: start the dataplane with \
+             --local-address, or use `lvsadm local add`"
         }
         FailureCode::Unsupported
         | FailureCode::Malformed

@@ -8,9 +8,9 @@ use crate::Protocol;
 /// Names of hosts and ports, in both directions. Each method returns `None` for an unknown name or
 /// number.
 pub trait Resolve {
-    /// The IPv4 address of a host.
+    /// The IPv4 address of the host with this name.
     fn host(&self, name: &str) -> Option<Ipv4Addr>;
-    /// The port of a service.
+    /// The port with this name, such as `http`.
     fn port(&self, name: &str, protocol: Protocol) -> Option<u16>;
     /// The name of a host.
     fn host_name(&self, address: IpAddr) -> Option<String>;

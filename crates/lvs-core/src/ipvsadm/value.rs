@@ -12,7 +12,7 @@ const fn is_space(byte: u8) -> bool {
 }
 
 /// A number from `min` to `max`, as `strtol` with base 10 reads it: after optional white space and
-/// an optional sign, and up to the end of the word.
+/// an optional sign, and up to the end of the word. `None` for any other word.
 pub(super) fn number(word: &[u8], min: i64, max: i64) -> Option<i64> {
     let (value, rest) = leading_number(word)?;
     (rest.is_empty() && (min..=max).contains(&value)).then_some(value)
@@ -40,7 +40,8 @@ fn leading_number(word: &[u8]) -> Option<(i64, &[u8])> {
     Some((if negative { -value } else { value }, &digits[len..]))
 }
 
-/// An IPv6 prefix length: the number at the start of the word, as `atoi` reads it.
+/// An IPv6 prefix length: the number at the start of the word, as `atoi` reads it; `None` if it is
+/// not 1 to 128.
 pub(super) fn prefix(word: &[u8]) -> Option<u32> {
     let (value, _) = leading_number(word)?;
     #[expect(

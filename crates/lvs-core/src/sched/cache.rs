@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_is_bounded_and_shrinks_when_idle() {
+    fn lblc_cache_is_bounded_and_shrinks_when_idle() {
         let mut cache = Cache::default();
         for n in 0..30_000 {
             cache.insert(addr(n), (), Instant::ZERO);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_finds_and_expires_colliding_destinations() {
+    fn lblc_cache_finds_and_expires_colliding_destinations() {
         let mut cache = Cache::default();
         let chosen = (0..).map(addr).filter(|addr| bucket(*addr) == 7);
         let chosen: Vec<_> = chosen.take(2000).collect();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_full_check_runs_every_thirty_checks() {
+    fn lblc_cache_full_check_runs_every_thirty_checks() {
         let mut cache = Cache::default();
         cache.insert(addr(1), (), Instant::ZERO);
         for look in 1..=30 {

@@ -20,9 +20,9 @@ pub(super) const ABOUT: About = About {
 };
 
 /// Assigns each destination address to one server, for services with many destination addresses
-/// (such as a firewall-mark service in front of web caches). If the server has more active
-/// connections than its weight while another server has fewer than half of its weight, the address
-/// is assigned to the least loaded server.
+/// (such as a firewall-mark service in front of web caches). The address is assigned to the least
+/// loaded server instead if its server was removed or has weight 0, or if its server has more
+/// active connections than its weight while another server has fewer than half of its own weight.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnections {
     cache: Cache<HeldServer>,
@@ -95,7 +95,7 @@ impl Scheduler for LocalityLeastConnections {
 }
 
 /// Whether `server` has more active connections than its weight while another server has fewer than
-/// half of its weight (`is_overloaded`).
+/// half of its own weight (`is_overloaded`).
 pub(super) fn is_overloaded(server: &Server, servers: &[Arc<Server>]) -> bool {
     let active = |server: &Server| i64::from(server.active());
     active(server) > i64::from(server.weight())

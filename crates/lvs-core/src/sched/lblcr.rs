@@ -40,7 +40,8 @@ struct Set {
 }
 
 impl Set {
-    /// The server with the least load in relation to its weight (`ip_vs_dest_set_min`).
+    /// The server with the least load in relation to its weight, of those that are available and
+    /// not overloaded (`ip_vs_dest_set_min`).
     fn least(&self) -> Option<&Arc<Server>> {
         let fits = |server: &&HeldServer| !server.is_overloaded() && server.is_available();
         let mut members = self.servers.iter().rev().filter(fits);

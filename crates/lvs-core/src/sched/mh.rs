@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn mh_tables_of_other_sizes_equal_kernel_tables_of_these_sizes() {
+    fn mh_table_of_each_size_is_divided_by_weight() {
         let pool = pool("mh", &[1, 1, 1, 2]);
         for (index, slots) in (8..).zip(SLOTS) {
             let mut scheduler =

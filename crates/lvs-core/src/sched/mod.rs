@@ -70,7 +70,7 @@ pub struct About {
     /// The scheduler's behaviour for a client whose server has a weight of 0.
     pub at_zero: AtZero,
     /// Whether the scheduler uses the response time of servers, so that it accepts only servers
-    /// behind NAT.
+    /// with NAT or full NAT.
     pub needs_replies: bool,
     /// Whether IPVS in the kernel has this scheduler.
     pub in_ipvs: bool,
@@ -128,7 +128,8 @@ pub const ANY_FLAGS: &[(&str, u32)] = &[
     ("flag-3", ServiceFlags::SCHED3),
 ];
 
-/// A scheduler flag by name: its bit, and, for a name of a single scheduler, that scheduler.
+/// A scheduler flag by name: its bit, and, for a name of a single scheduler, that scheduler. `None`
+/// if no flag has the name.
 pub fn flag(name: &str) -> Option<(u32, Option<&'static About>)> {
     let of = |flags: &[(&str, u32)]| {
         let found = flags.iter().find(|(known, _)| *known == name);

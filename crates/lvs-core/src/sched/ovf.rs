@@ -9,7 +9,7 @@ use crate::{Request, Scheduler, Server};
 
 pub(super) const ABOUT: About = About {
     name: "ovf",
-    summary: "the server with the highest weight, until it has as many connections; then the next",
+    summary: "the server with the highest weight, until its connections exceed the weight; then the next",
     weights: Weights::Capacity,
     goes_by_order: true,
     make: || Box::new(Overflow),

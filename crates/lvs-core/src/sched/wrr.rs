@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn wrr_million_passes_without_server_are_cheap() {
+    fn wrr_skips_passes_without_usable_server() {
         let servers = servers(&[(1_000_000, true), (999_999, true), (1, false)]);
         let mut wrr = WeightedRoundRobin::default();
         wrr.start(&servers);

@@ -43,8 +43,8 @@ macro_rules! sysctls {
             /// Sets a value from its text.
             ///
             /// # Errors
-            /// [`Error::SysctlValue`] if the text is not a number or is out of range, and as
-            /// [`get`](Self::get).
+            /// [`Error::SysctlValue`] if the sysctl does not accept the value
+            /// ([`values`](Self::values)), and as [`get`](Self::get).
             pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
                 match name {
                     $(stringify!($name) => self.$name = $take.take(value)?,)*
@@ -68,7 +68,8 @@ macro_rules! sysctls {
 }
 
 sysctls! {
-    /// Drop rate of `drop_packet` mode 3: one connection in this many is dropped. Default 10.
+    /// Drop rate of `drop_packet` mode 3: of the packets that would open a connection, one in this
+    /// many is dropped. Default 10.
     am_droprate: i32 = 10, NUMBER;
     /// Number of pages of free memory below which the automatic modes of the defences are active.
     /// They are also active while less than an eighth of the connection table is free. Default
@@ -76,12 +77,12 @@ sysctls! {
     amemthresh: i32 = 1024, NUMBER;
     /// Forward no packets while a backup daemon runs. Default off.
     backup_only: bool = false, SWITCH;
-    /// If the service of a firewall mark has no available server, send its packets to their own
-    /// destination. Default off.
+    /// If no server of a firewall mark's service accepts a connection, send its packets to their
+    /// own destination. Default off.
     cache_bypass: bool = false, SWITCH;
-    /// When a SYN may take over the addresses and ports of an old connection: 0 never; otherwise in
-    /// TIME_WAIT and CLOSE; if the bit with value 2 is set, also in FIN_WAIT if no reply was ever
-    /// seen. Default 1.
+    /// When a SYN or an SCTP INIT may open a new connection in place of an old one with its
+    /// addresses and ports: 0 never; otherwise in TIME_WAIT and CLOSE (SCTP: CLOSED); if the bit
+    /// with value 2 is set, also in FIN_WAIT if no reply was ever seen. Default 1.
     conn_reuse_mode: i32 = 1, NUMBER;
     /// Keep netfilter's connection tracking. Here this sets only a flag that synchronisation
     /// messages contain. Default off.
@@ -109,8 +110,8 @@ sysctls! {
     ignore_tunneled: bool = false, SWITCH;
     /// Seconds after which `lblc` removes an unused destination. Default 86400.
     lblc_expiration: u32 = 86_400, POSITIVE;
-    /// Seconds after which `lblcr` removes an unused destination, and after which it removes the most
-    /// loaded server from a destination's unchanged set of servers. Default 86400.
+    /// Seconds after which `lblcr` removes an unused destination, and after which it removes the
+    /// most loaded server from a destination's unchanged set of servers. Default 86400.
     lblcr_expiration: u32 = 86_400, POSITIVE;
     /// Send "port unreachable" to a server that sends packets which belong to no connection.
     /// Default off.
@@ -136,8 +137,8 @@ sysctls! {
     /// Number of UDP ports to which a synchronisation daemon distributes its messages, a power of
     /// two. Default 1.
     sync_ports: u32 = 1, POWER_OF_TWO;
-    /// Maximum number of messages that wait to be sent. Default 16384 (the kernel's depends on its
-    /// memory).
+    /// Maximum number of messages in the queue of each port of a master. Default 16384 (the
+    /// kernel's depends on its memory).
     sync_qlen_max: i32 = 16_384, NUMBER;
     /// Interval in seconds at which a connection is synchronised; 0 means that `sync_threshold`
     /// applies. Default 0.
@@ -241,12 +242,10 @@ fn number(value: &str) -> Result<i32, Error> {
     value.trim().parse().map_err(|_| Error::SysctlValue)
 }
 
-/// Parses a whole number that is not negative.
 fn positive(value: &str) -> Result<u32, Error> {
     u32::try_from(number(value)?).map_err(|_| Error::SysctlValue)
 }
 
-/// Parses a power of two: 1, 2, 4 and so on.
 fn power_of_two(value: &str) -> Result<u32, Error> {
     let number = positive(value)?;
     match number.is_power_of_two() {
@@ -301,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sysctls_read_back_written_value() {
+    fn sysctl_returns_written_value_and_refuses_invalid_one() {
         let mut sysctls = Sysctls::default();
         for name in Sysctls::NAMES {
             if matches!(*name, "sync_threshold" | "sync_version" | "sync_ports") {
@@ -338,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn sysctl_names_are_sorted_and_values_have_their_ranges() {
+    fn sysctl_names_are_sorted_and_values_out_of_range_are_refused() {
         assert!(Sysctls::NAMES.is_sorted());
         let mut sysctls = Sysctls::default();
         for (name, value) in [

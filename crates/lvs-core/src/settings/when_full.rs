@@ -6,7 +6,7 @@ pub enum WhenFull {
     /// Refuse the new connection.
     #[default]
     Drop,
-    /// Evict another connection for the new one: first half-open or ended ones, then idle ones;
-    /// never a connection that transfers data.
+    /// Evict another connection for the new one: first a half-open, ended or unused one, then an
+    /// idle one; never a connection that transfers data.
     Evict,
 }

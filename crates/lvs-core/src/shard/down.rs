@@ -32,6 +32,13 @@ use core::time::Duration;
 /// Number of packets that a client has sent if it has repeated its SYN once, and nothing else.
 const SYN_AND_REPEAT: u32 = 2;
 
+/// A UDP client that sends again after this time without an answer has waited for one.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A UDP client that sends this number of packets without a pause and without an answer does not
+/// wait for one. The connection is then not counted as an attempt, and can be offloaded.
+const BURST: u32 = 16;
+
 /// Longest time in seconds for which packets of a connection that was closed without a reset are
 /// dropped.
 const SILENCE: u32 = 120;
@@ -328,8 +335,8 @@ impl Shard {
         }
     }
 
-    /// The treatment of a client's next packet, as text, if the server of connection `index` is
-    /// removed; `None` if the server exists.
+    /// The treatment of a client's next packet, as text, if connection `index` has lost its server;
+    /// otherwise `None`.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
         let removed = self
@@ -452,6 +459,12 @@ impl Shard {
                 link.server.note_answer(!refused);
             }
         }
+        if slot.has(flag::AWAITED) {
+            slot.clear(flag::AWAITED);
+            if let Some(link) = self.link(index) {
+                link.server.attempts().count_opened();
+            }
+        }
         if self.table.get(index).has(flag::GONE) {
             return self.reply_gone(index, meta);
         }
@@ -472,15 +485,26 @@ impl Shard {
             self.track(index, meta, true);
         }
         let slot = self.table.get(index);
-        if !slot.has(flag::TIMED) {
+        if !slot.has(flag::TIMED | flag::AWAITED) {
             return;
         }
         let Some(link) = self.link(index) else { return };
         let (server, before) = (&link.server, slot.in_packets());
+        let waited = now.saturating_since(slot.last_restart());
+        if slot.has(flag::AWAITED) && before > 0 {
+            if waited >= PAUSE {
+                server.attempts().count_unanswered_datagram();
+                slot.clear(flag::AWAITED);
+            } else if before + 1 >= BURST {
+                slot.clear(flag::AWAITED);
+            }
+        }
+        if !slot.has(flag::TIMED) {
+            return;
+        }
         let is_tcp = slot.protocol() == Protocol::TCP;
         if opens(meta) {
             if before > 0 && slot.method().translates() {
-                let waited = now.saturating_since(slot.last_restart());
                 server.latency().observe_at_least(waited, now);
                 server.note_answer(false);
             }
@@ -498,16 +522,18 @@ impl Shard {
     /// unanswered attempt, if the client's packets prove that there was no answer.
     pub(crate) fn note_expired_attempt(&self, index: u32) {
         let slot = self.table.get(index);
+        let Some(link) = self.link(index) else { return };
+        let attempts = link.server.attempts();
+        if slot.has(flag::AWAITED) {
+            attempts.count_unanswered_datagram();
+        }
         // A second repetition was counted when it arrived. Without any repetition, the SYN may
         // belong to a flood; with direct routing and tunnels, the client may also have received an
         // answer and sent nothing more.
         let repeated = slot.in_packets() == SYN_AND_REPEAT;
         let unanswered = repeated || slot.in_packets() == 1 && slot.method().translates();
-        if slot.state() == State::TCP_SYN_RECV
-            && unanswered
-            && let Some(link) = self.link(index)
-        {
-            link.server.attempts().count_unanswered();
+        if slot.state() == State::TCP_SYN_RECV && unanswered {
+            attempts.count_unanswered();
         }
     }
 }
@@ -531,6 +557,10 @@ mod tests {
         assert_eq!(read(0x11, 10), (10, Some(0), false));
         assert_eq!(read(0x10, 64_000), (63_999, Some(0), false));
         assert_eq!(Numbers::read(&[0; 12]), None);
-        assert_eq!(Numbers::read(&[0xf0; 30]), None, "the options are cut");
+        assert_eq!(
+            Numbers::read(&[0xf0; 30]),
+            None,
+            "truncated options were read"
+        );
     }
 }

@@ -36,9 +36,9 @@ impl Shard {
         Some(index)
     }
 
-    /// Ends a connection, because a packet has opened a new one in its place
-    /// (`ip_vs_conn_expire_now`). The old connection stays in the table until the next packet,
-    /// because the host's own answer may still belong to it.
+    /// Ends a connection that controls no others, because a packet has opened a new one in its
+    /// place (`ip_vs_conn_expire_now`). The old connection stays in the table until the next
+    /// packet, because the host's own answer may still belong to it.
     pub(crate) fn end(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) == 0 && !slot.has(flag::DYING) {
@@ -123,7 +123,7 @@ impl Shard {
             self.table.restart(index, fired);
             return;
         }
-        if slot.has(flag::TIMED) {
+        if slot.has(flag::TIMED | flag::AWAITED) {
             self.note_expired_attempt(index);
         }
         self.destroy(index);

@@ -72,7 +72,8 @@ struct Tuple {
 
 #[derive(Debug)]
 struct Free {
-    /// The first of the `fresh` port numbers that were never used.
+    /// The position, among the ports of this worker, of the first of the `fresh` ports that were never
+    /// used. After the last port, the first one follows.
     from: u16,
     fresh: u16,
     /// Ports in this range that connections of a previous process use or used. They are released in
@@ -173,7 +174,7 @@ impl LocalPorts {
     }
 
     /// Reserves a local port towards `server`, using the addresses in `pool` in turn; `None` if no
-    /// port is free.
+    /// free port was found.
     pub(crate) fn take(
         &mut self,
         protocol: Protocol,
@@ -569,7 +570,11 @@ mod tests {
                     None
                 );
             }
-            assert_eq!(bed.open(1, server, Instant::ZERO), None, "no port is free");
+            assert_eq!(
+                bed.open(1, server, Instant::ZERO),
+                None,
+                "a port is used twice"
+            );
         }
         assert!(bed.open(1, addr("10.1.0.1:81"), Instant::ZERO).is_some());
     }

@@ -97,7 +97,8 @@ pub struct Shard {
     /// Packets of connections that were dropped or refused, for
     /// [`Control::count_drops`](crate::Control::count_drops).
     pub drops: ServerDrops,
-    /// Connections that are sent to peers, and those received from peers; `None` without peers.
+    /// Digests of the owned and of the borrowed connections, and the outgoing updates; `None`
+    /// without replication.
     pub(crate) replicas: Option<Box<Replicas>>,
 }
 
@@ -171,7 +172,7 @@ impl Shard {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Decides on a packet of an existing connection.
+    /// Decides on a packet, if it belongs to an existing connection or cannot open one.
     ///
     /// # Errors
     /// [`NeedsControl`] if the shard cannot decide: call
@@ -263,7 +264,8 @@ impl Shard {
         self.find_reply(protocol, src, dst).is_some() || self.table.find_in(&request).is_some()
     }
 
-    /// Runs the timers of at most `budget` due connections. Returns `true` if more may be due.
+    /// Runs the timers of due connections; `budget` bounds the number of connections that one call
+    /// visits. Returns `true` if more may be due.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
         self.reap();
         let mut left = budget;
@@ -422,7 +424,6 @@ impl Shard {
         any
     }
 
-    /// The links to all servers, for changes.
     pub(crate) const fn links(&mut self) -> &mut Links {
         &mut self.links
     }

@@ -59,7 +59,7 @@ pub enum Unpublished {
     ServerDown,
     /// The time until the server's first answer is being measured.
     Timed,
-    /// The director adjusts the connection's sequence numbers.
+    /// A synchronisation message contained an adjustment of the connection's sequence numbers.
     Adjusted,
     /// The client's port is unknown or 0.
     NoClientPort,
@@ -94,10 +94,10 @@ impl fmt::Display for Unpublished {
             Self::NotEstablished => "the connection is not established",
             Self::Protocol => "the protocol is neither TCP nor UDP",
             Self::PersistentUdp => "the service is persistent and uses UDP, and no server has answered the client yet",
-            Self::HealthCheck => "a through-VIP check opened the connection",
+            Self::HealthCheck => "a health check through the virtual address opened the connection",
             Self::Helped => "a helper inspects the packets of the connection",
             Self::OnePacket => "the service uses one-packet scheduling",
-            Self::ServerDown => "the server went down",
+            Self::ServerDown => "the server was removed, and the connection does not continue if the server is added again",
             Self::Timed => "the server has not answered yet, and its response time is measured",
             Self::Adjusted => "the sequence numbers of the connection are adjusted",
             Self::NoClientPort => "the client's port is unknown or 0",
@@ -290,7 +290,7 @@ impl Shard {
     /// ([`is_behind`](Self::is_behind)).
     ///
     /// # Errors
-    /// The reason why its next packets may require more work than counting.
+    /// The reason why the connection cannot be offloaded.
     pub fn offer(&self, conn: ConnId) -> Result<Offer, Unpublished> {
         if !self.table.is_used(conn.0) {
             return Err(Unpublished::Ended);
@@ -386,6 +386,8 @@ impl Shard {
         }
         let entry = self.table.get(conn.0);
         entry.set_next_hop(client_hop);
+        // The shard would not see the server's first answer.
+        entry.clear(flag::AWAITED);
         entry.publish(epoch);
         let (live, packets) = (entry.is_live(), entry.in_packets());
         if live && self.has_master() && self.table.sync_packets(conn.0).is_none() {
@@ -518,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn offloaded_connection_is_offloadable_at_once_after_change() {
+    fn offload_is_due_at_once_in_a_new_epoch() {
         let mut director = director(Protocol::UDP, Forwarding::Route);
         let meta = packet(Protocol::UDP, 0);
         let mut conn = send(&mut director, &meta);
@@ -542,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn reason_against_offload_outside_connection_is_named() {
+    fn backup_only_is_reported_as_reason_against_offload() {
         let meta = packet(Protocol::UDP, 0);
         let route = Forwarding::Route;
         let mut backup = director(Protocol::UDP, route);
@@ -557,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn persistent_udp_connection_is_offloaded_once_its_template_is_assured() {
+    fn persistent_udp_connection_is_offloadable_once_its_template_is_assured() {
         let persistent = |method| director_with(Protocol::UDP, method, ServiceFlags::PERSISTENT);
         let meta = packet(Protocol::UDP, 0);
         let mut nat = persistent(Forwarding::Nat);
@@ -580,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_to_measured_server_is_offloaded_after_its_handshake() {
+    fn connection_to_measured_server_is_offloadable_after_its_handshake() {
         let mut director = director(Protocol::TCP, Forwarding::Nat);
         let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
         let config = ServiceConfig::new(Family::V4, "ewma");
@@ -607,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn reason_against_offload_in_connection_is_named() {
+    fn connection_state_or_method_is_reported_as_reason_against_offload() {
         let why = |director: &Director, conn| director.shard.offer(conn).err();
         let mut nat = director(Protocol::TCP, Forwarding::Nat);
         let conn = send(&mut nat, &packet(Protocol::TCP, TcpFlags::SYN));

@@ -24,7 +24,7 @@ impl Shard {
         }
     }
 
-    /// Sets whether any peer is subscribed to updates.
+    /// Sets whether any peer is subscribed to updates. If none is, discards the outgoing updates.
     pub fn set_has_receiver(&mut self, has_receiver: bool) {
         if let Some(replicas) = &mut self.replicas {
             replicas.has_receiver = has_receiver;
@@ -34,9 +34,11 @@ impl Shard {
         }
     }
 
-    /// Accepts updates of a peer with a number below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX)
-    /// and with these hash keys. The shard must not contain borrowed connections of an earlier peer
-    /// with this number ([`adopt_borrowed`](Self::adopt_borrowed)).
+    /// Sets the hash keys of a peer from which the shard receives updates. The number of the peer
+    /// is below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX), and
+    /// [`keep_replicas`](Self::keep_replicas) must have been called. The shard must not contain
+    /// borrowed connections of an earlier peer with this number
+    /// ([`adopt_borrowed`](Self::adopt_borrowed)).
     pub fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
         if let Some(replicas) = &mut self.replicas {
             replicas.listen_to(peer, keys);
@@ -78,9 +80,10 @@ impl Shard {
         borrowed.cloned().unwrap_or_default()
     }
 
-    /// Returns the items of the connections from slot `from` on, and the slot at which the next
-    /// call continues, as [`connections_piece`](Self::connections_piece). Connections without an
-    /// owner that are worth replicating become owned by this director.
+    /// Returns the items of this director's connections that `pass` selects, from slot `from` on,
+    /// and the slot at which the next call continues, as
+    /// [`connections_piece`](Self::connections_piece). Connections without an owner that are worth
+    /// replicating become owned by this director, and are returned with any `pass`.
     pub fn replicated_piece(
         &mut self,
         from: usize,
@@ -127,7 +130,8 @@ impl Shard {
 
     /// Makes this director the owner of the connections borrowed from a peer, in slots from `from`
     /// on; with `ranges`, only of those in these ranges of the digest. Returns the slot at which
-    /// the next call continues. To be called when the peer has stopped.
+    /// the next call continues; `None` at the end. To be called when the peer has stopped, or no
+    /// longer sends these connections.
     pub fn adopt_borrowed(
         &mut self,
         peer: usize,
@@ -172,9 +176,10 @@ impl Shard {
         }
     }
 
-    /// Whether a connection is worth replicating. Half-open connections and single datagrams, of
-    /// which a flood consists, are not; nor are those that a peer cannot continue (full NAT), and
-    /// those of this director's own health checks.
+    /// Whether a connection is worth replicating: a TCP or SCTP connection after its handshake and
+    /// before its end, or another one whose client has sent as many packets as `sync_threshold`
+    /// requires. Connections that a peer cannot continue are excluded, as those with full NAT, and
+    /// so are those of this director's own health checks.
     pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
@@ -736,7 +741,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_active_connections_are_resent() {
+    fn partial_sync_resends_only_connections_with_recent_packets() {
         let (mut one, mut two) = sides();
         for port in 1..=10 {
             one.open(port, at(1));

@@ -1,14 +1,14 @@
 //! Eviction of a connection from a full table, to make room for a new one (`when_full = "evict"`).
 //!
-//! A flood fills the table with expendable connections: half-open ones, single datagrams,
-//! connections that were opened and never used. These are evicted first, the oldest of a few
-//! candidates; then connections that have been idle for a minute or longer. A connection that
-//! transfers data is never evicted: if there is no other, the new connection is refused.
+//! A flood fills the table with expendable connections: half-open ones, single datagrams, and
+//! connections that have ended or were never used. These are evicted first, the oldest of a few
+//! candidates; then connections that have been idle for a minute or longer. All others stay: if
+//! nothing can be evicted, the new connection is refused.
 //!
-//! A clock hand moves over the table. Each new connection moves it over one window of slots and
-//! evicts the oldest entry of the most expendable kind, so that within a window the oldest entry is
-//! evicted first. If no entry of the window is half-open, the search covers three more windows,
-//! which are far apart, because entries of the same age are near each other.
+//! A clock hand moves over the table. If the table is full, each new connection moves the hand by
+//! one window of slots and evicts the entry of the window that is idle for the longest time, among
+//! those of the most expendable kind. If no entry of the window is half-open, the search covers up
+//! to three more windows, which are far apart, because entries of the same age are near each other.
 
 use super::Shard;
 use crate::conn::{Entry, State, flag};
@@ -52,13 +52,13 @@ pub(crate) struct Hand {
 }
 
 impl Shard {
-    /// Number of connections that were evicted to make room for new ones.
+    /// Numbers of connections that were evicted to make room for new ones, by kind.
     pub const fn evictions(&self) -> Evictions {
         self.hand.taken
     }
 
-    /// Evicts a connection if the table is full and eviction is enabled. If no connection can be
-    /// evicted, nothing changes.
+    /// Evicts a connection if the table is full, eviction is enabled, and a connection can be
+    /// evicted.
     pub(crate) fn make_room(&mut self, now: Instant) {
         if !self.settings.evicts || self.table.len() < self.table.capacity() {
             return;
@@ -109,7 +109,7 @@ impl Shard {
     }
 }
 
-/// The value of a connection; `None` if it is never evicted.
+/// The value of a connection; `None` if it must not be evicted now.
 fn worth(slot: Entry<'_>, now: Instant) -> Option<Worth> {
     let idle = slot.idle(now);
     let unused = slot.in_packets() <= HANDSHAKE && idle >= UNUSED_AFTER;

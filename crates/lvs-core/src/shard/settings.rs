@@ -54,8 +54,8 @@ impl Settings {
         }
     }
 
-    /// The flags of a new connection: `flags`, and those that the FTP helper needs
-    /// (`ip_vs_bind_app`, `ip_vs_ftp_init_conn`).
+    /// The flags that a new connection with these `flags` also needs for the FTP helper; 0 if the
+    /// helper does not inspect it (`ip_vs_bind_app`, `ip_vs_ftp_init_conn`).
     pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
         let nat = flags & flag::METHOD == Forwarding::Nat as u32;
         if nat && protocol == Protocol::TCP && self.ftp_ports.contains(&virt.port()) {

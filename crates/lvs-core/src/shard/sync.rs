@@ -56,9 +56,9 @@ impl Shard {
         next
     }
 
-    /// Queues a message about an offloaded connection, if at least one of its client's packets
-    /// since the last call requires it (`ip_vs_sync_conn`). Several such packets cause only one
-    /// message.
+    /// Queues a message about a connection, if its client's latest packet requires it
+    /// (`ip_vs_sync_conn`). If the connection is offloaded, all packets since the last call count.
+    /// Several such packets cause only one message.
     pub(super) fn sync_packets(&mut self, index: u32, now: Instant) {
         let entry = self.table.get(index);
         let (live, packets) = (entry.is_live(), entry.in_packets());
@@ -250,7 +250,7 @@ mod tests {
         assert!(director.shard.publish(conn, 1, None));
         pass(&director, conn, 36);
         walk(&mut director);
-        assert_eq!(entries(&mut director), 0, "a message at packet 52");
+        assert_eq!(entries(&mut director), 0, "a message was sent at packet 52");
         pass(&director, conn, 1);
         walk(&mut director);
         assert_eq!(entries(&mut director), 1, "no message at the 53rd packet");

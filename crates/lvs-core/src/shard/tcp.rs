@@ -17,7 +17,8 @@ pub(super) fn number(tcp: &[u8], field: Range<usize>) -> Option<u32> {
     Some(u32::from_be_bytes(tcp.get(field)?.try_into().ok()?))
 }
 
-/// Length of the header in bytes, from its length field; `None` if the header is truncated.
+/// Length of the header in bytes, from its length field; `None` if the segment ends before this
+/// field.
 pub(super) fn data_offset(tcp: &[u8]) -> Option<usize> {
     Some(usize::from(tcp.get(DATA_OFFSET)? >> 4) * 4)
 }

@@ -264,7 +264,7 @@ impl Digest {
 pub struct Differences {
     /// Number of connections that the sender owns.
     pub replicated: u64,
-    /// Minimum number of missing items.
+    /// Lower bound for the number of missing connections.
     pub missing: u64,
     /// Numbers of the ranges that differ.
     pub ranges: Vec<u16>,
@@ -563,9 +563,9 @@ mod tests {
     }
 
     #[test]
-    fn outgoing_updates_are_bounded() {
+    fn outgoing_replication_updates_are_bounded() {
         let mut replicas = Replicas::new([0, 0]);
-        assert!(replicas.take_buffer().is_none(), "no peer is subscribed");
+        assert!(replicas.take_buffer().is_none());
         replicas.has_receiver = true;
         for _ in 0..(2 * OUT_MAX / 40) {
             if let Some(mut out) = replicas.take_buffer() {

@@ -85,8 +85,9 @@ pub struct Backup {
 }
 
 impl Backup {
-    /// The settings that the kernel would use: `maxlen` is limited to the longest datagram. Its
-    /// default depends on the MTU of the interface.
+    /// The settings that the kernel would use: `maxlen` is limited to between 1024 and the longest
+    /// datagram. Its default is the payload of a packet of `mtu` bytes, or of 1500 if `mtu` is
+    /// lower.
     pub fn new(syncid: u8, maxlen: Option<u16>, mtu: u32, ipv6: bool) -> Self {
         let headers: u16 = if ipv6 { 48 } else { 28 };
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(1500);

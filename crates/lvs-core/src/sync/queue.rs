@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_is_bounded_per_port_and_drops_excess() {
+    fn sync_queue_is_bounded_per_port_and_drops_excess() {
         let master = Master {
             // Each connection fills a message.
             count_max: 1,

@@ -194,7 +194,7 @@ impl ServiceDigests {
 }
 
 /// Hash of a service's settings, as a part of [`ServiceDigest::choice`]. `slots` is the size of the
-/// scheduler's hash table.
+/// scheduler's hash table, 0 without one; `servers` is the number of servers.
 pub(crate) fn settings(key: &ServiceKey, config: &ServiceConfig, slots: u32, servers: u32) -> u64 {
     let mut hasher = SipHasher13::new_with_keys(KEYS[0], KEYS[1]);
     hasher.write(&key_bytes(key));

@@ -183,7 +183,8 @@ pub enum Unread {
 /// are omitted.
 ///
 /// # Errors
-/// If the length in the message is wrong, or the message is not for a backup with `syncid`
+/// [`Unread::Malformed`] if the message is shorter than four bytes, or the length in it is wrong;
+/// [`Unread::OtherId`] if `syncid` is not 0, and the message has another one
 /// (`ip_vs_process_message`).
 pub fn parse(message: &[u8], syncid: u8) -> Result<Entries, Unread> {
     let [first, id, high, low, rest @ ..] = message else {

@@ -43,8 +43,8 @@ pub enum Verdict {
     /// A packet from the server to the client: translate it if required, then route it like any
     /// packet in transit.
     Reply(Reply),
-    /// The packet belongs to no service: pass it to the host's network stack (delivery or ordinary
-    /// forwarding).
+    /// The director does not handle the packet: pass it to the host's network stack (delivery or
+    /// ordinary forwarding).
     Accept(AcceptReason),
     /// Answer with ICMP destination unreachable (port unreachable), whose source is the packet's
     /// destination address. Then drop the packet.
@@ -64,9 +64,10 @@ pub struct Forward {
     /// The real server; `None` if the connection has no server (bypass, or received by
     /// synchronisation).
     pub server: Option<ServerId>,
-    /// NAT, direct routing, tunnel, local or bypass.
+    /// NAT, full NAT, direct routing, tunnel, local or bypass.
     pub method: Forwarding,
-    /// Address of the real server and destination port after NAT.
+    /// Address and port of the real server; with [`Forwarding::Bypass`], the packet's own
+    /// destination.
     pub target: SocketAddr,
     /// Local address and port towards the server, if `method` is [`Forwarding::FullNat`].
     pub source: Option<SocketAddr>,
@@ -77,7 +78,7 @@ pub struct Forward {
     /// Whether the packet opened the connection.
     pub new: bool,
     /// Translates acknowledgement numbers, including the edges of SACK blocks (RFC 2018), to the
-    /// server's numbers: [`Shift::acknowledgement`].
+    /// server's numbers: [`Shift::acknowledgement`]. `None` if they are the same.
     pub shift: Option<Shift>,
 }
 
@@ -152,7 +153,7 @@ reasons! {
         ServerDown => "server_down",
         /// No real server of the service accepts a new connection.
         NoServer => "no_server",
-        /// The connection table is full.
+        /// The table of connections or of persistence templates is full.
         TableFull => "table_full",
         /// The service has reached its limit of connections.
         ServiceFull => "service_full",
@@ -185,8 +186,8 @@ reasons! {
         MarkRule => "mark_rule",
         /// The packet belongs to an FTP control connection, and its TCP checksum is wrong.
         HelperChecksum => "helper_checksum",
-        /// The packet belongs to an FTP control connection, and acknowledges data that the other
-        /// side has not sent.
+        /// The packet belongs to an FTP control connection, and its sequence numbers do not match
+        /// those of the connection.
         HelperSequence => "helper_sequence",
         /// The embedding program's own hook dropped the packet.
         Hook => "hook",
@@ -214,13 +215,15 @@ reasons! {
     AcceptReason {
         /// No service has this address, port or mark.
         NoService => "no_service",
-        /// The packet belongs to no connection and may not open one (TCP without SYN, RST).
+        /// The packet belongs to no connection and may not open one: it is a TCP segment without
+        /// SYN or with RST, or an SCTP packet without INIT.
         NotNew => "not_new",
         /// The director does not balance packets of this protocol.
         Protocol => "protocol",
         /// The source port is 20, which is never scheduled.
         SourcePort20 => "source_port_20",
-        /// The port is FTP data, which the service accepts only if it is persistent.
+        /// The packet is to a data port of an FTP service, and the service is not persistent or has
+        /// no server for it.
         FtpData => "ftp_data",
         /// The packet is an ICMP error that belongs to no connection.
         UnrelatedIcmp => "unrelated_icmp",

@@ -293,7 +293,7 @@ fn flush_removes_services_one_by_one() {
 /// A call of [`Changes::make`] for 16 changes removes at most 16 servers of a deleted service, so
 /// that it does not need the lock of the `Control` for longer.
 #[test]
-fn deleted_service_is_cleaned_up_in_pieces() {
+fn servers_of_deleted_service_are_removed_in_portions() {
     let mut control = control();
     let mut calls = vec![web()];
     calls.extend((1..=100).map(|n| add(([10, 0, 1, n], 80).into(), Forwarding::Nat)));
@@ -404,7 +404,7 @@ fn change_list_may_use_its_earlier_changes() {
 }
 
 #[test]
-fn checks_run_in_the_order_of_the_kernel() {
+fn change_checks_run_in_the_order_of_the_kernel() {
     let mut control = control();
     control.apply(&[web()], &SmallHost, Instant::ZERO).unwrap();
     let refusal = |control: &mut Control, call: Call| {

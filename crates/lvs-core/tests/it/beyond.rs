@@ -279,7 +279,7 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
 }
 
 #[test]
-fn connection_without_tracked_numbers_is_reset_at_its_next_packet() {
+fn connection_of_removed_server_without_sequence_numbers_is_reset_at_next_packet() {
     let key = ServiceKey::tcp(addr(VIP));
     let kernel = service("rr", Extras::default());
     let mut director = director(key, kernel, Forwarding::Route, 1);
@@ -423,7 +423,7 @@ fn server_down_policies_apply_to_datagrams() {
 }
 
 #[test]
-fn reset_and_drop_policies_apply_to_tcp_without_known_numbers() {
+fn reschedule_and_drop_policies_close_tcp_connection() {
     let key = ServiceKey::tcp(addr(VIP));
     let now = Instant::from_secs(1);
     let ack = tcp(addr(CLIENT), addr(VIP), ACK);
@@ -752,7 +752,7 @@ fn ewma_measures_from_syn_to_syn_ack() {
 }
 
 #[test]
-fn consecutive_failed_attempts_are_counted() {
+fn consecutive_failed_connection_attempts_of_nat_server_are_counted() {
     let key = ServiceKey::tcp(addr(VIP));
     let extras = Extras {
         count_unanswered: true,
@@ -871,20 +871,72 @@ fn attempt_is_answered_by_the_servers_reply_or_the_clients_next_packet() {
     }
 }
 
+/// A client sends UDP packets at these times, and the connection expires later. The server answers
+/// the packet with number `answered`. Returns the numbers of all attempts and of the unanswered
+/// ones.
+fn datagrams(
+    config: ServiceConfig,
+    method: Forwarding,
+    times: &[u64],
+    answered: usize,
+) -> (u64, u64) {
+    let mut director = director(ServiceKey::udp(addr(VIP)), config, method, 1);
+    for (number, &millis) in times.iter().enumerate() {
+        let now = Instant::from_secs(1) + Duration::from_millis(millis);
+        let request = packet(addr(CLIENT), addr(VIP), Transport::Udp(b""));
+        let _ = director.handle_packet(&request, now);
+        if number == answered {
+            let reply = packet(server(1), addr(CLIENT), Transport::Udp(b""));
+            let _ = director.handle_packet(&reply, now);
+        }
+    }
+    director.advance(Instant::from_secs(2_000));
+    attempts(&director)
+}
+
+#[test]
+fn udp_attempt_behind_nat_is_unanswered_after_pause_or_its_timeout() {
+    let config = || service("rr", Extras::default());
+    let count = |times: &[u64], answered| datagrams(config(), Forwarding::Nat, times, answered);
+    for times in [&[0][..], &[0, 1], &[0, 1000], &[0, 0, 5000, 10_000]] {
+        assert_eq!(count(times, times.len()), (1, 1), "{times:?}");
+        assert_eq!(count(times, 0), (1, 0), "{times:?}");
+    }
+    assert_eq!(count(&[0, 999, 1_998], 2), (1, 0));
+    // The client does not wait for answers.
+    assert_eq!(count(&[0; 16], 16), (0, 0));
+}
+
+#[test]
+fn udp_attempt_whose_answer_the_director_cannot_see_is_not_counted() {
+    let key = ServiceKey::udp(addr(VIP));
+    let mut offloaded = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
+    let request = packet(addr(CLIENT), addr(VIP), Transport::Udp(b""));
+    let forward = forwarded(offloaded.handle_packet(&request, Instant::from_secs(1)));
+    assert!(offloaded.shard.publish(forward.conn.unwrap(), 1, None));
+    offloaded.advance(Instant::from_secs(2_000));
+    assert_eq!(attempts(&offloaded), (0, 0));
+    let once = ServiceConfig {
+        flags: ServiceFlags(ServiceFlags::ONE_PACKET),
+        ..service("rr", Extras::default())
+    };
+    assert_eq!(datagrams(once, Forwarding::Nat, &[0, 5000], 2), (0, 0));
+    for method in [Forwarding::Route, Forwarding::Tunnel] {
+        let config = service("rr", Extras::default());
+        assert_eq!(datagrams(config, method, &[0, 5000], 2), (0, 0));
+    }
+}
+
 /// Whether the attempts of the last minute make a server suspicious.
 fn has_suspect(director: &Director) -> bool {
     let service = director.control.services().next().unwrap();
     let of = |server: &Arc<Server>| director.control.server_attempts(server.id()).unwrap();
-    let minutes: Vec<Attempts> = service
-        .servers()
+    let servers: Vec<_> = service.servers().iter().map(of).collect();
+    let minutes = servers.iter().map(|server| server.last_minute);
+    let all = minutes.fold(Attempts::default(), |all, one| all + one);
+    servers
         .iter()
-        .map(|server| of(server).last_minute)
-        .collect();
-    (0..minutes.len()).any(|n| {
-        let others = minutes.iter().enumerate().filter(|(other, _)| *other != n);
-        let others = others.fold(Attempts::default(), |all, (_, one)| all + *one);
-        minutes[n].is_suspicious(others)
-    })
+        .any(|server| server.is_suspicious(all - server.last_minute, false))
 }
 
 /// Ten clients connect to three servers every two seconds: each client sends a SYN, the server
@@ -958,7 +1010,7 @@ fn silent_server_is_suspicious() {
 }
 
 #[test]
-fn server_that_is_added_again_has_no_recent_attempts() {
+fn attempts_of_server_that_is_added_again_keep_their_times() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
     for port in 2000..2003 {
@@ -1031,7 +1083,7 @@ fn ewma_accepts_servers_behind_nat_only() {
 }
 
 #[test]
-fn latency_of_servers_behind_nat_is_measured_with_every_scheduler() {
+fn latency_of_servers_behind_nat_is_measured_with_wlc() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("wlc", Extras::default()), Forwarding::Nat, 1);
     let now = Instant::from_secs(1);
@@ -1144,7 +1196,7 @@ fn reset_after_rewritten_ftp_reply_has_expected_sequence_numbers() {
 }
 
 #[test]
-fn data_connections_of_ftp_are_reset_as_well() {
+fn ftp_data_connection_of_removed_server_is_reset() {
     let now = Instant::from_secs(1);
     let (mut director, data) = ftp(now);
     let (client, server) = (

@@ -1,4 +1,5 @@
-//! Checks that the documentation names every scheduler, sysctl, call and tunnel type.
+//! Checks that the documentation is complete, and that the files, functions, tests and links in it
+//! exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -141,7 +142,7 @@ fn files_in_code_map_exist() {
             "ARCHITECTURE.md: {word} does not exist"
         );
     }
-    assert!(seen > 20, "paths in the code map: {seen}");
+    assert!(seen > 20, "the code map has only {seen} paths");
 }
 
 /// Expands `a/{b,c}.rs` to `a/b.rs` and `a/c.rs`.
@@ -187,11 +188,11 @@ fn files_that_architecture_names_exist() {
             );
         }
     }
-    assert!(count > 150, "files named: {count}");
+    assert!(count > 150, "the pages name only {count} files");
 }
 
-/// The page names 15 files through which a packet of an existing connection passes, and a function
-/// in each. All of these functions must exist.
+/// ARCHITECTURE.md names 15 files through which a packet of an existing connection passes, and a
+/// function in each. All of these functions must exist.
 #[test]
 fn path_of_packet_has_fifteen_files_with_existing_functions() {
     let way = section("ARCHITECTURE.md", "### From socket to socket");
@@ -263,7 +264,7 @@ fn files_that_depend_on_forwarding_method_are_in_architecture_list() {
             );
         }
     }
-    assert!(count > 40, "files: {count}");
+    assert!(count > 40, "only {count} files depend on a method");
 }
 
 /// Adds the names of the tests below a directory of crates, and their files, to `found`.
@@ -383,7 +384,7 @@ fn every_limit_has_its_test() {
 /// Clients with read access can make exactly these calls; the access depends on the method's name.
 #[cfg(feature = "api")]
 #[test]
-fn documented_calls_with_read_access_are_complete() {
+fn read_access_permits_exactly_the_listed_calls() {
     use lvs_core::api::{Access, Call};
 
     let reads = Call::METHODS.iter().filter(|(_, a)| *a == Access::Read);
@@ -546,5 +547,5 @@ fn relative_links_of_pages_resolve() {
             }
         }
     }
-    assert!(count > 200, "links: {count}");
+    assert!(count > 200, "the pages have only {count} links");
 }

@@ -146,7 +146,7 @@ fn syn_flood_of_full_table_evicts_only_flood_connections() {
 }
 
 #[test]
-fn idle_connections_without_data_are_evictable() {
+fn unused_connections_are_evicted_from_full_table() {
     let mut bed = Bed::tcp(1024, WhenFull::Evict, Forwarding::Route, Extras::default());
     let mut refused = 0;
     for n in 0..10_000 {
@@ -160,7 +160,7 @@ fn idle_connections_without_data_are_evictable() {
 }
 
 #[test]
-fn connections_with_data_are_never_evicted() {
+fn connection_with_recent_data_is_not_evicted() {
     let mut bed = Bed::tcp(256, WhenFull::Evict, Forwarding::Nat, Extras::default());
     for n in 0..256 {
         assert!(bed.connect(source(n)));
@@ -184,7 +184,7 @@ fn connections_with_data_are_never_evicted() {
 }
 
 #[test]
-fn full_table_refuses_unless_configured_to_evict() {
+fn full_table_refuses_new_connections_if_eviction_is_off() {
     let mut bed = Bed::tcp(16, WhenFull::Drop, Forwarding::Nat, Extras::default());
     for n in 0..16 {
         assert!(bed.opens(source(n), SYN).is_some());
@@ -200,7 +200,7 @@ fn full_table_refuses_unless_configured_to_evict() {
 }
 
 #[test]
-fn replaced_connection_may_be_evicted() {
+fn full_table_evicts_replaced_connection() {
     let mut bed = Bed::tcp(1, WhenFull::Evict, Forwarding::Nat, Extras::default());
     let client = source(1);
     let server = bed.opens(client, SYN).unwrap();
@@ -213,7 +213,7 @@ fn replaced_connection_may_be_evicted() {
 }
 
 #[test]
-fn service_limits_do_not_affect_other_services() {
+fn service_limits_refuse_excess_connections() {
     let limits = Limits {
         connections: 50,
         source_rate: 5,

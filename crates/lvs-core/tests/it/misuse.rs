@@ -325,7 +325,7 @@ fn invalid_synchronisation_is_refused() {
 }
 
 #[test]
-fn full_table_refuses_and_keeps_its_state() {
+fn full_table_refuses_further_connections() {
     for capacity in [0, 1, 2] {
         let mut director = small(capacity);
         let mut taken = 0;
@@ -345,7 +345,7 @@ fn full_table_refuses_and_keeps_its_state() {
         let service = director.control.service(&web()).unwrap();
         assert_eq!(service.servers()[0].total(), 0);
     }
-    // Each persistent connection also needs a slot for its template.
+    // The table of templates has room, and the table of connections refuses persistent connections.
     let mut director = Director::new(Options {
         max_connections: 1,
         ..Options::default()
@@ -459,7 +459,7 @@ fn missing_or_foreign_shard_is_refused() {
 }
 
 #[test]
-fn stale_decision_is_repeated() {
+fn admit_with_outdated_result_of_shard_forwards_packet() {
     // When `Control` gets the shard's result, it is out of date.
     let mut director = small(16);
     director.control.set_sysctl("conn_reuse_mode", "1").unwrap();

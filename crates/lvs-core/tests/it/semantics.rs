@@ -175,7 +175,7 @@ fn server_packet_without_connection_is_answered_with_icmp_error() {
         assert_eq!(
             director.handle_packet(&udp, now),
             left_alone,
-            "a packet of another protocol was not left to the host"
+            "a packet of another protocol was not passed to the host"
         );
         let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), now);
         if refused {
@@ -276,7 +276,7 @@ fn cache_bypass_sends_marked_packets_to_their_own_destination() {
     assert_eq!(
         (counted.conns, counted.in_packets),
         (0, 0),
-        "packets that belong to no service were counted"
+        "packets without a server were counted"
     );
 }
 
@@ -515,7 +515,7 @@ fn drop_entry_keeps_as_many_connections_as_the_kernel() {
 /// The kernel reads `am_droprate` when the mode changes, and then every second, but not when the
 /// present mode is written again.
 #[test]
-fn rewritten_defence_mode_has_no_immediate_effect() {
+fn drop_packet_written_again_does_not_apply_changed_am_droprate_at_once() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
     director.control.set_sysctl("am_droprate", "2").unwrap();
     director.control.set_sysctl("drop_packet", "3").unwrap();
@@ -855,7 +855,7 @@ fn shards_share_templates() {
 }
 
 #[test]
-fn full_table_drops_and_keeps_counts() {
+fn server_counts_return_to_zero_after_refusals_by_full_table() {
     let mut config = rr();
     config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
     config.timeout = 30;
@@ -925,7 +925,7 @@ fn one_packet_connection_refused_by_full_table_releases_server() {
 }
 
 #[test]
-fn million_connections_open_and_close() {
+fn million_connections_are_opened_and_expire() {
     let mut director = Director::new(Options {
         max_connections: 1_000_000,
         ..Options::default()
@@ -966,7 +966,7 @@ fn million_connections_open_and_close() {
     director.advance(Instant::from_secs(70));
     assert!(
         (1..600_000).contains(&director.shard.len()),
-        "not exactly the connections of the first ten seconds have expired"
+        "not about half of the connections have expired after 70 s"
     );
     director.advance(Instant::from_secs(81));
     assert!(director.shard.is_empty());

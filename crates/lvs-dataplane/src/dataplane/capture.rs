@@ -90,7 +90,8 @@ impl Capture {
                 .any(|tuple| takes(&self.filter, Some(*tuple), false))
     }
 
-    /// Queues a packet for the reader if the filter matches; `false` if the reader has ended.
+    /// Queues a packet for the reader if the filter matches; `false` if the reader has ended. If
+    /// the queue has no room, counts the packet as lost.
     pub(super) fn show(&mut self, tuple: Option<Tuple>, packet: &Shown<'_>) -> bool {
         let Some(reader) = self.reader.upgrade() else {
             return false;

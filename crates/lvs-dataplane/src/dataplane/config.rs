@@ -76,8 +76,8 @@ pub struct Config {
     /// Whether the dataplane owns every virtual address that the host does not have: it answers ARP
     /// or neighbour discovery for it and announces it.
     pub own_vips: bool,
-    /// Source addresses of full NAT towards servers. The dataplane answers ARP for an address that
-    /// the host does not have.
+    /// Source addresses of full NAT towards servers. The dataplane answers ARP or neighbour
+    /// discovery for an address that the host does not have.
     pub local_addresses: Vec<IpAddr>,
     /// Whether NAT also translates the source address of a client whose replies would otherwise
     /// bypass the director.

@@ -104,7 +104,8 @@ impl Context {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Publishes a snapshot, but wakes no thread.
+    /// Publishes a snapshot, but wakes no thread. If its [`View::ways`] has changed, begins a new
+    /// epoch of the kernel fast path.
     pub(super) fn publish(&self, view: Arc<View>) {
         let ways = view.ways;
         self.published.publish(view);

@@ -58,8 +58,9 @@ pub(super) struct Decider {
     /// Whether the last decision is kept for a capture.
     pub(super) keeps_decisions: bool,
     decision: Option<(Tuple, Verdict)>,
-    /// The epoch of the kernel fast path, read before the worker switched to its snapshot; 0
-    /// without the kernel fast path.
+    /// The epoch of the kernel fast path, read before the worker switched to its snapshot; 0 if no
+    /// connection may be offloaded: without the kernel fast path, while it is suspended, and for
+    /// packets from other workers.
     pub(super) epoch: u16,
     /// Number of packets from the client after which a connection is offloaded.
     pub(super) offload_after: u32,
@@ -98,7 +99,7 @@ impl Decider {
         self.drops[DropReason::TableFull.index()]
     }
 
-    /// Replaces the rules for marks, if they have changed.
+    /// Replaces the rules for marks and resets their counters, if the rules have changed.
     pub(super) fn take_marks(&mut self, marks: &Arc<[MarkRule]>) {
         if !Arc::ptr_eq(&self.marks, marks) {
             self.marks = marks.clone();

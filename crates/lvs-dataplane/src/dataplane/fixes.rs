@@ -193,7 +193,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
 }
 
 /// Returns the fix for packets whose route leads over a device that the dataplane does not use,
-/// with the names of these devices; `None` for other reasons.
+/// with the names of these devices; `None` for other reasons, or if no such device is known.
 pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
     let no_link_layer = reason == FrameDrop::NoLinkLayer.name();
     if !no_link_layer && reason != FrameDrop::UnusedInterface.name() {
@@ -366,7 +366,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "up",
         [
             "up_unfit",
-            "Packets of an offloaded connection that may change its state (SYN, FIN, RST), whose TTL expires here, or that exceed the MTU of their path.",
+            "Packets of an offloaded connection that only the dataplane can forward, for example because they change its state (SYN, FIN, RST) or exceed the MTU of their path.",
             "Nothing: the dataplane decides on them.",
         ],
     ),
@@ -374,7 +374,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "up",
         [
             "up_other",
-            "Packets that are neither TCP nor UDP, have options, are fragments, belong to a VLAN without an interface on this host, are damaged, or are for other hosts.",
+            "Packets that are neither TCP nor UDP, have IP options, are fragments, have a TTL that expires here, belong to a VLAN without an interface on this host, are damaged, or are for other hosts.",
             "Nothing: the dataplane decides on them.",
         ],
     ),
@@ -382,7 +382,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "drop",
         [
             "kernel_waiting",
-            "Packets of offloaded connections that arrived while no dataplane ran, and that only a dataplane can decide on.",
+            "Packets of known connections, and packets to services, that were dropped while no dataplane ran, because only a dataplane can decide on them.",
             "Their senders repeat them. See the service manager's log for the reason why the dataplane exited.",
         ],
     ),
@@ -390,8 +390,8 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "drop",
         [
             "kernel_lost",
-            "Packets that the kernel fast path could not forward, because it had no memory to change them.",
-            "The kernel has no free memory: check it with free -m and dmesg, and stop programs or add memory.",
+            "Packets that the kernel fast path lost: the kernel had no memory to change them, or lvs_ingress did not run for them.",
+            "Check the free memory (free -m, dmesg): stop programs or add memory. If the log reports a frame that was lost before lvs_ingress, bpftool net lists the other BPF programs.",
         ],
     ),
 ];

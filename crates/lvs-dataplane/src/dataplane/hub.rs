@@ -231,8 +231,8 @@ impl Outgoing {
         self.queue().bytes
     }
 
-    /// Waits for a message or request until `until`. Returns all requests, and a portion of the
-    /// messages.
+    /// Waits until `until`, or until there is a message, a request or a loss, or the session has
+    /// ended. Returns all requests, and a portion of the messages.
     pub(super) fn take(&self, until: Instant) -> Work {
         let mut queue = self.queue();
         loop {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn items_after_incomplete_digest_are_bounded_and_sent_at_end() {
+    fn items_after_incomplete_digest_are_bounded_and_sent_after_close() {
         let outgoing = Outgoing::default();
         assert!(outgoing.begin_digest(2));
         outgoing.add_to_digest(1, &Digest::default());
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_is_taken_in_portions_and_in_order() {
+    fn peer_queue_is_taken_in_portions_and_in_order() {
         let outgoing = Outgoing::default();
         for n in 0..100_u8 {
             outgoing.push(Message::Items(vec![n; 50 << 10].into()));

@@ -32,6 +32,7 @@ type Opened = (Arc<FastPath>, Vec<Memory>);
 
 impl Wanted {
     /// Opens the kernel fast path, if it is configured and possible; otherwise returns the reason.
+    /// With [`UseKernel::On`], the reason is a [`StartError`].
     pub(super) fn open(
         &mut self,
         control: &Control,
@@ -113,7 +114,7 @@ impl Wanted {
         let held = self.warm_restart.as_ref().is_some_and(StateKeeper::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
             why: "the state keeper has the connections of the previous dataplane (--warm-restart), and cannot pass them to the kernel fast path",
-            fix: "stop the dataplane and start it again, or use --fast-path auto, which ends them",
+            fix: "stop the dataplane and start it again, or use --fast-path auto: both end these connections",
         })
     }
 }
@@ -123,7 +124,9 @@ impl Wanted {
 pub(super) enum WithDataplane {
     #[error("the dataplane does not use the kernel fast path")]
     NotUsed,
-    #[error("the configuration is being changed")]
+    #[error(
+        "the kernel fast path is suspended: the configuration is being changed, or `lvsadm doctor` shows the reason"
+    )]
     Change,
     #[error("ignore_tunneled is set")]
     IgnoreTunneled,
@@ -149,7 +152,7 @@ pub(super) enum WithDataplane {
         "the kernel fast path has room for 4,096 servers, and the connection's server is not among them"
     )]
     Number,
-    #[error("the kernel has not provided memory for local addresses yet")]
+    #[error("the BPF map of the local addresses and ports of full NAT does not exist yet")]
     Locals,
     #[error(transparent)]
     Way(#[from] NoWay),

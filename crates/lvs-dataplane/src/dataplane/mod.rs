@@ -11,7 +11,7 @@
 //! report successor
 //! decider           the director for one worker
 //! warm_state        the state that a successor takes over
-//! context           lock, clock, stop flag, latest view
+//! context           lock, clock, stop flag, latest snapshot
 //! threads           mailboxes and queues
 //! kernel_path       the use of the kernel fast path
 //! config

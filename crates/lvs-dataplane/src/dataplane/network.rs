@@ -320,7 +320,7 @@ mod tests {
     use crate::netlink::NetState;
 
     #[test]
-    fn address_region_has_same_properties_as_each_of_its_addresses() {
+    fn route_cache_returns_same_results_as_tables() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let on_link = (ip("10.71.0.0"), 24);
         let state = NetState::of_link(7, on_link, (ip("10.71.0.9"), [9; 6]))

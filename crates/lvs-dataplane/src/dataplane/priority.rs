@@ -87,7 +87,7 @@ impl Priority {
         priority
     }
 
-    /// Decides about real-time scheduling again if the period has passed.
+    /// Decides about real-time scheduling again if [`PERIOD`] has passed since the last decision.
     pub(super) fn look(&mut self, now: SystemInstant) {
         let passed = now.saturating_duration_since(self.since);
         if !self.permitted || passed < PERIOD {
@@ -177,7 +177,7 @@ mod tests {
 
     /// A flood may begin at any time of a period.
     #[test]
-    fn cpu_hog_is_demoted_after_a_period_and_a_half() {
+    fn cpu_hog_is_demoted_within_a_period_and_a_half() {
         const STEP: Duration = Duration::from_millis(1);
         for calm in 0..200_u32 {
             let thread = Pretended::default();

@@ -185,7 +185,7 @@ impl Dataplane {
         self.handle.apply(changes, true)
     }
 
-    /// Returns the address of the control socket.
+    /// Returns the address of the control socket; `None` while it is not open.
     pub fn address(&self) -> Option<&Address> {
         self.server.as_ref().map(server::Handle::address)
     }
@@ -491,6 +491,7 @@ fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
 }
 
 /// Opens the memory that a state keeper keeps, and creates shards whose tables are in this memory.
+/// Logs a failure, and returns `None`.
 fn open_warm_restart(
     control: &Control,
     workers: NonZeroUsize,

@@ -383,7 +383,7 @@ mod tests {
         const SERVERS: u16 = 100;
         let fast_path = match FastPath::open(Layout::new(1000, 7), Instant::ZERO) {
             Ok(fast_path) => Arc::new(fast_path),
-            // Without permission for BPF, the kernel has no state to report.
+            // Without permission for BPF, the test ends.
             Err(FastPathError::Permission(_)) => return,
             Err(error) => panic!("{error}"),
         };

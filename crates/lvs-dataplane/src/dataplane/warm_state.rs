@@ -28,20 +28,20 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Stores services and settings.
     fn save(&self, text: &[u8]) -> io::Result<()>;
 
-    /// The services and settings that were stored.
+    /// The services and settings that were stored; `None` if they are missing or incomplete.
     fn saved(&self) -> Option<Vec<u8>>;
 
     /// Stores the services for the BPF programs, which use them while no dataplane is running.
     fn set_services(&self, _services: &HeldServices) {}
 
-    /// Records that the dataplane is running.
+    /// Permits a successor to take over for some minutes from `now` on.
     fn is_alive(&self, _now: Instant) {}
 
     /// Stores the counters of the servers in these slots. Returns the next slot, if there are more.
     fn keep_portion(&self, places: Range<usize>, context: &Context) -> Option<usize>;
 
-    /// Records that the dataplane is running, and stores all counters. Locks the control half for
-    /// one portion of the servers at a time, because packets wait for it.
+    /// Stores all counters, and calls [`is_alive`](Self::is_alive). Locks the control half for one
+    /// portion of the servers at a time, because packets wait for it.
     fn keep_counts(&self, context: &Context) {
         self.is_alive(context.now());
         let mut next = Some(0);
@@ -65,7 +65,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
         None
     }
 
-    /// The local addresses and ports of full NAT that a predecessor used.
+    /// The local addresses and ports of full NAT that a predecessor used; `None` if it stored none,
+    /// or they cannot be read.
     fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         None
     }
@@ -199,7 +200,7 @@ impl WarmState for WarmRestart {
         };
         if let Err(error) = held {
             warn!(
-                "the state keeper does not keep the shield or the device: if this dataplane is killed, the host resets its connections: {error}"
+                "if this dataplane is killed, the host resets its connections: the state keeper cannot keep the nf_tables table or the TUN device that keeps packets of services from the host: {error}"
             );
         }
     }

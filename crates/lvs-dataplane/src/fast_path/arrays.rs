@@ -18,8 +18,8 @@ use lvs_sys::SharedArray;
 /// Initial size in bytes of each of the two areas for services and settings.
 const SAVED_FIRST: usize = 256 << 10;
 
-/// Returns the number of entries of a map with `entries` entries for each of `workers`. The BPF
-/// programs number all slots with 32 bits, of which the dataplane uses 31.
+/// Returns the number of entries of a map with `entries` entries for each of `workers`. Returns an
+/// error if the slots of all entries cannot be numbered with 31 bits, as the dataplane requires.
 fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathError> {
     const MOST: usize = (1 << 31) / Layout::WAYS;
     let all = (entries as usize).saturating_mul(workers.get());

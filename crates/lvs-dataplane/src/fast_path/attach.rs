@@ -15,8 +15,8 @@ use lvs_sys::attached::{self, Place};
 use lvs_sys::lock;
 use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
 
-/// An attached BPF program of an interface. It is detached when this value is dropped, and stays
-/// attached when the process is killed.
+/// An attached BPF program of an interface. It is detached when this value is dropped. If the
+/// process is killed, the program stays attached if it is a filter or its link is pinned.
 #[derive(Debug)]
 pub struct Attached {
     kernel: Arc<FastPath>,
@@ -39,10 +39,12 @@ impl Drop for Attached {
 }
 
 impl FastPath {
-    /// Attaches the program to the ingress of an interface whose packet socket has the filter.
+    /// Attaches the ingress program to an interface whose packet socket has the
+    /// [filter](Self::filter).
     ///
     /// # Errors
-    /// As [`Program::attach`].
+    /// The kernel refuses the link or the filter, except if filters of another program are in the
+    /// way: this is logged.
     pub(crate) fn attach(self: &Arc<Self>, ifindex: u32) -> io::Result<Attached> {
         let pin = self.pins.as_ref().map(|pins| pins.link(ifindex));
         let link = match &self.filters {
@@ -97,8 +99,8 @@ impl FastPath {
         self.arrays.conf.number()
     }
 
-    /// Whether the program is the first one at the ingress of an interface: an earlier one could
-    /// drop frames.
+    /// Whether the ingress program is the first one at the ingress of an interface: an earlier one
+    /// could drop frames. Returns false if the kernel does not report it.
     pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {
         let Some(filters) = &self.filters else {
             let first = self.ingress.is_first_at(self.ingress_id, ifindex);
@@ -118,7 +120,8 @@ impl FastPath {
         }
     }
 
-    /// Removes filters of other dataplanes.
+    /// Removes filters that dataplanes have left in this network namespace, except from interfaces
+    /// to which this dataplane has attached its filter.
     pub(super) fn sweep_filters(&self) {
         let attached = lock(&self.attached);
         let done = match &self.filters {

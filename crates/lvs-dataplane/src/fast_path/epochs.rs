@@ -34,9 +34,9 @@ impl Epochs {
 }
 
 impl FastPath {
-    /// Returns the present epoch; 0 while the kernel fast path is suspended. A worker that offloads
-    /// a connection reads the epoch before the configuration, so that a change in between
-    /// invalidates the offload.
+    /// Returns the present epoch; 0 while the kernel fast path is suspended or all epoch numbers
+    /// are used. A worker that offloads a connection reads the epoch before the configuration, so
+    /// that a change in between invalidates the offload.
     #[inline]
     pub fn epoch(&self) -> u16 {
         u16::try_from(self.arrays.conf.words()[conf::EPOCH].load(Acquire)).unwrap_or(0)
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn epoch_is_reused_only_after_all_workers_withdraw() {
+    fn epoch_numbers_are_reused_after_all_workers_evict_connections() {
         let Some(fast_path) = open_for(2) else { return };
         for _ in 0..u16::MAX - 1 {
             fast_path.changed();

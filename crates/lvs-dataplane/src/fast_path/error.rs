@@ -12,7 +12,7 @@ pub enum FastPathError {
         "the kernel fast path is not permitted: it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the initial user namespace, that is, root outside of containers: {0}"
     )]
     Permission(#[source] io::Error),
-    /// The kernel lacks a feature.
+    /// A step failed, usually because the kernel lacks a feature.
     #[error("cannot {step} for the kernel fast path (it needs Linux 6.1 or newer): {source}")]
     Kernel {
         /// The failed step.
@@ -25,17 +25,17 @@ pub enum FastPathError {
         "this kernel's BPF has no atomic operations with results, which Linux 5.12 and newer have: {0}"
     )]
     Old(#[source] io::Error),
-    /// The connection table needs a large part of the free memory.
+    /// The maps would need more than a quarter of the free memory.
     #[error(
         "the connection table of the kernel fast path needs {needs} MiB at the start, and may use a quarter of the {free} MiB that are free"
     )]
     Memory {
-        /// The size of the table in MiB.
+        /// The size of all maps in MiB.
         needs: u64,
         /// The free memory in MiB.
         free: u64,
     },
-    /// The maps cannot be kept for a successor.
+    /// The kernel has no tcx, and the maps cannot be kept for a successor.
     #[error(
         "this kernel attaches the programs of the kernel fast path as tc filters (clsact), which remain after a kill of the dataplane; without a BPF file system, the next dataplane cannot find their maps: {0}"
     )]
@@ -50,12 +50,12 @@ pub enum FastPathError {
         /// The error of the kernel.
         source: io::Error,
     },
-    /// Another setting excludes the kernel fast path.
+    /// Another setting or another dataplane excludes the kernel fast path.
     #[error("{why}: {fix}")]
     Setting {
-        /// The setting that excludes the kernel fast path.
+        /// The setting, or another dataplane, that excludes the kernel fast path.
         why: &'static str,
-        /// The fix for this setting.
+        /// The fix.
         fix: &'static str,
     },
     /// The built-in BPF object is not valid.
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_depends_on_error_of_the_kernel() {
+    fn fast_path_fix_depends_on_error_of_the_kernel() {
         let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).fix;
         assert!(advised(Errno::NOMEM).contains("--max-connections"));
         assert!(advised(Errno::PERM).contains("root"));

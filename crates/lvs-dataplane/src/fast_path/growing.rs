@@ -26,7 +26,7 @@ pub(super) struct Growing {
 }
 
 impl Growing {
-    /// Creates an array with this number of entries, or opens the one of another dataplane.
+    /// Creates an array with this number of entries, or opens that of the predecessor.
     pub(super) fn new(
         name: &'static str,
         entry: usize,
@@ -90,7 +90,7 @@ impl Growing {
         Ok(array.clone())
     }
 
-    /// Resets the array to its initial size. Returns `None` if it is in use.
+    /// Sets all words to zero, without a change of the size. Returns `None` if the array is in use.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn zero(&mut self) -> Option<()> {
         let array = self.array.get_mut();

@@ -26,20 +26,22 @@ pub(crate) mod conf {
     pub(crate) const WORDS: usize = 24;
 }
 
-/// Number of words that describe the host in the map `lvs_about`.
+/// Number of words at the beginning of the map `lvs_about`: mark, version, number of processors and
+/// cookie of the network namespace.
 pub(super) const HOST_WORDS: usize = 4;
 /// Number of all words of the map `lvs_about`: the host, the connection tables, and the division of
 /// connections among workers.
 pub(super) const ABOUT_WORDS: usize = HOST_WORDS + Layout::HEADER_WORDS + conf::DIVISION_WORDS;
 /// Number of words in the key of a virtual service.
 pub(crate) const SERVICE_WORDS: usize = 3;
-/// Bit in the last word of a key: clients of the service open data connections to other ports.
+/// Bit in the last word of a key: clients of the service open data connections to other ports
+/// (passive FTP).
 pub(super) const SERVICE_DATA: u64 = 1 << 32;
 /// Maximum number of rules for marks in the map; each has one range of ports.
 pub(super) const RULES: u32 = 1024;
 pub(super) const RULE_WORDS: usize = 16;
 
-/// The maximum number of next hops.
+/// The number of entries for next hops; entry 0 is not used.
 pub(super) const HOPS: u16 = 16_384;
 /// The maximum number of servers whose connections are offloaded.
 pub(super) const SERVERS: u32 = 4_096;

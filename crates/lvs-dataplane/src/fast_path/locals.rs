@@ -30,7 +30,7 @@ use super::pins::{Maps, Pins};
 use super::services::halves;
 use lvs_sys::{ReferenceMap, Referents, SharedMap};
 
-/// Name of the array in which the programs find the map.
+/// Name of the array in which the programs find the map of local addresses and ports.
 const PLACE: &str = "lvs_locals";
 /// Name of the map of local addresses and ports.
 const ENDS: &str = "lvs_local_ends";
@@ -258,7 +258,7 @@ impl FastPath {
         }
     }
 
-    /// Whether the map exists. Does not request it.
+    /// Whether the map of local addresses and ports exists. Does not request it.
     pub(crate) fn has_locals(&self) -> bool {
         self.locals.ends.get().is_some()
     }
@@ -275,7 +275,7 @@ impl FastPath {
         if let Err(error) = put {
             locals.failed.store(true, Relaxed);
             warn!(
-                "connections of full NAT are not forwarded by the kernel fast path: no memory for their local ports: {error}"
+                "connections of full NAT are not forwarded by the kernel fast path: cannot create the map of their local ports: {error}"
             );
         }
     }
@@ -310,8 +310,9 @@ impl FastPath {
         }
     }
 
-    /// Returns the local addresses and ports of a predecessor. Must be called before any change.
-    /// This dataplane owns the map after [`LocalsLeft::end`].
+    /// Returns the local addresses and ports of a predecessor; `None` if there are none or they
+    /// cannot be read. Must be called before any change. This dataplane owns the map after
+    /// [`LocalsLeft::end`].
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         let path = self.pins.as_ref()?.path(ENDS);
         let found = Ends::pinned(&path).and_then(|ends| {
@@ -328,14 +329,17 @@ impl FastPath {
         let found = found.inspect_err(|error| {
             // No local addresses and ports were stored.
             if error.kind() != io::ErrorKind::NotFound {
-                warn!("connections of full NAT have ended: {ENDS} cannot be read: {error}");
+                warn!(
+                    "connections of full NAT of the previous dataplane have ended: the BPF map {ENDS} cannot be read: {error}"
+                );
             }
         });
         found.ok()
     }
 }
 
-/// The local addresses and ports of a predecessor.
+/// The local addresses and ports of the full NAT connections of a predecessor, as its map contains
+/// them.
 #[derive(Debug)]
 pub(crate) struct LocalsLeft<'a> {
     kernel: &'a FastPath,
@@ -346,7 +350,7 @@ pub(crate) struct LocalsLeft<'a> {
 
 impl LocalsLeft<'_> {
     /// Removes and returns the local address and port of the connection in a slot of a worker's
-    /// region.
+    /// region; `None` if the map has none, or has different ones for requests and replies.
     pub(crate) fn take(
         &self,
         worker: usize,
@@ -432,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn local_addresses_of_killed_dataplane_are_adopted_once_and_then_removed() {
+    fn local_addresses_of_killed_dataplane_are_taken_once_and_unused_ones_removed() {
         let Some(fast_path) = open() else { return };
         let locals = &fast_path.locals;
         let ends = locals.make().expect("there is memory");

@@ -116,11 +116,12 @@ pub struct Shares {
     /// Number of frames that were passed to userspace, because the connection is not offloaded, or
     /// was offloaded before the last change.
     pub unpublished: u64,
-    /// Number of frames that were passed to userspace, because the packet may change the connection
-    /// or exceeds the MTU of its path.
+    /// Number of frames that were passed to userspace, because only the dataplane can forward the
+    /// packet: it may change the connection or exceeds the MTU of its path, for example.
     pub unfit: u64,
     /// Number of frames that were passed to userspace, because they are neither TCP nor UDP, are
-    /// fragments, or have IP options or a VLAN tag.
+    /// fragments, are damaged or for other hosts, or have IP options, a VLAN tag or a TTL that
+    /// expires.
     pub other: u64,
     /// Number of frames that were dropped while no dataplane ran; their senders repeat them.
     pub waiting: u64,
@@ -143,8 +144,8 @@ struct Hops {
 pub struct FastPath {
     arrays: Arrays,
     filter: Program,
-    /// A short program that calls the filter, for sockets whose memory limit is too low for the
-    /// filter.
+    /// A short program that calls the filter, for kernels without tcx, and for sockets whose memory
+    /// limit is too low for the filter.
     jump: Jump,
     ingress: Program,
     /// The kernel's number of the ingress program.
@@ -294,7 +295,8 @@ impl FastPath {
         self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
     }
 
-    /// Sets the clock of the connections' deadlines to `now`.
+    /// Sets the clock of the connections' deadlines to `now`, and calls
+    /// [`is_alive`](Self::is_alive).
     pub fn set_clock(&self, now: Instant) {
         self.set(
             conf::BASE,
@@ -303,7 +305,8 @@ impl FastPath {
         self.is_alive(now);
     }
 
-    /// Records that the dataplane is running.
+    /// Permits a successor to take over until [`WITHOUT_DATAPLANE`] after `now`. After
+    /// [`LONG_ENOUGH`], also resets the number of successors that exited early.
     pub(crate) fn is_alive(&self, now: Instant) {
         let until = now + WITHOUT_DATAPLANE;
         self.set(conf::ALIVE, until.as_nanos());
@@ -315,7 +318,8 @@ impl FastPath {
 
     // --- next hops and services of connections ---------------------------------------------------
 
-    /// Returns the number of a next hop; `None` if all numbers are in use.
+    /// Returns the number of a next hop. Returns `None` if all numbers are used, and begins a new
+    /// epoch, which frees them; new next hops get numbers after [`HOPS_REST`].
     pub fn hop(&self, way: WayOut, now: Instant) -> Option<u16> {
         let mut hops = lock(&self.hops);
         if let Some(&hop) = hops.known.get(&way) {
@@ -458,7 +462,7 @@ impl FastPath {
         }
     }
 
-    /// The fates of all frames since the start.
+    /// The numbers of frames by fate since the maps were created, perhaps by a predecessor.
     pub fn shares(&self) -> Shares {
         let mut sums = [0_u64; SHARE_WORDS];
         for words in self.arrays.shares.words().chunks_exact(SHARE_WORDS) {
@@ -563,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn bpf_object_contains_all_programs_and_invalid_object_is_refused() {
+    fn bpf_object_contains_programs_and_truncated_object_causes_no_panic() {
         for section in ["socket", "tc", "xdp"] {
             let code = object::code(OBJECT, section).expect("the object has this section");
             assert!(code.instructions.len() > 100 && !code.maps.is_empty());

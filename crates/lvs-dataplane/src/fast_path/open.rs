@@ -54,8 +54,8 @@ impl FastPath {
 
     /// Opens the maps of a killed predecessor in this network namespace, if this dataplane can
     /// continue with them; otherwise creates maps, with a table of this layout for each worker of
-    /// `steering`. The maps stay for a successor. `xdp`: interfaces can have the XDP program.
-    /// `room` limits the memory of new maps.
+    /// `steering`. The maps stay for a successor if they can be pinned. `xdp`: interfaces can have
+    /// the XDP program. `room` limits the memory of new maps.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -139,7 +139,7 @@ impl FastPath {
     /// number.
     ///
     /// # Errors
-    /// A running dataplane uses the pins, or they cannot be read.
+    /// A running dataplane uses the pins, they cannot be read, or the filters cannot be listed.
     pub fn clean_up() -> io::Result<usize> {
         let pins = Pins::if_mounted()?;
         if !pins.are_there() {
@@ -176,7 +176,8 @@ impl FastPath {
         })
     }
 
-    /// Resets all maps for another director. This is faster than opening the fast path again.
+    /// Resets all arrays, and the map of local addresses and ports, for another director. This is
+    /// faster than opening the fast path again.
     ///
     /// # Panics
     /// If a table still uses its memory.
@@ -586,7 +587,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
 }
 
 /// Returns the number of processors that this machine can have, including processors that are
-/// offline.
+/// offline; 1,024 if the kernel does not report it.
 fn processors() -> u32 {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let last = text.trim().rsplit([',', '-']).next();

@@ -59,7 +59,8 @@ impl Pins {
     /// Returns the directory of this thread's network namespace, whether it exists or not.
     ///
     /// # Errors
-    /// There is no BPF file system, and none can be mounted.
+    /// There is no BPF file system, and none can be mounted; or the network namespace cannot be
+    /// determined.
     pub(super) fn here() -> io::Result<Self> {
         lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
         Self::if_mounted()
@@ -88,7 +89,8 @@ impl Pins {
     /// a BPF file system, any user can create directories.)
     ///
     /// # Errors
-    /// Another dataplane uses the directory, or another user owns it or may write to it.
+    /// Another dataplane uses the directory, another user owns it or may write to it, or it cannot
+    /// be created.
     pub(super) fn claim(&self) -> io::Result<File> {
         if let Some(all) = self.directory.parent() {
             make(all)?;
@@ -103,8 +105,8 @@ impl Pins {
         Err(another())
     }
 
-    /// Removes pins of other network namespaces that no successor would take over, for example
-    /// because the namespace no longer exists.
+    /// Removes the pins in other network namespaces whose dataplane was killed so long ago that no
+    /// successor would use them.
     pub(super) fn sweep(&self) {
         let Some(_turn) = self.turn() else { return };
         let all = self.directory.parent().map(fs::read_dir);
@@ -241,7 +243,7 @@ impl Pins {
     }
 }
 
-/// Creates a directory, if it does not exist.
+/// Creates a directory if it does not exist, and checks that no other user can write to it.
 fn make(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_is_claimed_by_one_dataplane_at_a_time() {
+    fn pin_directory_is_claimed_by_one_dataplane_at_a_time() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         let claim = pins.claim().expect("the directory is not locked");
@@ -347,7 +349,7 @@ mod tests {
     /// A sweep locks the directories of all other namespaces for a moment, while one of them may be
     /// claimed.
     #[test]
-    fn sweep_does_not_block_a_claim() {
+    fn sweep_of_pins_does_not_block_a_claim() {
         let root = tempfile::tempdir().expect("a directory");
         let (one, other) = (pins(root.path(), "1"), pins(root.path(), "2"));
         let _claim = one.claim().expect("the directory is not locked");
@@ -367,7 +369,7 @@ mod tests {
     /// A claim locks the directory that exists, even if another dataplane removes it at the same
     /// time.
     #[test]
-    fn removed_directory_is_claimed_again() {
+    fn claim_of_pins_locks_existing_directory_during_concurrent_removal() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         let claim = || {
@@ -385,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_creates_no_directory() {
+    fn sweep_of_pins_creates_no_directory() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         assert!(pins.lock().expect("no error occurs").is_none());

@@ -16,7 +16,8 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Allows a quarter of the memory that is free on this host and in its control group.
+    /// Allows a quarter of the free memory of this host or of its control groups, whichever is
+    /// smaller; no limit if neither can be determined.
     pub(crate) fn of_this_host() -> Self {
         let host = fs::read_to_string("/proc/meminfo").ok();
         let host = host.and_then(|text| available(&text));
@@ -27,7 +28,8 @@ impl Room {
         }
     }
 
-    /// Refuses a connection table of `table` bytes if it is too large.
+    /// Refuses a connection table of `table` bytes if all maps together would need more than a
+    /// quarter of the free memory.
     pub(super) fn takes(self, table: usize) -> Result<(), FastPathError> {
         let needs = BESIDE.saturating_add(table as u64);
         match self.free {
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn table_may_use_a_quarter_of_free_memory() {
+    fn maps_above_a_quarter_of_free_memory_are_refused() {
         let room = Room {
             free: Some(1 << 30),
         };

@@ -55,7 +55,7 @@ impl HeldServices {
 }
 
 impl FastPath {
-    /// Replaces the services and rules in the maps.
+    /// Replaces the services and rules in the maps. Logs how many do not fit.
     pub(crate) fn set_services(&self, new: &HeldServices) {
         let mut known = lock(&self.known_services);
         let mut missing = 0;
@@ -94,14 +94,15 @@ impl FastPath {
         if missing > 0 {
             warn!(
                 code = "held_incomplete",
-                "{missing} services and rules for marks exceed the limit in the kernel: if this dataplane is killed, the host resets new connections to them"
+                "{missing} services and rules for marks do not fit into the BPF maps: if this dataplane is killed, the host resets new connections to them"
             );
         }
     }
 }
 
-/// Converts a rule to words, for each of its ranges of ports. `has`: whether there is a service
-/// with a mark. `link`: the index of an interface.
+/// Converts a rule to words, for each of its ranges of ports. Omits a rule without addresses, and
+/// one whose interface does not exist. `has`: whether there is a service with a mark. `link`: the
+/// index of an interface.
 fn rule_words(
     spec: &MarkRule,
     has: impl Fn(Family, u32) -> bool,
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_of_an_unknown_interface_is_omitted() {
+    fn mark_rule_of_an_unknown_interface_is_omitted() {
         assert!(rules("--destination 192.0.2.1 --interface eth9 --mark 7").is_empty());
         let [words] = rules("--destination 192.0.2.1 --interface eth7 --mark 7")[..] else {
             panic!("one")

@@ -60,7 +60,7 @@ impl FastPath {
         }
     }
 
-    /// The stored services and settings.
+    /// The stored services and settings; `None` if none are stored.
     pub(crate) fn saved(&self) -> Option<Vec<u8>> {
         text(&self.arrays.saved.get()).saved()
     }

@@ -98,8 +98,8 @@ impl Xdp {
     }
 }
 
-/// The XDP program of an interface. It is detached when this value is dropped, and stays attached
-/// when the process is killed.
+/// The XDP program of an interface. It is detached when this value is dropped. If the process is
+/// killed, the program stays attached if its link is pinned.
 #[derive(Debug)]
 pub(crate) struct AttachedXdp {
     kernel: Arc<FastPath>,
@@ -120,7 +120,7 @@ impl Drop for AttachedXdp {
 }
 
 impl FastPath {
-    /// Attaches the program to an interface. It passes all frames to the kernel until the MAC
+    /// Attaches the XDP program to an interface. It passes all frames to the kernel until the MAC
     /// address is set.
     pub(crate) fn attach_xdp(self: &Arc<Self>, ifindex: u32) -> io::Result<AttachedXdp> {
         let xdp = self.xdp.as_ref().ok_or(io::ErrorKind::Unsupported)?;
@@ -146,7 +146,8 @@ impl FastPath {
         xdp.is_some_and(|xdp| lock(&xdp.interfaces).contains(&ifindex))
     }
 
-    /// Whether a killed predecessor's program is still attached to an interface.
+    /// Whether a link of the XDP program is pinned for an interface, by this dataplane or by a
+    /// killed predecessor.
     pub(crate) fn has_pinned_xdp(&self, ifindex: u32) -> bool {
         let pins = self.pins.as_ref();
         pins.is_some_and(|pins| pins.xdp_link(ifindex).exists())

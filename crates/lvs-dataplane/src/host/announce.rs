@@ -104,7 +104,7 @@ impl Announced {
         self.all.contains_key(&addr)
     }
 
-    /// Returns the highest permitted preference of a route at the time `ago` after the last update.
+    /// Returns the highest permitted preference of a route if the last update is `ago` old.
     fn limit(&self, ago: Duration) -> Standing {
         match ago {
             _ if ago >= self.hold => Standing::Withdrawn,
@@ -151,7 +151,7 @@ impl Announced {
         }
     }
 
-    /// Logs once that updates are missing.
+    /// Logs each change of the limit, because updates are missing or arrive again.
     fn complain(&mut self, limit: Standing, ago: Duration) {
         let previous = self.limit.replace(limit);
         if previous.unwrap_or(Standing::Announced) == limit {
@@ -176,7 +176,8 @@ impl Announced {
         }
     }
 
-    /// The announced addresses and their routes, and the seconds since the last update.
+    /// The announced addresses and their routes, and the seconds since the last update; `None` for
+    /// the seconds if no address is announced.
     pub(super) fn report(&self, now: Instant) -> (Vec<AnnouncedVip>, Option<u64>) {
         let all = self.all.iter().map(|(&address, vip)| AnnouncedVip {
             address,

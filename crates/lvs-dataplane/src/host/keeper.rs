@@ -80,7 +80,7 @@ pub(crate) struct Keeper {
     pub(super) next: Next,
     /// The socket that reads the XDP features of interfaces, or the reason why there is none.
     pub(super) xdp: Result<XdpFeatures, String>,
-    /// The last logged reason why these features are unknown.
+    /// The last logged reason why the XDP features of interfaces are unknown.
     pub(super) unreported: Option<String>,
     pub(super) attached_xdp: HashMap<u32, AttachedXdp>,
     /// Virtual addresses that the configuration gives to the dataplane.
@@ -93,7 +93,7 @@ pub(crate) struct Keeper {
     /// Time of the last [`update_all`](Self::update_all).
     pub(super) updated: Instant,
     next_housekeeping: Instant,
-    /// Number of frames that bypassed the programs of the kernel fast path.
+    /// Number of times that frames bypassed the programs of the kernel fast path.
     pub(super) missed: u32,
     /// Suspends the kernel fast path while it is set.
     pub(super) aside: Option<Held>,
@@ -109,7 +109,7 @@ pub(super) struct Next {
     /// Whether the next snapshot differs from the last one.
     pub(super) differs: bool,
     pub(super) tables_differ: bool,
-    /// Whether neighbours have changed without an effect on the route of a packet.
+    /// Whether neighbours have changed, perhaps only in their state.
     pub(super) neighbours_differ: bool,
     /// Incremented at each change that may affect a next hop.
     ways: u64,
@@ -131,7 +131,8 @@ pub(super) struct Next {
 }
 
 impl Keeper {
-    /// The socket of the shield; the kernel removes the shield when the socket is closed.
+    /// The socket of the shield; the kernel removes the shield when the socket is closed. `None`
+    /// with the TUN backend.
     pub(crate) fn shield(&self) -> Option<BorrowedFd<'_>> {
         self.interception.shield()
     }
@@ -299,7 +300,7 @@ impl Keeper {
         for (port, group) in &self.groups {
             if let Err(error) = group.divide(&plan) {
                 warn!(
-                    "packets of {} are divided among packet workers as before; workers pass on packets of other workers: {error}",
+                    "the kernel divides the frames of {} among packet workers as before the last change, and workers pass on frames of other workers: {error}",
                     self.tables.name(*port)
                 );
             }
@@ -326,7 +327,7 @@ impl Keeper {
             let next = next.fold(self.next_housekeeping, Ord::min);
             let wait = next.saturating_since(now) + Duration::from_millis(1);
             if let Err(error) = poller.wait(Some(wait)) {
-                error!("cannot wait for the kernel's events: {error}");
+                error!("the keeper stops: it cannot wait for the kernel's events: {error}");
                 break;
             }
             if poller.is_ready(netlink) {
@@ -548,7 +549,8 @@ impl Keeper {
         is_published && self.dataplane.taken() >= next.generation
     }
 
-    /// Whether the shield still hides answers of removed services or servers.
+    /// Whether the shield may still hide answers of removed servers, or answers to removed local
+    /// addresses of full NAT.
     fn has_remains(&mut self) -> bool {
         self.dataplane.control().has_removed() || {
             self.ask_for_pool();
@@ -618,7 +620,7 @@ impl Keeper {
         if again <= now {
             warn!(
                 code = "table_full",
-                "the connection table is full: {refused} packets that would have opened a connection were dropped. Its size is {capacity}; raise --max-connections",
+                "the connection table is full: {refused} packets that would have opened a connection were dropped. It has room for {capacity} connections: raise --max-connections",
             );
             self.full = (now + COMPLAINT_PERIOD, 0);
         }
@@ -661,7 +663,8 @@ impl Keeper {
         self.announced.report(self.dataplane.now())
     }
 
-    /// The virtual addresses that the dataplane owns, without the local addresses of full NAT.
+    /// The virtual addresses that the dataplane owns. A local address of full NAT counts only if it
+    /// is a virtual address, too.
     pub(crate) fn answered_vips(&self) -> Vec<IpAddr> {
         let local: HashSet<IpAddr> = self.local_addresses().collect();
         let own = self.intercept.own_vips.iter().copied();
@@ -734,7 +737,8 @@ fn known_device(device: &Port) -> KnownPort {
     }
 }
 
-/// Free memory and buffers in pages of 4 KiB, as the kernel's `update_defense_level` counts them.
+/// Free memory and buffers in pages of 4 KiB, as the kernel's `update_defense_level` counts them;
+/// `None` if `/proc/meminfo` cannot be read.
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = |name: &str| -> Option<u64> {

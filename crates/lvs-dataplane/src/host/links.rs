@@ -29,7 +29,8 @@ fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// Number of frames that may bypass the programs before the kernel fast path is suspended for good.
+/// Number of times that frames may bypass the programs before the kernel fast path is suspended
+/// until the dataplane is restarted.
 const MISSED_MAX: u32 = 8;
 
 impl Keeper {
@@ -87,7 +88,7 @@ impl Keeper {
         }
     }
 
-    /// Tries again to use configured interfaces.
+    /// Tries again to use the configured interfaces that are missing or could not be opened.
     pub(super) fn follow_missing(&mut self) {
         if let Err(error) = self.attach_links(false) {
             warn!("{error}");
@@ -134,8 +135,9 @@ impl Keeper {
     }
 
     /// Opens interfaces that are new or up again, closes removed ones, and applies changes of MTU
-    /// and MAC address. `starting`: an interface that cannot be opened is an error. Later, it is
-    /// opened again each second.
+    /// and MAC address. `starting`: an interface that cannot be opened is an error; later, the
+    /// keeper tries again each second. With the TUN backend, only calls
+    /// [`answer_on_links`](Self::answer_on_links).
     pub(super) fn attach_links(&mut self, starting: bool) -> Result<(), HostError> {
         if self.interception.is_routed() {
             return self.answer_on_links();
@@ -407,7 +409,7 @@ impl Keeper {
             debug!("{error}");
         }
         warn!(
-            "the interface {} was removed: its packets are lost until it exists again",
+            "the interface {} is no longer in use: it was removed, or became a port of a bridge or bond",
             gone.name
         );
     }

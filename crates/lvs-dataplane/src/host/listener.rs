@@ -53,7 +53,7 @@ impl Answers {
         due
     }
 
-    /// The time of the next answer.
+    /// The time of the next answer; `None` if no answer is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.values().min().copied()
     }

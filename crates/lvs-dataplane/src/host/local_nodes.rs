@@ -22,13 +22,14 @@ use lvs_packet::intercept::{Endpoint, Endpoints};
 /// The kernel's range of ephemeral ports.
 const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// The source ports of full NAT for a local address that the host also uses: the ports outside of
-/// the host's ephemeral range.
+/// The source ports of full NAT for a local address that the host also uses: the ports below or
+/// above the host's ephemeral ports `own`, whichever are more; all ports if there are none.
 pub(crate) fn ports(addr: IpAddr, own: (u16, u16)) -> LocalAddress {
     free_ports(LocalAddress::new(addr), own.0, own.1)
 }
 
-/// The first and the last ephemeral port of the host.
+/// The first and the last ephemeral port of the host; the kernel's defaults if the setting cannot
+/// be read.
 pub(crate) fn ephemeral_ports() -> (u16, u16) {
     let text = fs::read_to_string(EPHEMERAL).unwrap_or_default();
     let mut bounds = text.split_whitespace().map(str::parse::<u16>);

@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn first_services_that_fill_the_map_have_effect() {
+    fn program_redirects_services_that_fit_into_its_map() {
         with_small_map_of(ROOM + 1, |mut loopback| {
             let now = Instant::from_secs(5);
             let trouble = loopback.trouble(now).expect("one entry is missing");

@@ -37,13 +37,14 @@ pub(super) struct Neighbours {
     next_refresh: Instant,
     /// Time of the last confirmation of each neighbour.
     confirmed: HashMap<Key, Instant>,
-    /// Neighbours that the kernel has failed to resolve, and when. The kernel was asked once more.
+    /// Neighbours that the kernel has failed to resolve, and the time of the failure. The kernel
+    /// was asked once more.
     given_up: HashMap<Key, Instant>,
 }
 
 impl Neighbours {
-    /// The next hops on the routes to some servers. Empty with the TUN backend: the host resolves
-    /// its own neighbours.
+    /// The next hops on the routes to `servers`. Empty with the TUN backend: the host resolves its
+    /// own neighbours.
     fn next_hops_of(
         servers: impl IntoIterator<Item = IpAddr>,
         tables: &Tables,
@@ -110,7 +111,7 @@ impl Neighbours {
     }
 
     /// Asks the kernel to resolve a neighbour for which a packet waits. Returns false if the kernel
-    /// refuses.
+    /// refuses, or the port was removed.
     pub(super) fn resolve(
         port: PortId,
         addr: IpAddr,
@@ -123,7 +124,8 @@ impl Neighbours {
         }
     }
 
-    /// Asks the kernel to confirm a neighbour, at most once in [`CONFIRM_PERIOD`].
+    /// Asks the kernel to confirm a neighbour, at most once in [`CONFIRM_PERIOD`]. Has no effect
+    /// with the TUN backend.
     pub(super) fn confirm(
         &mut self,
         port: PortId,
@@ -169,8 +171,9 @@ impl Neighbours {
         self.given_up.remove(&key);
     }
 
-    /// Records that the kernel has failed to resolve a neighbour. Requests one more resolution,
-    /// because a server with a new MAC address answers a broadcast.
+    /// Records that the kernel has failed to resolve a neighbour, if it is one of the kept next
+    /// hops. At the first failure, requests one more resolution, because a server with a new MAC
+    /// address answers a broadcast.
     pub(super) fn has_failed(
         &mut self,
         key: Key,

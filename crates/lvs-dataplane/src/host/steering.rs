@@ -34,9 +34,9 @@ use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, PROTOCOL, PolicyRoute, PolicyRule, Proxy, host_bits};
 use lvs_packet::intercept::Intercept;
 
-/// The table of virtual addresses.
+/// The routing table of virtual addresses.
 const VIPS: u32 = 7676;
-/// The table whose only route is the TUN device.
+/// The routing table whose only route leads into a device of the dataplane.
 pub(crate) const DEVICE: u32 = 7677;
 
 // Priorities of the rules: after the host's own addresses (0), and before the usual rules of
@@ -174,7 +174,7 @@ impl Steering {
         self.read()
     }
 
-    /// Refuses a host that forwards no packets on the interfaces in use.
+    /// Refuses a host that forwards packets on none of the interfaces in use.
     ///
     /// # Errors
     /// [`SteeringError::NotForwarding`].

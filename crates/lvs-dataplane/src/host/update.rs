@@ -47,8 +47,8 @@ pub(crate) enum Touched {
 }
 
 impl Update {
-    /// Returns the update of the host for these calls; `None` if they change nothing that concerns
-    /// packets.
+    /// Returns the change that the keeper must apply to the host after these calls; `None` if they
+    /// change nothing that concerns packets.
     pub(crate) fn of(applied: &Applied, calls: &[Call]) -> Option<Self> {
         if applied.is_empty() {
             return None;
@@ -78,8 +78,8 @@ impl Update {
     }
 }
 
-/// Whether each change compares the whole configuration. Removed servers with connections count,
-/// too.
+/// Whether there are so few services and servers that the keeper compares the whole configuration
+/// after each change. Removed servers with connections count, too.
 fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
@@ -466,7 +466,8 @@ impl Keeper {
         taken
     }
 
-    /// Applies the addresses of new services.
+    /// Adds the addresses of new services to the next snapshot. With `--own-vips`, also makes them
+    /// own addresses of the dataplane.
     fn add_vips(&mut self, more: &mut Intercept, touched: &[Touched]) {
         let new: Vec<IpAddr> = more
             .services

@@ -118,7 +118,8 @@ impl FromIterator<IpAddr> for LastBytes {
 pub(crate) struct Tables {
     pub(crate) state: NetState,
     ports: Arc<PortTable>,
-    /// With the TUN backend: the port of all routes.
+    /// With the TUN backend: the port of the TUN device, through which all packets leave, whatever
+    /// interface their route has. `None` with other backends.
     hop: Option<PortId>,
     regions: Arc<Regions>,
     /// Virtual addresses of services and of rules for marks.

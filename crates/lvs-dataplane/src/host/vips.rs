@@ -1,4 +1,4 @@
-//! Virtual addresses: who answers ARP and neighbour discovery for them, conflicts with other hosts,
+//! Virtual addresses: answers to ARP and neighbour discovery, conflicts with other hosts,
 //! announcements and probes.
 //!
 //! The keeper has its own socket for announcements, probes and multicast listener reports, so that
@@ -38,7 +38,7 @@ const PROBES: u8 = 2;
 /// Interval between two rounds of probes for other hosts that have begun to use an address of this
 /// director.
 const WATCH_PERIOD: Duration = Duration::from_secs(10);
-/// Number of addresses in a round of probes.
+/// Maximum number of addresses in a round of probes.
 const WATCHED: usize = 64;
 /// Number of announcements of an address after another host has announced it.
 const DEFENCES: usize = 2;
@@ -148,8 +148,8 @@ pub(super) struct Vips {
     claims: HashMap<IpAddr, Claim>,
     /// The time of the last defence of each own address.
     defended: HashMap<IpAddr, Instant>,
-    /// Addresses of services for which neither the host nor the dataplane answers, and which a
-    /// warning has named.
+    /// Addresses of services for which neither the host nor the dataplane answers, and which were
+    /// logged.
     unclaimed: HashSet<IpAddr>,
     answers: Answers,
 }
@@ -190,7 +190,7 @@ impl Vips {
         conflicts.map(move |(&addr, conflict)| (addr, conflict, conflict.answers.at(now)))
     }
 
-    /// Adds an own address of the dataplane.
+    /// Adds an own address of the dataplane, and schedules its announcements.
     pub(super) fn add(&mut self, addr: IpAddr, tables: &Tables) {
         for (_, port) in tables.interfaces() {
             self.listen(port, addr, true);
@@ -199,7 +199,7 @@ impl Vips {
         self.next_announcement = Some(Instant::ZERO);
     }
 
-    /// Removes own addresses of the dataplane.
+    /// Removes own addresses of the dataplane, and leaves their multicast groups.
     pub(super) fn remove(&mut self, gone: &[IpAddr], tables: &Tables) {
         for addr in gone {
             self.own.remove(addr);
@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_probed_in_rounds() {
+    fn own_addresses_are_probed_in_rounds_of_bounded_size() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let addr = |n: usize| IpAddr::from([192, 0, 2, u8::try_from(n).expect("few")]);
         let mut vips = Vips::open(true).expect("no socket is needed");
@@ -762,7 +762,7 @@ mod tests {
     }
 
     #[test]
-    fn conflict_is_over_after_two_probes_without_an_answer() {
+    fn address_conflict_ends_after_two_unanswered_probes() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let addr = IpAddr::from([192, 0, 2, 10]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);
@@ -790,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn conflict_is_over_when_director_no_longer_has_the_address() {
+    fn address_conflict_ends_when_director_no_longer_owns_address_alone() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let addr = IpAddr::from([192, 0, 2, 2]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);

@@ -239,7 +239,7 @@ impl AfPacket {
     }
 }
 
-/// A socket that receives.
+/// A receiving socket, and its ring if it has one.
 #[derive(Debug)]
 struct Inlet {
     socket: PacketSocket,
@@ -518,7 +518,8 @@ impl Receiver {
     }
 }
 
-/// Creates a frame that stays in its slot of the ring.
+/// Creates a frame that stays in its slot of the ring; `None` if the slot has no valid virtio
+/// header or the VLAN tag does not fit.
 fn lent(found: RingFrame) -> Option<Frame> {
     let offload = vnet::decode(found.header()?);
     let place = found.start..found.start.checked_add(found.captured)?;

@@ -46,22 +46,23 @@ impl Batch {
         self.filled = self.filled.min(len);
     }
 
-    /// Adds frames in the memory of a backend, or from another worker.
+    /// Replaces the content by up to [`BATCH`] frames in the memory of a backend, or from another
+    /// worker. Returns their number.
     pub(crate) fn lend(&mut self, frames: impl IntoIterator<Item = Frame>) -> usize {
         self.clear();
         self.lent.extend(frames.into_iter().take(BATCH));
         self.lent.len()
     }
 
-    /// Receives from a backend into the buffers.
+    /// Receives from a backend into the buffers. Returns the number of received frames.
     pub(super) fn fill(&mut self, io: &mut impl PacketIo) -> io::Result<usize> {
         self.clear();
         self.filled = io.recv(&mut self.room)?;
         Ok(self.filled)
     }
 
-    /// Returns lent frames to their backend. Frames that the packet path has stored are returned
-    /// when they are sent.
+    /// Empties the batch, and returns lent frames to their backend. Frames that the packet path has
+    /// stored are returned when they are sent.
     pub fn clear(&mut self) {
         self.lent.clear();
         self.filled = 0;

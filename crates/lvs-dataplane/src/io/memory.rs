@@ -27,13 +27,14 @@ impl MemoryIo {
         Self::default()
     }
 
-    /// Lends frames to the batch without copying them.
+    /// Moves up to [`BATCH`] frames from `input` to the batch without copying them. Returns their
+    /// number.
     pub fn lend(&mut self, batch: &mut Batch) -> usize {
         let count = self.input.len().min(BATCH);
         batch.lend(self.input.drain(..count))
     }
 
-    /// Records frames that are reinjected unchanged.
+    /// Records frames that are reinjected unchanged. Returns 0, because it refuses none.
     pub fn give_back(&mut self, frames: &[Frame]) -> usize {
         self.returned.extend_from_slice(frames);
         0

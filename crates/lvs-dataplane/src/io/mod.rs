@@ -34,7 +34,7 @@ pub trait PacketIo: Send {
     /// interface down), which are lost and which the backend has counted.
     fn send(&mut self, frames: &mut [Frame]) -> usize;
 
-    /// The descriptor to poll for input.
+    /// The descriptor to poll for input; `None` for a port that receives nothing from the kernel.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// The second descriptor to poll, if SYNs have their own queue.

@@ -72,7 +72,8 @@ impl Port {
         }
     }
 
-    /// The descriptor to poll for input; `None` for frames in memory.
+    /// The descriptor to poll for input; `None` for frames in memory, and for a TUN device to which
+    /// this worker only sends.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::AfPacket(io) => io.fd(),

@@ -114,7 +114,7 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// The default name of the device.
+    /// The name of the device through which packets are reinjected into the host.
     pub const NAME: &'static str = "lvs-host0";
 
     /// The name of the device for the host's own packets to its own addresses.

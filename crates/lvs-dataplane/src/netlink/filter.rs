@@ -104,8 +104,8 @@ impl Filters {
     ///
     /// # Errors
     /// The interface does not exist, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
-    /// `CONFIG_NET_CLS_BPF`), or another program has filters of another kind at the first
-    /// preference.
+    /// `CONFIG_NET_CLS_BPF`), or another program uses the first preference for filters of another
+    /// kind, or the handle of this filter.
     pub(crate) fn put(&mut self, ifindex: u32, program: i32) -> io::Result<()> {
         let there = self.at(ifindex, INGRESS)?;
         let there = there
@@ -187,7 +187,7 @@ impl Filters {
         Ok(interfaces)
     }
 
-    /// Returns the filters in the order in which they run.
+    /// Returns the filters of an interface at `side`, in the order in which they run.
     fn at(&mut self, ifindex: u32, side: u32) -> io::Result<Vec<Filter>> {
         let mut filters = Vec::new();
         let header = header(ifindex, 0, side, 0);

@@ -134,7 +134,7 @@ fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {
     }
 }
 
-/// The kernel's refusal as an error, with the kernel's message if it sent one.
+/// Converts a refusal of the kernel to an error. Logs the kernel's text, if it sent one.
 pub(crate) fn refusal((errno, words): (i32, Option<String>)) -> io::Error {
     let err = io::Error::from_raw_os_error(errno);
     if let Some(words) = words {

@@ -78,7 +78,8 @@ impl XdpFeatures {
     /// Finds the kernel's netlink families for the features and offloads of interfaces.
     ///
     /// # Errors
-    /// `Unsupported` before Linux 6.3.
+    /// `Unsupported` before Linux 6.3, which has no family `netdev`; otherwise the error of a
+    /// socket or of the request.
     pub(crate) fn open() -> io::Result<Self> {
         let mut requests = Requests::of(NETLINK_GENERIC)?;
         let (mut netdev, mut ethtool) = (None, None);

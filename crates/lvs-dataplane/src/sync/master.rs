@@ -108,7 +108,10 @@ fn send(
                 count(&counts.sent, 1);
                 count(&counts.sent_bytes, message.bytes.len() as u64);
                 if !manner.well {
-                    info!("the interface accepts synchronisation messages again");
+                    info!(
+                        "synchronisation messages are sent on {} again",
+                        sockets.daemon.interface
+                    );
                 }
                 manner.well = true;
             }

@@ -91,7 +91,7 @@ pub(crate) struct Prepared {
 }
 
 impl Daemons {
-    /// Creates the set without running daemons.
+    /// Creates the set of synchronisation daemons, none of which is running.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             running: Mutex::default(),
@@ -170,8 +170,9 @@ impl Daemons {
         })
     }
 
-    /// Starts the prepared daemons, and stops the running ones that are not in `wanted`. Returns
-    /// after the threads of stopped daemons have exited.
+    /// Starts the prepared daemons that are in `wanted`, in place of running ones with the same
+    /// role. Stops the running ones that are not in `wanted`. Returns after the threads of stopped
+    /// daemons have exited.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = lock(&self.running);
         // A daemon that is stopped and started again may have other ports and buffers.

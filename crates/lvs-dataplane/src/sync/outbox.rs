@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outbox_is_bounded_by_number_and_bytes() {
+    fn sync_outbox_is_bounded_by_messages_and_bytes() {
         let outbox = Outbox::new().expect("a descriptor");
         let message = |len| Message {
             port: 0,

@@ -94,12 +94,14 @@ impl Sockets {
     }
 
     /// The source address of a master whose group is IPv4: the first address of the interface.
+    /// `None` for other daemons, and without such an address.
     fn primary(&self) -> Option<Ipv4Addr> {
         let sends = self.daemon.role == SyncRole::Master && group(&self.daemon).is_ipv4();
         sends.then(|| lvs_sys::primary_address(&self.daemon.interface).ok()?)?
     }
 
-    /// The destination of messages for port `number`.
+    /// The destination of messages with this offset from the daemon's port
+    /// ([`Message::port`](sync::Message::port)).
     fn target(&self, number: u16) -> SocketAddr {
         let port = port(&self.daemon).saturating_add(number);
         match group(&self.daemon) {
@@ -113,7 +115,7 @@ impl Sockets {
         self.open.iter()
     }
 
-    /// Returns the socket for a message, and the socket's number.
+    /// Returns the socket for a message, and the socket's number; `None` while no socket is open.
     pub(super) fn of(&self, message: &sync::Message) -> Option<(u16, &UdpSocket)> {
         let number = message
             .port
@@ -121,7 +123,8 @@ impl Sockets {
         Some((number, self.open.get(usize::from(number))?))
     }
 
-    /// Sends a message to the port of its synchronisation thread.
+    /// Sends a message to the port of its synchronisation thread. Fails with `NotConnected` while
+    /// no socket is open.
     pub(super) fn send(&self, message: &sync::Message) -> io::Result<()> {
         let away = || io::Error::from(io::ErrorKind::NotConnected);
         let (number, socket) = self.of(message).ok_or_else(away)?;
@@ -161,7 +164,9 @@ impl Sockets {
         match self.all(index) {
             Ok(open) => {
                 if gone {
-                    info!("the synchronisation {role} continues: {name} exists again");
+                    info!(
+                        "the synchronisation {role} continues: its sockets on {name} are open again"
+                    );
                 }
                 self.lost = vec![0; open.len()];
                 (self.open, self.index, self.away) = (open, index, false);

@@ -14,7 +14,7 @@ const COUNTED: usize = 4;
 /// and bytes that the BPF programs have counted.
 pub(crate) const KEPT_WORDS: usize = 1 + 2 * COUNTED;
 
-/// Where the counters of a server are stored.
+/// A server, and the index of the record that contains its counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     pub(crate) service: ServiceKey,
@@ -22,7 +22,8 @@ pub(crate) struct Record {
     pub(crate) record: u32,
 }
 
-/// Number of words for a text of `bytes` bytes.
+/// Number of words of [`Area::text`] for services and settings of at most `bytes` bytes: two
+/// copies, and the word that selects the valid one.
 pub(crate) const fn text_words(bytes: usize) -> usize {
     1 + 2 * bytes.div_ceil(8)
 }
@@ -42,8 +43,9 @@ impl Area<'_> {
         self.counts.get(at..at + KEPT_WORDS)
     }
 
-    /// Stores the counters of the servers at these indices. `elsewhere` contains for each record
-    /// the packets and bytes that the BPF programs have counted.
+    /// Stores the counters of the servers at these indices, as far as `counts` has room for them.
+    /// `elsewhere` contains for each record the packets and bytes that the BPF programs have
+    /// counted.
     pub(crate) fn keep_counts(
         &self,
         control: &Control,
@@ -70,8 +72,9 @@ impl Area<'_> {
         }
     }
 
-    /// Adds the counters of the predecessor's servers to those of this dataplane. `elsewhere`
-    /// contains for each record the packets and bytes that the BPF programs have counted so far.
+    /// Adds the counters of the predecessor's servers to those of this dataplane, without the
+    /// servers that it does not have. `elsewhere` contains for each record the packets and bytes
+    /// that the BPF programs have counted so far.
     pub(crate) fn take_counts(
         &self,
         control: &mut Control,
@@ -131,7 +134,7 @@ impl Area<'_> {
         true
     }
 
-    /// The stored services and settings.
+    /// The stored services and settings; `None` if none are stored or their length is not valid.
     pub(crate) fn saved(&self) -> Option<Vec<u8>> {
         let (first, halves) = (self.text[0].load(Acquire), &self.text[1..]);
         let half = halves.len() / 2;

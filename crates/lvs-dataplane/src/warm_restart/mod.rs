@@ -1,6 +1,6 @@
 //! Warm restart without a BPF file system. When the dataplane is killed, a small process, the state
 //! keeper, keeps open the memory with the connection table, services, settings and counters, and
-//! the socket of the shield, until the next dataplane starts.
+//! the socket of the shield or the TUN device, until the next dataplane starts.
 //!
 //! ```text
 //!  dataplane ─── maps ───▶ memory ◀── keeps ─── state keeper (lvs-dataplane --hold)
@@ -44,7 +44,7 @@ const TEXT: usize = 1 << 29;
 /// The reason for a successor without connections: the services and servers are incomplete.
 pub(crate) const INCOMPLETE: &str =
     "its services and servers could not be stored for a warm restart, see its log";
-/// The word "LVSOUTLV", which marks the memory.
+/// The first word of the memory ("LVSOUTLV"), by which a successor recognises it.
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
 /// Version of the memory's format, except the connection table. It changes with the meaning of any
 /// word.
@@ -54,9 +54,9 @@ const VERSION: u64 = 2;
 mod head {
     pub(super) const MAGIC: usize = 0;
     pub(super) const VERSION: usize = 1;
-    /// The time of `CLOCK_MONOTONIC` at the zero of the dataplane's clock.
+    /// The time of `CLOCK_MONOTONIC`, in nanoseconds, at the zero of the dataplane's clock.
     pub(super) const BASE: usize = 2;
-    /// The time of the dataplane's clock until which a successor may take over.
+    /// The time of the dataplane's clock, in nanoseconds, until which a successor may take over.
     pub(super) const ALIVE: usize = 3;
     /// Number of connection tables; 0 means one.
     pub(super) const TABLES: usize = 4;
@@ -138,7 +138,8 @@ impl Mapped {
             .collect()
     }
 
-    /// Copies everything except the connection tables.
+    /// Copies the clock, services, settings and counters of a predecessor, but not its connection
+    /// tables.
     fn copy_from(&self, left: &Self) {
         for word in [head::BASE, head::ALIVE] {
             self.set(word, left.word(word));
@@ -175,7 +176,7 @@ impl WarmRestart {
     /// connection tables with this layout.
     ///
     /// # Errors
-    /// The memory cannot be allocated or mapped.
+    /// The memory cannot be allocated or mapped, or the state keeper does not accept it.
     pub fn open(layout: Layout, tables: usize, mut state_keeper: StateKeeper) -> io::Result<Self> {
         let tables = tables.clamp(1, WORKERS_MAX);
         let mut left = None;
@@ -248,7 +249,8 @@ impl WarmRestart {
     }
 
     /// The predecessor's connection tables, to be copied into [`memories`](Self::memories); `None`
-    /// if `memories` are these tables.
+    /// if there is nothing to copy, because there is no predecessor, `memories` are its tables, or
+    /// the connections are copied already.
     ///
     /// # Errors
     /// No error is known.
@@ -257,10 +259,11 @@ impl WarmRestart {
         left.as_ref().map(|(left, _)| left.memories()).transpose()
     }
 
-    /// Passes the new memory to the state keeper after all connections are copied.
+    /// Passes the new memory to the state keeper after all connections are copied. Has no effect if
+    /// there was nothing to copy.
     ///
     /// # Errors
-    /// The state keeper has exited.
+    /// The state keeper does not accept the memory, for example because it has exited.
     pub(crate) fn has_taken_over(&self) -> io::Result<()> {
         let mut left = lock(&self.left);
         match left.take() {
@@ -303,12 +306,13 @@ impl WarmRestart {
         (end < all).then_some(end)
     }
 
-    /// Sets the clock of the connections' deadlines to `now`.
+    /// Sets the clock of the connections' deadlines to `now`, and calls
+    /// [`is_alive`](Self::is_alive).
     pub(crate) fn set_clock(&self, now: Instant) {
         set_clock(&self.mapped, now);
     }
 
-    /// Records that the dataplane is running.
+    /// Permits a successor to take over until [`WITHOUT_DATAPLANE`] after `now`.
     pub(crate) fn is_alive(&self, now: Instant) {
         is_alive(&self.mapped, now);
     }

@@ -37,7 +37,8 @@ const ARGUMENT: &str = "--hold";
 const START: Duration = Duration::from_secs(2);
 /// Longest time that a dataplane waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest time that the state keeper waits for one client's request, while other clients wait.
+/// Time limit for the state keeper to read one client's request or write its answer, while other
+/// clients wait; and for a dataplane to wait for the exit of its state keeper.
 const HASTE: Duration = Duration::from_millis(200);
 /// Interval at which a state keeper checks whether a dataplane can still use its descriptors.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -87,7 +88,8 @@ impl StateKeeper {
     /// process may still start programs.
     ///
     /// # Errors
-    /// No state keeper can be started, it belongs to another user, or another dataplane uses it.
+    /// No state keeper can be started, or the running one does not answer, belongs to another user
+    /// or is used by another dataplane.
     pub fn of(name: &str) -> io::Result<Self> {
         let name = format!("lvs-state:{name}").into_bytes();
         let mut child = None;
@@ -126,12 +128,12 @@ impl StateKeeper {
         &self.memory
     }
 
-    /// The length of the memory in bytes.
+    /// The length of the memory in bytes; `None` if the kernel does not report it.
     pub(super) fn len(&self) -> Option<u64> {
         self.memory.metadata().ok().map(|meta| meta.len())
     }
 
-    /// Whether the memory has the state of an earlier dataplane.
+    /// Whether an earlier dataplane has used the memory.
     pub(crate) fn is_used(&self) -> bool {
         self.len().is_some_and(|len| len > 0)
     }
@@ -147,7 +149,7 @@ impl StateKeeper {
     /// this dataplane is killed.
     ///
     /// # Errors
-    /// The state keeper has exited.
+    /// The state keeper does not accept the socket, for example because it has exited.
     pub(crate) fn hold_shield(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         call(&self.name, ask::SHIELD, Some(socket)).map(drop)
     }
@@ -159,13 +161,13 @@ impl StateKeeper {
     }
 
     /// Passes the TUN device to the state keeper, so that the device stays if this dataplane is
-    /// killed.
+    /// killed. The state keeper closes all shields.
     pub(crate) fn hold_device(&self, device: BorrowedFd<'_>) -> io::Result<()> {
         call(&self.name, ask::DEVICE, Some(device)).map(drop)
     }
 
-    /// The device of a predecessor; `None` if there is none, or the state keeper's version has no
-    /// devices.
+    /// The TUN device of a predecessor; `None` if there is none or the request fails, for example
+    /// because the state keeper's version does not support TUN devices.
     pub(crate) fn device(&self) -> Option<OwnedFd> {
         call(&self.name, ask::GIVE_DEVICE, None).ok().flatten()
     }
@@ -186,7 +188,7 @@ impl StateKeeper {
     /// Removes the state that a dataplane of this name has left. Returns false if there is none.
     ///
     /// # Errors
-    /// The state belongs to another user, or a dataplane uses it.
+    /// The state belongs to another user, a dataplane uses it, or the state keeper does not answer.
     pub fn clean_up(name: &str) -> io::Result<bool> {
         let abstract_name = format!("lvs-state:{name}").into_bytes();
         match connect(&abstract_name).map(drop) {
@@ -268,7 +270,8 @@ fn connect(name: &[u8]) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Sends one request, which may be a repetition. Returns the descriptor in the answer.
+/// Sends one request, and repeats it for up to [`PATIENCE`] if a state keeper closes the connection
+/// without an answer. Returns the descriptor in the answer.
 fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Option<OwnedFd>> {
     let started = Instant::now();
     loop {
@@ -385,10 +388,10 @@ impl Held {
     }
 }
 
-/// Runs a state keeper until no dataplane can use its descriptors any more.
+/// Runs a state keeper until a dataplane stops it or no dataplane can use its descriptors any more.
 ///
 /// # Errors
-/// The name is in use, or the kernel refuses a descriptor.
+/// The name is in use, or a system call on the socket fails.
 pub fn hold(name: &str) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
     listener.set_nonblocking(true)?;
@@ -574,8 +577,7 @@ mod tests {
 
     /// Any local process can listen on a free name and let clients wait.
     #[test]
-    fn foreign_process_with_socket_of_state_keeper_delays_start_by_a_bounded_time() -> io::Result<()>
-    {
+    fn foreign_process_with_socket_of_state_keeper_causes_timeout_error() -> io::Result<()> {
         let name = format!("test-deaf-{}", std::process::id());
         let full = format!("lvs-state:{name}");
         let address = SocketAddr::from_abstract_name(full.as_bytes())?;

@@ -734,7 +734,7 @@ fn packet_socket_without_ring_receives_by_system_calls() {
 }
 
 #[test]
-fn interface_down_or_removed_is_an_error() {
+fn packet_socket_reports_interface_that_is_down_or_removed() {
     down_and_away(open);
     down_and_away(open_without_ring);
     down_and_away(open_two_queues);

@@ -142,7 +142,7 @@ impl Router {
 }
 
 #[test]
-fn packet_from_the_tun_device_is_not_routed_back() {
+fn only_requests_and_replies_of_services_are_routed_into_tun_device() {
     let router = Router::new();
     let steering = router.with(None, |steering| {
         steering.check_forwarding().unwrap();
@@ -198,7 +198,7 @@ fn packet_from_the_tun_device_is_not_routed_back() {
 }
 
 #[test]
-fn steering_keeps_entries_of_other_programs_and_restores_removed_ones() {
+fn steering_keeps_entries_of_other_programs_and_restores_its_removed_entries() {
     let router = Router::new();
     router
         .host

@@ -38,7 +38,7 @@ fn follow(
 }
 
 #[test]
-fn state_follows_links_addresses_and_routes() {
+fn net_state_follows_links_addresses_and_routes() {
     let (host, other) = (Host::new(), Host::new());
     host.veth("e0", &other, "o0");
     host.sh("ip addr add 10.0.0.1/24 dev e0; ip addr add 10.0.0.3/24 dev e0; ip addr add fd00::1/64 dev e0");
@@ -179,7 +179,7 @@ fn neighbours_are_resolved_by_the_kernel() {
 }
 
 #[test]
-fn state_is_read_again_after_lost_events() {
+fn net_state_is_read_again_after_lost_events() {
     let host = Host::new();
     let (mut netlink, mut state) = host.run(|| Netlink::open().unwrap());
     // Far more than fits into the socket's buffer.

@@ -633,7 +633,7 @@ fn reinjected_frame_is_received_by_the_host() {
 /// The process that the next test kills. Not a test by itself.
 #[test]
 #[ignore = "by hand: another test starts it"]
-fn killed_owner_helper_process() {
+fn shield_owner_waits_until_it_is_killed() {
     let mut shield = Shield::open(None).unwrap();
     shield.add_interface("lo").unwrap();
     println!("ready");
@@ -642,7 +642,7 @@ fn killed_owner_helper_process() {
 }
 
 #[test]
-fn killed_owner_leaves_no_table() {
+fn killed_shield_owner_leaves_no_nftables_table() {
     let host = Host::new();
     host.run(|| {
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -650,7 +650,7 @@ fn killed_owner_leaves_no_table() {
                 "--ignored",
                 "--exact",
                 "--nocapture",
-                "shield::killed_owner_helper_process",
+                "shield::shield_owner_waits_until_it_is_killed",
             ])
             .stdout(Stdio::piped())
             .spawn()

@@ -9,7 +9,7 @@ use crate::wire::{be16, ipv4, ipv6, put16, put32};
 pub struct Cutter<'a> {
     headers: &'a [u8],
     data: &'a [u8],
-    /// Payload sizes of the fragments in bytes; `None` for fragments of equal size.
+    /// Payload sizes of the fragments in bytes; `None` if each fragment is as long as possible.
     sizes: Option<std::slice::Iter<'a, usize>>,
     room: usize,
     at: usize,
@@ -50,11 +50,13 @@ pub struct Piece<'a> {
 
 impl<'a> Cutter<'a> {
     /// Cuts the IPv4 packet `ip` into fragments of at most `mtu` bytes. If fragments with the
-    /// payload sizes `sizes` fit, they get these sizes; otherwise equal ones. The fragments get the
-    /// flag "don't fragment" if `df` is set. The packet's checksums must be complete.
+    /// payload sizes `sizes` fit, they get these sizes; otherwise each but the last is as long as
+    /// possible. The fragments get the flag "don't fragment" if `df` is set. The packet's checksums
+    /// must be complete. A packet without payload has no fragments.
     ///
     /// # Errors
-    /// [`FrameDrop::MtuTooSmall`] if there is no room for payload after the headers.
+    /// [`FrameDrop::MtuTooSmall`] if `mtu` leaves less than 8 bytes for the payload of a fragment,
+    /// or the packet is shorter than its header.
     pub fn v4(
         ip: &'a [u8],
         mtu: usize,
@@ -80,12 +82,14 @@ impl<'a> Cutter<'a> {
     }
 
     /// Cuts the IPv6 packet `ip` into fragments of at most `mtu` bytes, all with the identification
-    /// `id`. If fragments with the payload sizes `sizes` fit, they get these sizes; otherwise equal
-    /// ones. The payload begins after the unfragmentable headers. The packet's checksums must be
-    /// complete.
+    /// `id`. If fragments with the payload sizes `sizes` fit, they get these sizes; otherwise each
+    /// but the last is as long as possible. The payload begins after the unfragmentable headers.
+    /// The packet's checksums must be complete.
     ///
     /// # Errors
-    /// [`FrameDrop::MtuTooSmall`] if there is no room for payload after the headers.
+    /// [`FrameDrop::MtuTooSmall`] if `mtu` leaves less than 8 bytes for the payload of a fragment,
+    /// or the packet is shorter than its headers; [`FrameDrop::BadFragment`] if the payload is
+    /// longer than 64 KiB.
     pub fn v6(
         ip: &'a [u8],
         mtu: usize,
@@ -125,8 +129,8 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// Divides a packet into headers and payload. Refuses a size that leaves less than 8 bytes for the
-/// payload of a fragment.
+/// Divides a packet into headers and payload. Fails if `room`, the longest payload of a fragment,
+/// is less than 8 bytes, or if the packet is shorter than its headers.
 fn split(ip: &[u8], headers: usize, room: usize) -> Result<(&[u8], &[u8]), FrameDrop> {
     if room < 8 {
         return Err(FrameDrop::MtuTooSmall);
@@ -134,8 +138,8 @@ fn split(ip: &[u8], headers: usize, room: usize) -> Result<(&[u8], &[u8]), Frame
     ip.split_at_checked(headers).ok_or(FrameDrop::MtuTooSmall)
 }
 
-/// Returns `sizes`, if fragments of these sizes fit into `room` bytes and together contain exactly
-/// `len` bytes.
+/// Returns `sizes`, if fragments of these sizes fit into `room` bytes, together contain exactly
+/// `len` bytes, and all but the last have a multiple of 8 bytes.
 fn kept(sizes: Option<&[usize]>, len: usize, room: usize) -> Option<std::slice::Iter<'_, usize>> {
     let sizes = sizes?;
     let fit = sizes.iter().sum::<usize>() == len
@@ -187,7 +191,8 @@ impl Piece<'_> {
         self.data.is_empty()
     }
 
-    /// Writes the fragment with its complete headers to `out`; `false` if there is no room.
+    /// Replaces the content of `out` by the fragment with its complete headers; `false` if there is
+    /// no room.
     #[must_use]
     pub fn write(&self, out: &mut Frame) -> bool {
         out.clear();

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn overlap_drops_datagram_and_repetition_does_not() {
+    fn overlapping_fragment_drops_datagram_and_repeated_fragment_does_not() {
         let ip = datagram(1000);
         let pieces = cut(&ip, 420);
         let r = Reassembler::default();
@@ -241,14 +241,15 @@ mod tests {
             let end = header.offset + piece.len() - 48;
             header.offset < 1232 && end > 1232
         });
-        let overlap = overlap.expect("sizes differ");
+        let overlap = overlap.expect("a fragment of the other size overlaps");
         assert!(matches!(
             push(&r, overlap, Instant::ZERO),
             Err(FrameDrop::BadFragment)
         ));
         assert_eq!((r.waiting(), r.memory(), r.expired()), (0, 0, 1));
         for piece in &honest[1..] {
-            assert!(push(&r, piece, Instant::ZERO).expect("alone").is_none());
+            let done = push(&r, piece, Instant::ZERO).expect("no stored fragment overlaps");
+            assert!(done.is_none());
         }
     }
 
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn datagram_in_too_many_pieces_is_dropped() {
+    fn datagram_in_too_many_fragments_is_dropped() {
         const PIECES: usize = 1024;
         let pieces = |count: usize| cut(&datagram(8 * count - 8), 28);
         let all = pieces(PIECES);

@@ -170,9 +170,9 @@ impl Queue {
         }
     }
 
-    /// The position of a fragment in the list. A fragment that repeats an earlier one, or
-    /// contradicts the known end of the datagram, is discarded alone. A fragment that overlaps
-    /// another one, or would exceed [`PIECES_MAX`], causes the whole datagram to be discarded
+    /// The position of a fragment in the list. A fragment that an earlier one contains, or that
+    /// contradicts the end of the datagram, is discarded alone. A fragment that overlaps another
+    /// one in part, or would exceed [`PIECES_MAX`], causes the whole datagram to be discarded
     /// (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to IPv4 as well).
     fn place(&self, part: &Part<'_>) -> Result<usize, Misfit> {
         let reach = self.pieces.last().map_or(0, Piece::end);
@@ -300,14 +300,17 @@ impl Default for Reassembler {
 }
 
 impl Reassembler {
-    /// Stores the fragment `ip`, whose header fields are `packet`. Returns the datagram when it is
-    /// complete.
+    /// Stores the fragment `ip`, whose header fields are `packet`. `local` is whether it is
+    /// addressed to this host. Returns the datagram when it is complete.
     ///
     /// # Errors
-    /// [`FrameDrop::BadFragment`]: the fragment is discarded. The whole datagram is discarded, too,
-    /// if the fragment overlaps another one, if there are too many fragments, or if their ECN
-    /// fields contradict each other. [`FrameDrop::FragmentMemory`]: too many datagrams are
-    /// incomplete. [`FrameDrop::TinyFragment`]: a first fragment of IPv6 without all headers.
+    /// [`FrameDrop::BadFragment`]: the fragment is discarded, because its length is not possible,
+    /// or it repeats or contradicts another one. The whole datagram is discarded, too, if the
+    /// fragment overlaps another one in part, if there are too many fragments, if their ECN fields
+    /// contradict each other, or if the datagram would be too long. [`FrameDrop::FragmentMemory`]:
+    /// the memory for incomplete datagrams is used up. [`FrameDrop::TinyFragment`]: the first
+    /// fragment of an IPv6 datagram does not contain all headers. [`FrameDrop::Truncated`]: `ip` is
+    /// shorter than its headers specify.
     pub fn push(
         &self,
         ip: &[u8],
@@ -423,8 +426,8 @@ impl Reassembler {
         self.memory.load(Ordering::Relaxed)
     }
 
-    /// Number of fragments that were discarded together with their datagram, because it timed out
-    /// or its fragments contradicted each other.
+    /// Number of stored fragments that were discarded together with their datagram, because it
+    /// timed out, had too many fragments, or its fragments contradicted each other.
     pub fn expired(&self) -> u64 {
         self.expired.load(Ordering::Relaxed)
     }

@@ -131,7 +131,7 @@ pub struct Intercept {
     /// or tunnels send from these endpoints to other hosts: if the host has the VIP, its network
     /// stack would drop them as forged.
     pub services: Endpoints,
-    /// Virtual addresses for which the dataplane answers: all packets to them are intercepted.
+    /// Virtual addresses that the dataplane owns: all packets to them are intercepted.
     pub own_vips: HashSet<IpAddr>,
     /// The addresses among `own_vips` for which the dataplane does not answer ARP and NDP: routers
     /// have a route to them.
@@ -314,7 +314,7 @@ impl Intercept {
         };
         let (sport, _) = packet.ports.unwrap_or_default();
         self.local_nodes.has_address(packet.src)
-            // The host has no rule for port 65535 alone: it has one for all ports.
+            // Instead of a rule for port 65535, the host has a rule for all ports of the address.
             && [sport, 0, u16::MAX]
                 .iter()
                 .any(|&port| self.local_nodes.contains(&from(port)))
@@ -418,10 +418,10 @@ mod tests {
 
     use super::*;
 
-    /// The host itself answers on the rule's other ports, even if the shield of a killed dataplane
+    /// On the other ports, the host itself must answer, even while the shield of a killed dataplane
     /// remains.
     #[test]
-    fn rule_for_many_ports_intercepts_no_other_port() {
+    fn mark_rule_intercepts_other_ports_only_above_limit_or_for_ftp() {
         let rule = |words: &[&str]| MarkRule::parse(words).expect("a rule");
         let to = |spec: &Intercept, protocol, port| {
             spec.is_to_service(&Tuple::new(
@@ -482,7 +482,7 @@ mod tests {
     /// If an FTP service is no longer persistent, the kernel still forwards its connections, on any
     /// port.
     #[test]
-    fn ftp_connections_continue_after_service_loses_persistence() {
+    fn ports_of_ftp_service_stay_intercepted_until_persistent_connections_end() {
         let now = Instant::ZERO;
         let virt = SocketAddr::from(([10, 0, 237, 228], FTP));
         let server = SocketAddr::from(([10, 1, 42, 209], FTP));

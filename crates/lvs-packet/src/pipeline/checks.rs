@@ -67,8 +67,9 @@ impl Pipeline {
         matches!(longest(frame, job, mtu), Ok(None))
     }
 
-    /// Checks the IPv4 options of a packet, unless the host has done so. If the options are invalid
-    /// or refused, returns the fate of the packet.
+    /// Checks the IPv4 options of a packet, unless the host has done so, and stores in `job` those
+    /// that the director must fill in. If the options are invalid or refused, returns the fate of
+    /// the packet.
     pub(super) fn read_options<N: Net>(
         &mut self,
         frame: &Frame,
@@ -145,7 +146,8 @@ impl Pipeline {
         u32::try_from(since.as_millis() % DAY_MS).unwrap_or(0)
     }
 
-    /// Lowers the maximum segment size in a SYN to the `mtu` of its path, if configured.
+    /// Lowers the maximum segment size in a SYN, if configured: to a fixed limit, or to a size that
+    /// fits into `mtu` and into the route back to the sender.
     #[inline]
     pub(super) fn clamp_mss<N: Net>(
         &self,

@@ -9,11 +9,12 @@ use crate::drop::FrameDrop;
 pub enum Fate {
     /// Sent on a port, whole, in segments or in fragments.
     Sent,
-    /// Waiting until the link-layer address of the next hop is known.
+    /// Waiting until the link-layer address of the next hop is known, or until the replies to the
+    /// packet are intercepted.
     Held,
     /// Left to the host, which has its own copy of the frame.
     Left,
-    /// Reinjected into the host through its TUN device.
+    /// Reinjected into the host, through its TUN device or on the interface on which it arrived.
     GivenBack,
     /// Answered by the dataplane: ARP, NDP, echo and resets for addresses that the dataplane owns.
     Answered,

@@ -193,8 +193,8 @@ impl Pipeline {
         }
     }
 
-    /// Sends a packet of a connection to or from `server`. If it is dropped, it is counted for the
-    /// service of this server.
+    /// Sends a packet of a connection to or from `server`. If it is dropped, counts the drop for
+    /// this server.
     #[inline]
     pub(super) fn send_of<'a, N: Net>(
         &mut self,

@@ -19,8 +19,8 @@ use crate::wire::{
 };
 
 impl Pipeline {
-    /// Processes the Ethernet header: leaves frames that are not for this host, and finds the start
-    /// of the IP packet.
+    /// Processes a received frame, beginning with its Ethernet header, if it has one. Frames that
+    /// are not for this host are left to the host.
     pub(super) fn intake<N: Net, D: Decide>(
         &mut self,
         port: PortId,

@@ -256,7 +256,8 @@ impl Pipeline {
         Fate::Sent
     }
 
-    /// Makes room for `n` bytes in front of a frame. A lent frame without that room is copied.
+    /// Makes room for `n` bytes in front of a frame: a frame with less headroom is replaced by a
+    /// copy.
     #[inline]
     pub(super) fn make_room(&mut self, frame: &mut Frame, n: usize, out: &mut Output) {
         if frame.headroom() < n {

@@ -138,8 +138,8 @@ pub struct Env<'a, N> {
     pub net: &'a N,
     /// The traffic that is hidden from the host's network stack.
     pub intercept: &'a Intercept,
-    /// Tunnels copy "don't fragment" to the outer header, and report packets that do not fit by
-    /// ICMP (`pmtu_disc`).
+    /// Whether tunnels copy "don't fragment" to the outer IPv4 header, and report IPv4 packets that
+    /// do not fit by ICMP (`pmtu_disc`).
     pub pmtu_disc: bool,
 }
 
@@ -229,8 +229,8 @@ impl Pipeline {
 
     /// Processes a batch of frames that arrived on `port`. The caller then executes the requests in
     /// `out`, sends its frames, and recycles `out`. The frames in `frames` have undefined content
-    /// after the call, and can receive again. A frame of a backend that was moved out is
-    /// [vacant](Frame::vacant).
+    /// after the call, and can be reused for received packets. Frames in a backend's buffers are
+    /// [vacant](Frame::vacant) after the call.
     pub fn process<N: Net, D: Decide>(
         &mut self,
         port: PortId,

@@ -80,8 +80,8 @@ impl Pipeline {
             // A router's error has the address of its link towards the receiver as its source.
             match net.route(packet.src).and_then(|hop| hop.source) {
                 Some(addr) => addr,
-                // If this host does not have the VIP, no address is better as a source than the one
-                // that the client used.
+                // Without a known source address of this host, the error has the address to which
+                // the client sent its packet as its source.
                 _ if job.hook != Hook::Transit => packet.dst,
                 _ => return,
             }

@@ -69,7 +69,8 @@ impl Pipeline {
         }))
     }
 
-    /// Sends a packet with a new source or destination and no other change.
+    /// Sends a packet with a new link header, a decremented TTL and, with NAT, a new source or
+    /// destination.
     #[inline]
     fn send_on<N: Net>(
         &mut self,

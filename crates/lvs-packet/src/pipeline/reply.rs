@@ -101,7 +101,7 @@ impl Pipeline {
     /// Whether the server sent this reply, with NAT, to another router, which forwarded it to this
     /// host. This is so if the server is in a network of this host, another host sent the frame,
     /// and the TTL is not one with which hosts send. The sender's MAC address alone proves nothing,
-    /// because a bond uses several.
+    /// because a bond uses several. If another router forwarded the reply, stores this router.
     fn is_forwarded_by_another<N: Net>(
         &self,
         job: &Job<'_>,

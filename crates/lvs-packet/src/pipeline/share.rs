@@ -25,8 +25,8 @@ pub struct Share {
 
 impl Pipeline {
     /// The worker that has the connection of a received frame. `None` if this worker must process
-    /// the frame: it has the connection, or the frame is for another host, is not IP, or is
-    /// invalid.
+    /// the frame: it is the only worker or has the connection, or the frame is for another host, is
+    /// not IP, or is invalid.
     pub fn home_of<N: Net>(
         &self,
         info: &PortInfo,
@@ -80,7 +80,8 @@ impl Pipeline {
         self.counters.dropped[FrameDrop::WorkerBusy.index()] += lost;
     }
 
-    /// Counts frames that this worker has received from other workers.
+    /// Counts frames that other workers passed to this one as taken, after
+    /// [`process`](Self::process) has counted them as received.
     pub const fn count_taken(&mut self, frames: usize) {
         self.counters.received -= frames as u64;
         self.counters.taken += frames as u64;

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefetch_parser_accepts_only_ipv4_without_options() {
+    fn prefetch_parser_accepts_only_complete_ipv4_packets() {
         let mut frame = vec![0; 64];
         frame[12..15].copy_from_slice(&[8, 0, 0x45]);
         frame[23] = 6;

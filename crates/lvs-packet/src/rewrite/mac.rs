@@ -7,7 +7,7 @@ use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, ethernet_he
 /// Prepends an Ethernet header to an IP packet.
 ///
 /// # Errors
-/// [`FrameDrop::NoRoom`] if the frame has no headroom left.
+/// [`FrameDrop::NoRoom`] if the frame has too little headroom for the header.
 #[inline]
 pub fn ethernet(frame: &mut Frame, dst: Mac, src: Mac) -> Result<(), FrameDrop> {
     let ethertype = if is_ipv6(frame.bytes()) {

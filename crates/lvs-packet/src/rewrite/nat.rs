@@ -196,8 +196,9 @@ fn finish_udp(ip: &mut [u8], l4: usize) {
 
 /// Translates an ICMP error, and the packet that it quotes. The address `outer` of the error
 /// becomes the address of `to`. In the quoted packet, the opposite address and port become `to`, so
-/// that the sender of this packet recognises it. The checksum in the quoted transport header stays
-/// unchanged.
+/// that the sender of this packet recognises it. `ports` means that the quoted packet contains its
+/// ports; otherwise only addresses are translated. The checksum in the quoted transport header
+/// stays unchanged.
 ///
 /// # Errors
 /// [`FrameDrop::ShortHeader`] if the quoted header is truncated (the parser excludes this),
@@ -331,7 +332,7 @@ mod tests {
     /// The sender of a tunnel packet has left the inner checksum to the device. It omits the outer
     /// checksum, or computes it for the finished packet (the kernel's local checksum offload).
     #[test]
-    fn datagram_around_partial_checksum_gets_correct_checksums() {
+    fn nat_of_tunnel_datagram_keeps_inner_and_outer_checksums_correct() {
         for (absent, six, end) in [
             (true, false, End::Destination),
             (true, true, End::Source),
@@ -386,7 +387,7 @@ mod tests {
     /// The dataplane changes the addresses of a super-packet before it divides it into segments.
     /// Each segment must have correct outer and inner checksums.
     #[test]
-    fn super_packet_inside_tunnel_has_correct_checksums_after_segmentation() {
+    fn translated_super_packet_inside_tunnel_has_correct_checksums_after_segmentation() {
         for (absent, end) in [(true, End::Destination), (false, End::Source)] {
             const INNER: usize = 20 + 8 + 8 + 14;
             let mut inside = vec![0; 8 + 14];

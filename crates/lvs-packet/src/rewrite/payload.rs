@@ -20,12 +20,12 @@ const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_SACK: u8 = 5;
 
-/// Changes a server's segment, whose header fields are `packet`. The segment's checksum must be
-/// correct.
+/// Makes the change `edit` to a server's segment, whose header fields are `packet`. The segment's
+/// checksum must be correct.
 ///
 /// # Errors
-/// [`FrameDrop::NoRoom`] if the segment would be longer than the longest packet. Then nothing has
-/// changed.
+/// [`FrameDrop::NoRoom`], without a change, if the segment would be longer than the longest packet,
+/// the frame has too little headroom, or the text to replace is not within the frame.
 pub fn edit(frame: &mut Frame, packet: &Packet, edit: &Edit) -> Result<(), FrameDrop> {
     let l4 = packet.l4;
     if let Some(replacement) = &edit.replacement {

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn crc32c_of_check_input_equals_published_value() {
+    fn sctp_checksum_ignores_content_of_its_field() {
         let mut packet = [0u8; 12].to_vec();
         packet.extend_from_slice(b"x");
         // The checksum field itself is excluded.

@@ -23,7 +23,7 @@ const SECURITY_LABEL: u8 = 134;
 /// Maximum of the counter of routers for whose time stamp there was no space.
 const OVERFLOW_MAX: u8 = 15;
 
-/// The reasons for which a host refuses a packet with these IP options.
+/// The reason for which a host refuses a packet because of its IP options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The options are invalid; the value is the offset of the invalid byte in the IP header.
@@ -257,7 +257,7 @@ mod tests {
     /// Recordings show that the kernel answers some of these options with "parameter problem", and
     /// drops the packet silently with the others.
     #[test]
-    fn host_refuses_invalid_ip_options() {
+    fn ip_options_read_refuses_malformed_options_and_source_routes() {
         for (options, octet) in [
             (&[7, 40, 4, 0][..], 20),
             (&[7, 1, 4, 0], 20),

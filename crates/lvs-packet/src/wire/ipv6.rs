@@ -127,14 +127,16 @@ pub fn increment_hop_limit(ip: &mut [u8]) {
     }
 }
 
-/// Writes the payload length: that of `ip` without the fixed header.
+/// Writes the payload length: that of `ip` without the fixed header; 0 if it needs more than 16
+/// bits.
 #[inline]
 pub fn finish_len(ip: &mut [u8]) {
     let len = ip.len().saturating_sub(HEADER_LEN);
     put16(ip, field::PAYLOAD_LEN, u16::try_from(len).unwrap_or(0));
 }
 
-/// Writes a fixed header without traffic class and flow label; `bytes` must have 40 bytes.
+/// Writes a fixed header without traffic class and flow label into the first 40 bytes of `bytes`;
+/// does nothing if `bytes` is shorter.
 pub fn write_header(
     bytes: &mut [u8],
     next: u8,
@@ -342,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_first_fragment_needs_complete_upper_header() {
+    fn ipv6_first_fragment_without_upper_header_is_detected() {
         let options = [6, 0, 1, 4, 0, 0, 0, 0];
         for (protocol, front, least) in [
             (6, &[][..], 20),

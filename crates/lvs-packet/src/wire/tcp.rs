@@ -114,7 +114,8 @@ pub fn checksum_ok(packet: &[u8], l4: usize, protocol: u8) -> bool {
     l4 <= packet.len() && checksum(packet, l4, protocol) == 0
 }
 
-/// The checksum over the segment at `l4` and its pseudo-header, if the checksum field is 0.
+/// The checksum over the segment at `l4` and its pseudo-header, if the checksum field is 0; 0 if
+/// the field contains the correct checksum.
 fn checksum(packet: &[u8], l4: usize, protocol: u8) -> u16 {
     let segment = packet.get(l4..).unwrap_or_default();
     super::checksum::Sum::ZERO

@@ -30,7 +30,7 @@ pub fn outermost(frame: &[u8]) -> Option<u16> {
 }
 
 /// Inserts a tag with these 16 bits behind the addresses of the frame. Returns `false`, without a
-/// change, if the frame is too short. If a backend's frame has no headroom, the frame is copied.
+/// change, if the frame is too short. A frame with too little headroom is replaced by a copy.
 #[must_use]
 pub fn insert(frame: &mut Frame, ethertype: u16, bits: u16) -> bool {
     if frame.len() < ADDRESSES_LEN {

@@ -16,7 +16,7 @@ use lvs_packet::net::PortId;
 use lvs_packet::wire::{ip_dst, ipv4, ipv6};
 
 #[test]
-fn fragments_of_both_directions_share_4_mib() {
+fn reassembly_memory_limit_is_4_mib() {
     assert_eq!(MEMORY_MAX, 4 << 20);
 }
 
@@ -166,7 +166,7 @@ fn error(src: &str, dst: &str, (kind, code): (u8, u8), word: [u8; 4], about: &[u
     ip
 }
 
-/// Corrects length and checksum in an IPv4 header.
+/// Corrects the length in an IP header, and the checksum of an IPv4 header.
 fn repair(ip: &mut [u8]) {
     if ip[0] >> 4 == 6 {
         ipv6::finish_len(ip);
@@ -272,7 +272,7 @@ fn icmp_error_quoting_filled_in_options_is_translated() {
     let sent = only(lab.answer(&error, Offload::default()), CLIENTS);
     let bytes = sent.bytes();
     assert_eq!(IpAddr::from(ipv4::src(bytes)), addr(VIP));
-    assert_eq!(bytes[20..23], [7, 7, 8], "filled in");
+    assert_eq!(bytes[20..23], [7, 7, 8], "the option is not filled in");
     // The packet inside again has the addresses of the client's packet.
     assert_eq!(IpAddr::from(ipv4::dst(&bytes[36..])), addr(VIP));
 }
@@ -409,7 +409,7 @@ fn long(port: u16) -> Vec<u8> {
 /// from an error about a packet that it has sent, so that a forger cannot set it. With IP in IP,
 /// the kernel does not use it either.
 #[test]
-fn path_mtu_of_unused_path_is_ignored() {
+fn tunnel_path_mtu_of_unused_path_is_ignored() {
     let gue = Tunnel::Gue {
         port: GUE,
         checksum: TunnelChecksum::None,
@@ -438,7 +438,7 @@ fn path_mtu_of_unused_path_is_ignored() {
 /// connections have ended, have no connection. The dataplane compares the path instead, because the
 /// error may arrive at another worker than the connection's.
 #[test]
-fn path_mtu_is_learned_without_connection() {
+fn tunnel_path_mtu_is_learned_without_connection() {
     let tunnel = Tunnel::Ipip;
     let one_packet = ServiceFlags(ServiceFlags::ONE_PACKET);
     let mut lab = udp_services(&by_tunnel(tunnel), one_packet);

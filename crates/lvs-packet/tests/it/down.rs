@@ -242,7 +242,7 @@ impl Bench {
         );
         let sliced = SlicedPacket::from_ip(ip).expect("a packet");
         let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
-            panic!("TCP");
+            panic!("the packet is not TCP");
         };
         assert!(tcp.rst() != tcp.syn() && !tcp.fin() && tcp.payload().is_empty());
         Seen {
@@ -353,7 +353,7 @@ fn challenge_acknowledgement_is_answered_with_correct_reset() {
 }
 
 #[test]
-fn segment_with_wrong_checksum_is_unanswered() {
+fn segment_with_wrong_checksum_gets_no_reset() {
     let mut bench = Bench::new(Forwarding::Nat, false, OnServerDown::Reset);
     bench.establish();
     bench.take_down();
@@ -365,7 +365,7 @@ fn segment_with_wrong_checksum_is_unanswered() {
 }
 
 #[test]
-fn down_server_sends_no_reset_by_default() {
+fn removed_server_causes_no_reset_by_default() {
     for on_server_down in [OnServerDown::Kernel, OnServerDown::Drop] {
         let mut bench = Bench::new(Forwarding::Nat, false, on_server_down);
         bench.establish();

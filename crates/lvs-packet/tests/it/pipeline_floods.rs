@@ -69,7 +69,7 @@ fn ipv6_packet_with_source_of_director_is_dropped() {
     let own = CL_ADDR6;
     let vip = addr(VIP6).ip();
     let IpAddr::V6(to) = vip else {
-        unreachable!("of IPv6")
+        unreachable!("the VIP is an IPv6 address")
     };
     let mut packets: Vec<Vec<u8>> = [Protocol::UDP, Protocol::TCP]
         .iter()
@@ -137,7 +137,7 @@ fn only_syns_above_their_share_are_dropped_in_flood() {
     assert_eq!(
         (passed, dropped),
         (1, 997),
-        "other SYNs passed than the first batch"
+        "the numbers of SYNs that passed and were dropped are wrong"
     );
     // A datagram of a service passes, and a SYN to a port of the host is passed to the host.
     let datagram = packet(from(7), addr(VIP), Protocol::UDP, b"hello");

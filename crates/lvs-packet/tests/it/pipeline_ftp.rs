@@ -56,7 +56,7 @@ impl Segment {
         header.rst = self.flags & RST != 0;
         header.psh = self.flags & PSH != 0;
         header.fin = self.flags & 1 != 0;
-        header.set_options(&self.options).expect("they fit");
+        header.set_options(&self.options).expect("the options fit");
         let builder = match (self.src.ip(), self.dst.ip()) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 PacketBuilder::ipv4(src.octets(), dst.octets(), 64)
@@ -64,7 +64,7 @@ impl Segment {
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
                 PacketBuilder::ipv6(src.octets(), dst.octets(), 64)
             }
-            _ => panic!("two versions"),
+            _ => panic!("the addresses have different IP versions"),
         };
         let mut ip = Vec::new();
         builder
@@ -394,7 +394,7 @@ fn ftp_data_connection_to_unknown_address_is_routed_by_host() {
 }
 
 #[test]
-fn selective_acknowledgements_are_translated() {
+fn ftp_selective_acknowledgements_are_translated() {
     let mut talk = Talk::new([CLIENT, "192.0.2.200:21", SERVER], [1, 1], Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(
@@ -466,7 +466,7 @@ fn ftp_active_data_connections_have_virtual_address() {
 }
 
 #[test]
-fn damaged_and_impossible_segments_are_dropped() {
+fn damaged_and_impossible_ftp_segments_are_dropped() {
     let mut talk = Talk::four(Card::Finished);
     for client in [true, false] {
         let segment = if client {

@@ -106,7 +106,11 @@ fn client_on_host_with_nat_receives_icmp_error() {
         panic!("{sent:?} {:?}", lab.pipeline.counters);
     };
     assert_eq!(outer(answer).0, VIP);
-    assert_eq!(answer[20..22], [3, 1], "host unreachable");
+    assert_eq!(
+        answer[20..22],
+        [3, 1],
+        "the answer is not \"host unreachable\""
+    );
     assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::Unsupported), 1);
     whole(&lab);
     let mut lab = hop(Forwarding::Tunnel);

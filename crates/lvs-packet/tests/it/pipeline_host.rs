@@ -101,7 +101,7 @@ fn error(frame: &[u8]) -> (IpAddr, IpAddr, u8, u8, Vec<u8>) {
 }
 
 #[test]
-fn ip_options_are_filled_in_like_the_kernel() {
+fn ip_options_are_filled_in_as_by_kernel() {
     let route = [7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0];
     let stamps = [68, 12, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0];
     for method in [Forwarding::Nat, Forwarding::Route] {
@@ -270,7 +270,7 @@ fn unreachable_client_is_reported_to_server() {
 }
 
 #[test]
-fn echo_replies_can_be_limited_and_disabled() {
+fn echo_replies_above_limit_or_disabled_are_dropped() {
     let ping = |to: Ipv4Addr| {
         let mut ip = Vec::new();
         PacketBuilder::ipv4(CLIENT.octets(), to.octets(), 64)
@@ -312,7 +312,11 @@ fn echo_replies_can_be_limited_and_disabled() {
         }
         lab.now = lab.now + Duration::from_secs(1);
         let again = lab.send(CLIENTS, &ping(VIP)).len();
-        assert_eq!(again, usize::from(answered > 0), "a second later");
+        assert_eq!(
+            again,
+            usize::from(answered > 0),
+            "the number of replies a second later is wrong"
+        );
     }
 }
 
@@ -329,7 +333,7 @@ fn asked(frame: &[u8], l4: usize) -> u16 {
 }
 
 #[test]
-fn segment_size_is_lowered_to_path_mtu() {
+fn mss_is_lowered_to_fit_path_or_to_configured_size() {
     let virt6: Ipv6Addr = "fd00::80".parse().expect("an address");
     // With NAT and direct routing, the smaller MTU of the two links decides. A tunnel needs 20 more
     // bytes for an outer IPv4 header, and 40 for IPv6.
@@ -414,8 +418,7 @@ fn first_fragment_without_headers_is_dropped() {
 
 #[test]
 fn repeated_syn_confirms_neighbour() {
-    // The lab's verdict never says that the packet opened a connection, so the SYN counts as
-    // repeated.
+    // The lab's verdict never reports a new connection, so the SYN counts as repeated.
     let mut lab = web(Forwarding::Nat);
     for _ in 0..3 {
         let ip = segment((CLIENT, 4000), (VIP, 80), &[], true);

@@ -146,16 +146,20 @@ fn dataplane_answers_for_own_ipv6_address_like_a_host() {
     let (_, ip) = one(&mut lab, &echo(20));
     assert_eq!((ip[40], ip.len()), (129, 68));
     let (packet, ip) = one(&mut lab, &tcp((CLIENT, 4000), (VIP, 81), b"abc"));
-    assert_eq!((packet.protocol, ip[53]), (Protocol::TCP, 4), "a reset");
+    assert_eq!(
+        (packet.protocol, ip[53]),
+        (Protocol::TCP, 4),
+        "the answer is not a reset"
+    );
     let (_, ip) = one(&mut lab, &udp((CLIENT, 4000), (VIP, 54), b"abc"));
-    assert_eq!(ip[40..42], [1, 4], "port unreachable");
+    assert_eq!(ip[40..42], [1, 4], "the answer is not \"port unreachable\"");
     let mut other = udp((CLIENT, 4000), (VIP, 54), b"abc");
     other[6] = 99;
     let (_, ip) = one(&mut lab, &other);
     assert_eq!(
         ip[40..48],
         [4, 1, ip[42], ip[43], 0, 0, 0, 6],
-        "next header"
+        "the answer does not name the next header field"
     );
     // A long echo request arrives in fragments, and the reply is sent in fragments.
     let long = echo(4000);
@@ -310,7 +314,7 @@ fn ipv6_extension_headers_are_parsed_up_to_a_limit() {
 }
 
 #[test]
-fn overlapping_fragments_are_dropped() {
+fn overlapping_ipv6_fragments_are_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = udp((CLIENT, 4000), (VIP, 53), &[1; 3000]);
     let cut = |mtu| {

@@ -70,7 +70,7 @@ fn ip(src: SocketAddr, dst: SocketAddr, protocol: u8, payload: &[u8]) -> Vec<u8>
         (SocketAddr::V6(src), SocketAddr::V6(dst)) => {
             PacketBuilder::ipv6(src.ip().octets(), dst.ip().octets(), 64)
         }
-        _ => panic!("two versions"),
+        _ => panic!("the addresses have different IP versions"),
     };
     builder
         .write(&mut packet, IpNumber(protocol), payload)

@@ -203,7 +203,7 @@ fn recorded_frames_are_handled_as_by_kernel() {
             .collect();
         assert_eq!(got, want, "{}", case.name);
         for (_, bytes) in lab.send(case.port, &hex(case.frame)) {
-            parse::ipv4(&bytes[14..], false).expect("header checksum and lengths are right");
+            parse::ipv4(&bytes[14..], false).expect("the sent header is valid");
         }
     }
 }
@@ -237,7 +237,7 @@ fn dataplane_answers_for_own_vip_like_a_host() {
         let mut got = lab.send(CLIENTS, &hex(frame));
         let mut want = hex(want);
         let (port, bytes) = got.pop().expect(name);
-        parse::ipv4(&bytes[14..], false).expect("a right header");
+        parse::ipv4(&bytes[14..], false).expect("the sent header is valid");
         let mut bytes = bytes;
         for at in [18, 19, 24, 25] {
             bytes[at] = 0;
@@ -466,7 +466,7 @@ fn icmp_error_to_client_on_host_uses_local_port() {
     assert_eq!(
         (bytes[9], bytes[20], bytes[21]),
         (1, 3, 3),
-        "port unreachable"
+        "the answer is not \"port unreachable\""
     );
     assert_eq!((ipv4::src(bytes), ipv4::dst(bytes)), (VIP, VIP));
 }
@@ -716,7 +716,7 @@ fn arp_requests_for_own_addresses_are_answered() {
     lab.own_vips();
     let got = lab.send(CLIENTS, &ask);
     assert_eq!(got.len(), 1);
-    let answer = lvs_packet::arp::parse(&got[0].1).expect("ARP");
+    let answer = lvs_packet::arp::parse(&got[0].1).expect("the frame is an ARP message");
     assert_eq!(
         (answer.request, answer.sender, answer.sender_mac),
         (false, VIP, CL_MAC)
@@ -747,7 +747,7 @@ fn arp_requests_for_own_addresses_are_answered() {
 }
 
 #[test]
-fn padding_is_removed_and_bad_headers_are_dropped() {
+fn padding_of_frame_is_removed_and_invalid_ip_headers_are_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = tcp((CLIENT, 4000), (VIP, 80), b"");
     let mut padded = from_client(&ip);

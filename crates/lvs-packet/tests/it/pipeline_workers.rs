@@ -43,7 +43,10 @@ impl Decide for Asked<'_> {
         match self.shard.handle_packet(meta, now) {
             Ok(verdict) => verdict,
             Err(pending) => {
-                let mut control = self.control.lock().expect("no panic");
+                let mut control = self
+                    .control
+                    .lock()
+                    .expect("no thread panicked with the lock");
                 control.admit(self.shard, meta, pending, now)
             }
         }
@@ -53,7 +56,10 @@ impl Decide for Asked<'_> {
         match self.shard.handle_icmp_error(error, now) {
             Ok(verdict) => verdict,
             Err(pending) => {
-                let mut control = self.control.lock().expect("no panic");
+                let mut control = self
+                    .control
+                    .lock()
+                    .expect("no thread panicked with the lock");
                 control.admit_icmp_error(self.shard, error, pending, now)
             }
         }
@@ -238,7 +244,7 @@ fn fragments_at_different_workers_are_reassembled() {
 }
 
 #[test]
-fn identifications_of_workers_are_unique() {
+fn ip_identifications_of_workers_are_unique() {
     let mut site = Site::new(Forwarding::Tunnel, Settings::UNLIMITED);
     let mut request = udp(CLIENT, 64, 10);
     put16(&mut request, ipv4::field::FLAGS, 0);

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn line_with_quotes_and_line_feeds_is_one_object() {
+    fn json_log_line_with_quotes_and_line_feeds_is_one_object() {
         let text = line(
             "lvsd",
             Level::WARN,
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn long_message_is_cut_off_and_line_stays_valid() {
+    fn long_json_log_message_is_cut_off_and_line_stays_valid() {
         for long in ["\u{1}".repeat(100_000), "ä".repeat(100_000)] {
             let text = line("lvsd", Level::INFO, &long, &[("a", long.as_str().into())]);
             assert!(text.len() < 16 << 10, "{}", text.len());

@@ -110,7 +110,7 @@ impl fmt::Display for Format {
 /// programs with the same standard error; lines in JSON have the name `program` instead.
 ///
 /// # Errors
-/// No thread can be started, or the log is already set up.
+/// Standard error cannot be duplicated, no thread can be started, or the log is already set up.
 pub fn start(
     filter: EnvFilter,
     mark: Option<&'static str>,
@@ -162,7 +162,7 @@ fn plain(out: &mut fmt_format::Writer<'_>, field: &Field, value: &dyn fmt::Debug
     }
 }
 
-/// The format of this process's log, once the log is set up.
+/// The format of this process's log; `None` if the log is not set up yet.
 pub fn format() -> Option<Format> {
     LOG.get().map(|log| match log.form.json {
         Some(_) => Format::Json,
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn log_lines_arrive_in_order_and_complete() {
+    fn log_lines_arrive_in_order_and_long_lines_are_cut_off() {
         let (from, to) = io::pipe().expect("the pipe can be created");
         let queue = Queue::start(to, Form::default(), None).expect("the thread can be started");
         for n in 0..100 {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn stopped_log_reader_loses_lines_only() {
+    fn lines_for_stopped_log_reader_are_lost_and_counted() {
         // The queue contains at most a mebibyte or 4,096 lines, and the pipe has a buffer, too.
         reader_stops(1000, (1000, 1200));
         reader_stops(100, (4096, 5000));

@@ -48,8 +48,8 @@ struct Shared {
 }
 
 impl Queue {
-    /// Starts the thread that sends lines to the journal. Lines that the journal does not accept
-    /// are written to `out`.
+    /// Starts the thread that sends lines to `journal`. Without a journal, all lines are written to
+    /// `out`; otherwise, only those that the journal does not accept.
     pub(super) fn start(
         out: impl Write + Send + 'static,
         form: Form,

@@ -23,7 +23,7 @@ fn check_programs_are_sandboxed() {
         "echo x > {0}/y && cat {0}/y",
         place.path().display()
     ));
-    assert_eq!(written, "x\n", "a child process may write anywhere");
+    assert_eq!(written, "x\n", "a child process could not write its file");
     if done.by.is_empty() {
         assert!(done.not_by[0].contains("no_new_privs"), "{done}");
         return;

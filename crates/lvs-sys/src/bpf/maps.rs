@@ -163,7 +163,7 @@ impl SharedArray {
     /// Opens the array that is pinned at this path, and has at least `words` words.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidInput` if it is another map.
+    /// `NotFound`; `InvalidInput` if it is another map or has fewer words.
     pub fn pinned(path: &Path, words: usize) -> io::Result<Self> {
         let (map, _) = pinned_array(path)?;
         Self::map(map, 0, words)

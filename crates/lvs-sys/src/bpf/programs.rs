@@ -318,7 +318,7 @@ impl Jump {
         Ok(Self { program, _to: map })
     }
 
-    /// The short program.
+    /// The short program, which is attached instead of the long one.
     pub const fn program(&self) -> &Program {
         &self.program
     }

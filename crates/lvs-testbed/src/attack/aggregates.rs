@@ -5,8 +5,8 @@ use lvs_packet::frame::{Frame, SegmentKind};
 use super::frames::{ACK, Kind, SYN, aggregate, ethernet, packet};
 use super::{Target, Volley};
 
-/// A SYN, then super-packets of 64 KiB with segments of one byte, and with segments of the smallest
-/// size that the dataplane accepts.
+/// Super-packets with 64,000 bytes of data, in turn with segments of one byte and of the smallest
+/// size that the dataplane accepts. Each 64th frame is a SYN.
 pub(super) struct TinyAggregates {
     target: Target,
     n: u64,

@@ -17,7 +17,6 @@ use crate::site::{Forward, Site, SiteOptions, Topology};
 
 /// A VIP with a service for all ports.
 const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
-/// The port of the echo service.
 const ECHO: u16 = 7;
 
 struct Bed {
@@ -167,7 +166,7 @@ impl Bed {
             let delays = Delays::run_on(&self.site.client, self.site.service(ECHO), time);
             if let Some(users) = users {
                 let ended = users.join();
-                ended.unwrap_or_else(|_| bail!("a thread panicked"))?;
+                ended.unwrap_or_else(|_| bail!("the thread of the local users panicked"))?;
             }
             delays
         })
@@ -225,25 +224,28 @@ impl Bed {
                     let users = scope.spawn(move || hostile(&self.site, time));
                     let delays = self.probe_beside(time, None);
                     let sent = users.join();
-                    let sent = sent.unwrap_or_else(|_| bail!("a thread panicked"));
+                    let sent =
+                        sent.unwrap_or_else(|_| bail!("the thread of the local users panicked"));
                     (sent, Some(delays?))
                 }
             };
             let beside = client.join();
-            let beside = beside.unwrap_or_else(|_| bail!("the client panicked"));
+            let beside =
+                beside.unwrap_or_else(|_| bail!("the thread of the honest clients panicked"));
             Ok((sent?, beside?, delays))
         })
     }
 
-    /// Makes the dataplane log, and runs `lvsadm` listings, while no process reads the log or the
-    /// listings. Returns the number of listings.
+    /// Starts an `lvsadm` listing, and repeatedly adds and removes a routing rule and an address,
+    /// which the dataplane logs. No process reads the listing or the log. Returns the number of
+    /// rounds.
     fn fill_the_log(&self, time: Duration) -> Result<u64> {
         let lvsadm = programs::find("lvsadm")?.display().to_string();
         let listing = format!("{lvsadm} -L -n | sleep {}", time.as_secs() + 1);
         let mut listing = self.site.director.spawn("sh", &["-c", &listing])?;
         let (start, mut rounds) = (Instant::now(), 0);
         while start.elapsed() < time {
-            // Each request causes one log line or more.
+            // Each change causes one log line or more.
             self.site.director.sh(
                 "ip rule add to 198.51.100.1 table 77; ip rule del to 198.51.100.1 table 77
                  ip addr add 198.51.100.9/32 dev lo; ip addr del 198.51.100.9/32 dev lo",
@@ -254,9 +256,9 @@ impl Bed {
         Ok(rounds)
     }
 
-    /// Repeats the attack, at most 30 times, until one of its drop counters increases. Returns the
-    /// number of sent frames. On a busy machine, one run may send too few frames to reach the
-    /// director's limit.
+    /// Repeats the attack, at most 30 times, until one of its drop counters is above 0. An attack
+    /// without drop counters runs once. Returns the number of sent frames. On a busy machine, one
+    /// run may send too few frames to reach the director's limit.
     fn strike_until_counted(&self, attack: &Attack, time: Duration, rate: u64) -> Result<u64> {
         const STRIKES: usize = 30;
         let mut sent = 0;
@@ -304,7 +306,7 @@ impl Bed {
         let line = status.lines().find_map(|line| line.strip_prefix(field));
         let value = line.and_then(|line| line.split_ascii_whitespace().nth(1));
         let value = value.and_then(|value| value.parse().ok());
-        value.with_context(|| format!("no {field} in {status}"))
+        value.with_context(|| format!("the status of the dataplane contains no {field}: {status}"))
     }
 
     /// Resets the dataplane's peak memory (`VmHWM`).
@@ -318,7 +320,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Number of packets that the dataplane has dropped, by reason.
+    /// Number of packets that the dataplane has dropped since its start, by reason.
     fn drops(&self) -> Result<BTreeMap<String, u64>> {
         let mut dropped = false;
         let mut drops = BTreeMap::new();
@@ -334,7 +336,7 @@ impl Bed {
         Ok(drops)
     }
 
-    /// Number of datagrams to the echo service that the real servers have received.
+    /// Number of UDP datagrams that the real servers have received.
     fn echoed(&self) -> Result<u64> {
         let mut all = 0;
         for server in &self.site.servers {
@@ -344,10 +346,10 @@ impl Bed {
     }
 }
 
-/// Sends every datagram back to its source.
+/// Sends every UDP datagram that arrives at `port` back to its source, until the process ends.
 ///
 /// # Errors
-/// If the port is in use.
+/// The socket cannot be bound, for example because the port is in use.
 pub fn echo(port: u16) -> Result<()> {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))?;
     let mut buffer = [0; 65_536];

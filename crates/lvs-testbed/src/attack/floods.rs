@@ -7,7 +7,7 @@ use super::{Target, Volley};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Flood {
-    /// SYNs from one source port to every port of a VIP.
+    /// SYNs from one source port to every port from 1024 of a VIP.
     AllPorts,
     /// SYNs from sources that do not exist.
     Syn,
@@ -15,7 +15,8 @@ pub(super) enum Flood {
     Pairs,
     /// Datagrams from sources that do not exist.
     Udp,
-    /// Datagrams from one source to a port without a service. Each causes an ICMP error.
+    /// Datagrams from one address to a port without a service. The director answers with ICMP
+    /// errors, up to its limit.
     Errors,
 }
 

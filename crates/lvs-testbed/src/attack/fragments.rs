@@ -12,7 +12,7 @@ const PIECES: usize = 1024;
 /// Number of rounds after which IP identifications repeat.
 const ROUNDS: u16 = 1000;
 
-/// First sends datagrams without their last fragments, then all last fragments together, so that
+/// First sends 50 datagrams without their last fragments, then all last fragments together, so that
 /// one batch completes all stored datagrams.
 pub(super) struct TinyFragments {
     ipv6: bool,
@@ -48,9 +48,13 @@ impl TinyFragments {
             ipv4::finish_header(&mut ip);
             Cutter::v4(&ip, limit, None, false)
         };
-        let cut = cut.expect("8 bytes fit");
+        let cut = cut.expect("a fragment has room for 8 bytes");
         let mut pieces: Vec<Vec<u8>> = cut.frames().map(|piece| piece.bytes().to_vec()).collect();
-        let last = vec![pieces.pop().expect("more than one fragment")];
+        let last = vec![
+            pieces
+                .pop()
+                .expect("the datagram has more than one fragment"),
+        ];
         Self {
             ipv6,
             datagrams: 50,

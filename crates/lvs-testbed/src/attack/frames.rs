@@ -11,7 +11,7 @@ const ETHERNET: usize = 14;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// A TCP segment. The bits are the flags FIN (lowest), SYN, RST, PSH and ACK.
+    /// A TCP segment with the flags [`SYN`], [`ACK`] or both.
     Tcp(u8),
     Udp,
 }
@@ -59,7 +59,7 @@ pub(super) fn ethernet(target: &Target, ip: &[u8]) -> Frame {
     frame
 }
 
-/// Creates a super-packet with segments of this size.
+/// Makes `frame` a super-packet with `size` bytes of data in each segment.
 pub(super) fn aggregate(mut frame: Frame, kind: SegmentKind, size: u16) -> Frame {
     frame.offload = Offload {
         segments: Some(Segments {

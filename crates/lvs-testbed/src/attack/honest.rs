@@ -28,7 +28,7 @@ const TIMEOUT_MS: u64 = 3000;
 /// Options of the honest clients.
 #[derive(Clone, Debug, clap::Args)]
 pub struct HonestOptions {
-    /// Address of the service
+    /// Address and port of the service
     pub target: SocketAddr,
     /// New connections a second
     #[arg(long, default_value_t = 200)]
@@ -44,23 +44,25 @@ pub struct HonestOptions {
 /// Results of the honest clients.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Honest {
-    /// Connections that were opened and answered with the correct bytes.
+    /// Number of new connections that were answered with the correct bytes.
     pub served: u64,
-    /// Number of requests that failed.
+    /// Number of new connections that failed, or whose answer was wrong.
     pub failed: u64,
-    /// Complete and correct downloads of 1 MiB.
+    /// Number of complete and correct downloads of 1 MiB.
     pub downloads: u64,
-    /// Downloads that failed or had wrong content.
+    /// Number of downloads that failed or had wrong content.
     pub broken: u64,
-    /// Median time from SYN to the last byte of an answer in milliseconds.
+    /// Median time of the served connections, from the SYN to the last byte, in milliseconds.
     pub p50_ms: f64,
-    /// The 99th percentile of the times from SYN to the last byte of an answer in milliseconds.
+    /// 99th percentile of the times of the served connections, from the SYN to the last byte, in
+    /// milliseconds.
     pub p99_ms: f64,
-    /// The longest time without a served request, in milliseconds.
+    /// The longest time between the ends of two consecutive correct answers or downloads, in
+    /// milliseconds.
     pub silence_ms: f64,
     /// Number of answers and downloads that contained a wrong byte.
     pub wrong: u64,
-    /// Text of the first error.
+    /// The first error, with its time after the start.
     pub error: Option<String>,
 }
 
@@ -79,7 +81,7 @@ impl Honest {
     ///
     /// # Errors
     ///
-    /// The program cannot run. Errors of connections are in the report.
+    /// The program cannot run, or prints no valid report. Errors of connections are in the report.
     pub fn run_on(host: &Host, options: &HonestOptions) -> Result<Self> {
         let words = [
             "honest".to_owned(),
@@ -89,7 +91,8 @@ impl Honest {
             format!("--for={}", options.for_ms),
         ];
         let printed = host.run(crate::programs::own()?, &words)?;
-        serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
+        serde_json::from_str(&printed)
+            .with_context(|| format!("the honest clients printed no valid report: {printed}"))
     }
 }
 
@@ -106,7 +109,7 @@ pub fn honest(options: &HonestOptions) -> Result<()> {
 #[derive(Default)]
 struct Log {
     report: Honest,
-    /// End times of requests with a correct answer.
+    /// End times of correct answers and downloads, since the start.
     ends: Vec<Duration>,
     took: Vec<Duration>,
 }

@@ -5,8 +5,8 @@ use lvs_packet::frame::Frame;
 use super::frames::{Kind, SYN, ethernet, packet};
 use super::{Target, Volley};
 
-/// Packets from the VIP to itself, in turn with packets from the director's own address: UDP to the
-/// echo service, and TCP, of both IP versions.
+/// In turn, for IPv4 and IPv6: UDP from the VIP's echo service to itself, UDP from the director's
+/// own address to the echo service, and a SYN from the VIP's web service to itself.
 pub(super) struct Land {
     target: Target,
     n: usize,

@@ -67,7 +67,7 @@ enum Means {
     Frames(fn(&Target) -> Box<dyn Volley>),
     /// Unprivileged users of the director's host.
     Users(fn(&Site, Duration) -> Result<u64>),
-    /// The dataplane logs much and `lvsadm` prints listings, but no process reads either pipe.
+    /// The dataplane logs much and `lvsadm` prints a listing, but no process reads either pipe.
     Log,
 }
 
@@ -126,7 +126,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "aggregates",
-        summary: "super-packets of 64 KiB with segments of 1 or 48 bytes, to be segmented for a tunnel",
+        summary: "super-packets of 64 kB with segments of 1 or 48 bytes, to be segmented for a tunnel",
         site: (Forward::Tun, Vip::Host),
         rate: 1000,
         means: Means::Frames(aggregates::TinyAggregates::volley),
@@ -182,7 +182,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "errors",
-        summary: "datagrams from one source, each of which causes an ICMP error",
+        summary: "datagrams from one source to a port without a service, answered with ICMP errors up to a limit",
         site: (Forward::Nat, Vip::Dataplane),
         rate: 2000,
         means: Means::Frames(floods::Packets::errors),
@@ -200,7 +200,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "log",
-        summary: "no process reads the dataplane's log (level trace, a full pipe) or the listings of lvsadm",
+        summary: "no process reads the dataplane's log (level trace, a full pipe) or a listing of lvsadm",
         bound: "packets flow; log lines are lost",
         memory_mb: 64,
         ..NAT
@@ -258,17 +258,19 @@ pub struct Outcome {
     pub before: Honest,
     /// Results of honest clients during the attack.
     pub beside: Honest,
-    /// Number of sent frames, or of requests by local users.
+    /// Number of sent frames, of requests by local users, or of rounds of logged changes.
     pub sent: u64,
-    /// The dataplane's memory before the attack, in kilobytes.
+    /// The dataplane's resident memory before the first client, in kilobytes.
     pub idle_kb: u64,
-    /// Peak of the dataplane's memory in kilobytes.
+    /// Peak of the dataplane's resident memory since then, in kilobytes.
     pub peak_kb: u64,
-    /// Number of packets that the dataplane has dropped, by reason.
+    /// Number of packets that the dataplane dropped after the honest clients had run alone, by
+    /// reason.
     pub drops: BTreeMap<String, u64>,
-    /// Number of datagrams to the echo service that the real servers have received.
+    /// Number of UDP datagrams that the real servers received after the honest clients had run
+    /// alone.
     pub echoed: u64,
-    /// Delays of single packets, if the attack has a bound for single packets.
+    /// Delays of single packets, if local users are the attackers.
     pub delays: Option<Compared>,
 }
 
@@ -291,14 +293,14 @@ impl Outcome {
     }
 
     /// Checks the bounds that do not depend on the speed of the machine: memory, counters, content
-    /// of answers.
+    /// of answers, lost packets.
     ///
     /// # Errors
     ///
     /// The first bound that is violated.
     pub fn check(&self) -> Result<()> {
         let attack = find(self.name)?;
-        ensure!(self.sent > 0, "{}: no frame was sent", self.name);
+        ensure!(self.sent > 0, "{}: the attack sent nothing", self.name);
         ensure!(
             self.memory_mb() <= attack.memory_mb,
             "{}: the dataplane's memory grew by {} MB, the maximum is {} MB",
@@ -307,11 +309,16 @@ impl Outcome {
             attack.memory_mb
         );
         for honest in [&self.before, &self.beside] {
-            ensure!(honest.wrong == 0, "{}: {:?}", self.name, honest.error);
+            ensure!(
+                honest.wrong == 0,
+                "{}: an answer or a download has a wrong byte; the first error is {:?}",
+                self.name,
+                honest.error
+            );
         }
         ensure!(
             self.beside.served > 0,
-            "{}: no client was served",
+            "{}: no honest client was served",
             self.name
         );
         ensure!(
@@ -346,7 +353,7 @@ impl Outcome {
 ///
 /// # Errors
 ///
-/// The attack is unknown, or the testbed cannot be set up.
+/// The attack is unknown, the testbed cannot be set up, a program fails, or the dataplane exits.
 pub fn run(name: &str, seconds: u64, alone: u64, rate: Option<u64>) -> Result<Outcome> {
     let attack = find(name)?;
     bed::run(
@@ -361,7 +368,7 @@ pub fn run(name: &str, seconds: u64, alone: u64, rate: Option<u64>) -> Result<Ou
 ///
 /// # Errors
 ///
-/// As [`run`], or an outcome violates a bound that does not depend on the machine.
+/// As [`run`] and [`Outcome::check`].
 pub fn main(options: &AttackOptions) -> Result<()> {
     if options.list {
         for attack in ATTACKS {
@@ -381,7 +388,10 @@ pub fn main(options: &AttackOptions) -> Result<()> {
         if options.json {
             println!("{}", serde_json::to_string(&outcome)?);
         } else {
-            eprintln!("{name}: {} sent", outcome.sent);
+            eprintln!(
+                "{name}: {} frames, requests or rounds of logged changes sent",
+                outcome.sent
+            );
         }
         outcomes.push(outcome);
     }
@@ -403,7 +413,7 @@ fn table(outcomes: &[Outcome]) -> String {
         text.push_str(&format!(
             "{}: {}\n  served    {:.2} % ({:.2} % without the attack), {} failed; downloads {} of {}\n  \
              latency   p50 {:.1} ms ({:.1}), p99 {:.1} ms ({:.1})\n  silence   {:.0} ms ({:.0})\n  \
-             memory    {} MB above idle\n  sent      {}; back to servers {}\n  dropped   {}\n",
+             memory    {} MB above idle\n  sent      {}; UDP datagrams at servers {}\n  dropped   {}\n",
             outcome.name,
             outcome.bound,
             beside.success(),

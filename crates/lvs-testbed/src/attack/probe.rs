@@ -17,8 +17,8 @@ use crate::programs;
 
 /// Command that runs a program with a real-time priority, so that its own delays are not measured.
 pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
-/// Time after which a missing answer counts as lost. On a busy machine, a process may wait for a
-/// processor for seconds.
+/// Time after the last datagram after which missing answers count as lost. On a busy machine, a
+/// process may wait for a processor for seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Length in bytes of a datagram, which contains its number.
 const LEN: usize = 8;
@@ -36,7 +36,7 @@ pub struct ProbeOptions {
     pub for_ms: u64,
 }
 
-/// Round-trip times of datagrams to the server, in milliseconds.
+/// Round-trip times of datagrams to an echo service. They begin when the datagram is due.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Delays {
     /// Number of sent datagrams.
@@ -63,7 +63,7 @@ impl Delays {
     ///
     /// # Errors
     ///
-    /// The program cannot run.
+    /// The program cannot run, or prints no valid report.
     pub fn run_on(host: &Host, target: SocketAddr, time: Duration) -> Result<Self> {
         let own = programs::own()?.display().to_string();
         let (target, time) = (target.to_string(), format!("--for={}", time.as_millis()));
@@ -78,7 +78,7 @@ impl Delays {
 ///
 /// # Errors
 ///
-/// The service cannot be reached.
+/// No route leads to the service, the socket cannot be opened, or there are too many datagrams.
 pub fn probe(options: &ProbeOptions) -> Result<()> {
     println!("{}", serde_json::to_string(&measure(options)?)?);
     Ok(())
@@ -94,7 +94,8 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
     socket.set_read_timeout(Some(PATIENCE))?;
     let every = Duration::from_micros(options.every_us.max(1));
     let count = Duration::from_millis(options.for_ms).as_micros() / every.as_micros();
-    let count = u64::try_from(count).context("too many datagrams")?;
+    let count = u64::try_from(count)
+        .context("too many datagrams: shorten the duration, or lengthen --every-us")?;
     let stolen = stolen_ms();
     let start = Instant::now();
     // The number of a datagram determines when it is due, so that a late start counts as delay.
@@ -108,7 +109,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
         });
         let mut took = Vec::new();
         let mut answer = [0; LEN + 1];
-        // The measurement ends if no reply arrives for this long after the last datagram.
+        // The measurement ends at this time even if answers are missing.
         let end = due(count) + PATIENCE;
         while (took.len() as u64) < count && Instant::now() < end {
             if let Ok(LEN) = socket.recv(&mut answer)

@@ -56,7 +56,8 @@ impl Target {
         (Ipv6Addr::new(0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, 7), port).into()
     }
 
-    /// Source `n` of 2^32 unused ones: the addresses of 198.18.0.0/16 (RFC 2544) with all ports.
+    /// The source of packet `n`: an address of 198.18.0.0/16 (RFC 2544), which no host has, and a
+    /// port from 1024.
     pub(super) fn spoofed(&self, n: u32) -> SocketAddr {
         let [a, b, c, d] = n.wrapping_mul(0x9e37_79b1).to_be_bytes();
         let port = u16::from_be_bytes([c, d]).max(1024);
@@ -88,11 +89,13 @@ pub struct StrikeOptions {
     pub for_ms: u64,
 }
 
-/// Sends the attack's frames, and prints their number.
+/// Sends the attack's frames. Prints the numbers of sent frames and of frames that the kernel
+/// refused.
 ///
 /// # Errors
 ///
-/// The attack or the interface does not exist, or the kernel does not permit a packet socket.
+/// The attack does not exist or sends no frames, the interface does not exist, or the kernel does
+/// not permit a packet socket.
 pub fn strike(options: &StrikeOptions) -> Result<()> {
     let attack = find(&options.name)?;
     let Means::Frames(volley) = attack.means else {
@@ -102,8 +105,8 @@ pub fn strike(options: &StrikeOptions) -> Result<()> {
         );
     };
     let interface = &options.interface;
-    let index =
-        lvs_sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;
+    let index = lvs_sys::if_index(interface)
+        .with_context(|| format!("the interface {interface} does not exist"))?;
     let mut socket = AfPacket::open(index, interface)?;
     let mut volley = volley(&options.target);
     let (start, limit) = (Instant::now(), Duration::from_millis(options.for_ms));

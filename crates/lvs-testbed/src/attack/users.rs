@@ -18,8 +18,8 @@ const LISTERS: u32 = 16;
 /// Number of users that send unfinished requests (1 MiB of brackets) in a loop.
 const HOLDERS: u32 = 32;
 
-/// Runs users that list services, or send unfinished requests to the control socket. Returns the
-/// number of listings and of connections for unfinished requests.
+/// Runs users that list services, and users that send unfinished requests to the control socket.
+/// Returns the number of listings plus the number of connections for unfinished requests.
 pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &[])
 }
@@ -44,7 +44,7 @@ fn nobody(site: &Site, time: Duration, more: &[&str]) -> Result<u64> {
     words.extend(more.iter().map(ToString::to_string));
     let printed = site.director.run(&words[0], &words[1..])?;
     let answered = printed.trim().parse();
-    answered.with_context(|| format!("not a number: {printed}"))
+    answered.with_context(|| format!("the hostile users printed no number: {printed}"))
 }
 
 /// Options of a hostile user.
@@ -53,16 +53,16 @@ pub struct UserOptions {
     /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     pub for_ms: u64,
-    /// Only compute
+    /// Only compute, without requests
     #[arg(long)]
     pub compute: bool,
 }
 
-/// Runs `lvs-testbed hostile-user`, and prints the number of listings and of connections for
-/// unfinished requests; 0 if the users only compute.
+/// Runs `lvs-testbed hostile-user`. Prints the number of listings plus the number of connections
+/// for unfinished requests; 0 if the users only compute.
 ///
 /// # Errors
-/// None: a refusal counts as an answer.
+/// None: failed listings and connections are not counted.
 pub fn user(options: &UserOptions) -> Result<()> {
     let limit = Duration::from_millis(options.for_ms);
     let start = Instant::now();

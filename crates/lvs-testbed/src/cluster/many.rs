@@ -29,10 +29,10 @@ scenarios! {
     Members "members" "a server is drained; one director enters maintenance and leaves it",
     Alone "members-alone" "as members, without [sync.peers]: only the scheduler keeps clients at their servers",
     Dataplane "dataplane" "kill -9 of the dataplane of one director; lvsd starts it again",
-    Partition "partition" "the synchronisation network fails until lvsadm sync reports this; then as members",
+    Partition "partition" "the synchronisation network fails until lvsadm sync reports this; then maintenance of one director",
     Stopped "stopped" "SIGSTOP of the dataplane of one director for three seconds",
     Loss "loss" "as members, while 5 of 100 packets of the synchronisation network are lost",
-    Etcd "etcd" "etcd, which names a server, is lost to one director, then to all; then as members",
+    Etcd "etcd" "etcd, which names a server, is lost to one director, then to all; then maintenance of one director",
     Daemons "daemons" "one director has BIRD, one FRR and one ExaBGP: maintenance of the latter two, kill -9 of their dataplanes",
     Routed "routed" "one director has BIRD, one FRR and one ExaBGP, all have backend = \"tun\": maintenance of the latter two (tun)",
     Bird "bird" "kill -9 of BIRD on one director, then a new start of BIRD",
@@ -72,7 +72,7 @@ struct Director {
     programs: Vec<Proc>,
 }
 
-/// Three directors with BIRD behind a router with BIRD.
+/// Three directors, each with a routing daemon, behind a router with BIRD.
 #[derive(Debug)]
 pub struct Lab {
     site: Site,
@@ -94,12 +94,16 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     Lab::new(scenario, options, RATE)?.play(scenario)
 }
 
-/// Runs scenarios one after the other in one laboratory, with downloads of ten seconds each.
+/// Runs scenarios one after the other in one laboratory, which is set up for the first of them.
+/// Each download takes ten seconds.
 ///
 /// # Errors
-/// The laboratory cannot be set up, or a director does not behave as expected.
+/// `scenarios` is empty, the laboratory cannot be set up, or a director does not behave as
+/// required.
 pub fn play_in_turn(scenarios: &[Scenario], options: &ClusterOptions) -> Result<Vec<Outcome>> {
-    let first = scenarios.first().context("no scenario is named")?;
+    let first = scenarios
+        .first()
+        .context("the list of scenarios is empty")?;
     let mut lab = Lab::new(*first, options, 100_000)?;
     let all = scenarios.iter();
     all.map(|scenario| lab.play(*scenario)).collect()
@@ -109,7 +113,8 @@ impl Lab {
     fn play(&mut self, scenario: Scenario) -> Result<Outcome> {
         let downloads = self.options.downloads;
         let load = self.options.load(&self.site, 20_000 + self.ports);
-        self.ports += u16::try_from(downloads).context("too many downloads")?;
+        self.ports += u16::try_from(downloads)
+            .context("too many downloads: each needs its own local port")?;
         let client = self.site.client.clone();
         let before = Counters::read(&self.site)?;
         let live = self.options.live;
@@ -121,7 +126,7 @@ impl Lab {
             let changes = self.change(scenario, downloads);
             let report = running
                 .join()
-                .unwrap_or_else(|_| bail!("a thread panicked"));
+                .unwrap_or_else(|_| bail!("the thread of the load client panicked"));
             (report, changes)
         });
         let reported = self.logs();
@@ -157,8 +162,8 @@ impl Lab {
         let forward = cluster.method()?;
         ensure!(
             matches!(forward, Forward::Dr | Forward::Tun),
-            "several directors are active at once with dr and tun; with {} answers would have to come back through the director \
-             that has the connection",
+            "use --forward dr or tun: with {}, the servers' answers would have to return through the director that has \
+             the connection, but all directors are active",
             forward.word()
         );
         let mut options = SiteOptions::new(&format!("ecmp-{}", scenario.name()), forward);
@@ -217,7 +222,7 @@ impl Lab {
     }
 
     fn router(&self) -> Result<&Host> {
-        self.site.router.as_ref().context("the site has a router")
+        self.site.router.as_ref().context("the site has no router")
     }
 
     /// Waits until the router uses exactly these directors.
@@ -232,12 +237,15 @@ impl Lab {
         };
         wait_until("the router to use the active directors", LIMIT, used).with_context(|| {
             let routes = router.run("ip", &[family, "route"]);
-            format!("{numbers:?}: {routes:?}\n{}", self.logs())
+            format!(
+                "the router does not use exactly the directors {numbers:?}: {routes:?}\n{}",
+                self.logs()
+            )
         })
     }
 
-    /// Executes the scenario. Returns the times in milliseconds until the router stopped or started
-    /// to use a director.
+    /// Executes the scenario. Returns the times in milliseconds until the router stopped using a
+    /// director.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
@@ -355,8 +363,8 @@ impl Lab {
         })
     }
 
-    /// Number of established connections in a director's table to `server`, or to all servers if it
-    /// is empty.
+    /// Number of established connections to `server` in a director's table; to all servers if
+    /// `server` is empty. `None` if `lvsadm` fails.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let reported = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
         // The table still contains closed connections of the previous scenario.
@@ -366,7 +374,8 @@ impl Lab {
         u64::try_from(open.count()).ok()
     }
 
-    /// Waits until the tables of directors have the expected number of connections to a server.
+    /// Waits until `right` accepts the numbers of connections to `server` in the tables of all
+    /// directors, and returns these numbers.
     fn wait_known(
         &self,
         what: &str,
@@ -394,7 +403,7 @@ impl Lab {
         super::wait_in_step(&self.site, &self.hosts()).with_context(|| self.logs())
     }
 
-    /// Waits until `lvsadm sync` on a director prints this text about a peer.
+    /// Waits until `lvsadm sync` on a director prints `words` about a peer, and records the output.
     fn wait_reported(&mut self, number: usize, peer: &str, words: &str) -> Result<()> {
         let host = &self.directors[number - 1].host;
         self.reported
@@ -402,7 +411,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Waits until `lvsd` reports that the third director's dataplane does not answer.
+    /// Waits until `lvsd` reports that the third director's dataplane does not answer. Returns the
+    /// report.
     fn wait_stopped_reported(&self) -> Result<String> {
         let mut reported = String::new();
         wait_until(
@@ -433,7 +443,8 @@ impl Lab {
         }
     }
 
-    /// Sets the weight of a server to 0 on every director, so that the downloads use other servers.
+    /// Sets the weight of a server to 0 on every director. For its downloads, the schedulers would
+    /// now choose another server, so that only replicated connections continue.
     fn drain(&self) -> Result<()> {
         let (server, service) = self.drained();
         for director in &self.directors {
@@ -514,8 +525,8 @@ impl Drop for Lab {
 }
 
 impl Director {
-    /// Writes the example configuration of lvsd with this director's addresses and forwarding
-    /// method.
+    /// Writes the example configurations of lvsd and of the routing daemon, changed for this
+    /// director and for the scenario, and the key of `[sync]`.
     fn configure(&self, forward: Forward, scenario: Scenario, etcd: Option<&str>) -> Result<()> {
         let number = self.number;
         super::own_files(&self.host)?;
@@ -532,10 +543,10 @@ impl Director {
             // The servers here do not accept IPv6 from a tunnel.
             let begin = lvsd
                 .find("[[service]]\nname      = \"web6\"")
-                .context("the file has no IPv6 service")?;
+                .context("the example configuration has no service web6")?;
             let end = lvsd
                 .find("[sysctl]")
-                .context("the file has no such table")?;
+                .context("the example configuration has no table [sysctl]")?;
             lvsd.replace_range(begin..end, "");
             lvsd = lvsd.replace("\"dr\"", "\"tun\"");
             for server in 11..=13 {
@@ -546,12 +557,14 @@ impl Director {
             }
         }
         if let Some(etcd) = etcd {
-            // etcd contains the last server of the first service instead of the file.
+            // etcd contains the last server of the first service; the file does not.
             let mut servers = lvsd.match_indices("[[service.server]]\n");
-            let (begin, _) = servers.nth(2).context("the file has no third server")?;
+            let (begin, _) = servers
+                .nth(2)
+                .context("the example configuration has no third server")?;
             let length = lvsd[begin..]
                 .find("\n\n")
-                .context("the table of the server has no end")?
+                .context("the example configuration has no empty line after the third server")?
                 + 2;
             lvsd.replace_range(begin..begin + length, "");
             lvsd = lvsd
@@ -572,10 +585,10 @@ impl Director {
         if scenario == Scenario::Alone {
             let begin = lvsd
                 .find("[sync.peers]")
-                .context("the file has no such table")?;
+                .context("the example configuration has no table [sync.peers]")?;
             let end = lvsd
                 .find("[announce]")
-                .context("the file has no such table")?;
+                .context("the example configuration has no table [announce]")?;
             lvsd.replace_range(begin..end, "");
         }
         put(&self.host, "/etc/lvsd/lvsd.toml", &lvsd)?;
@@ -694,7 +707,7 @@ fn time_of_day() -> Result<u64> {
 }
 
 /// Parses the time of a line of `ip -ts` such as `[2026-01-02T03:04:05.678901] ...`. Returns the
-/// microseconds since midnight.
+/// microseconds since midnight; `None` for other lines.
 fn stamp(line: &str) -> Option<u64> {
     let time = line.strip_prefix('[')?.split_once('T')?.1;
     let time = time.split_once(']')?.0;

@@ -47,7 +47,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const KEY: &str = "0123456789abcdef0123456789abcdef";
 /// The size of a download, in bytes.
 const DOWNLOAD: u64 = 1_000_000;
-/// Rate of each download in bytes a second; a download takes 16 seconds.
+/// Rate of each download in bytes a second; a download takes 17 seconds.
 const RATE: u64 = 60_000;
 
 /// Options of the cluster scenarios.
@@ -150,7 +150,7 @@ pub struct Outcome {
     pub directors: usize,
     /// The balancer: `lvs` or `haproxy`.
     pub director: String,
-    /// The forwarding method: `proxy` with HAProxy.
+    /// The forwarding method, or `proxy` with HAProxy.
     pub forward: String,
     /// Family of the downloads: `ipv4` or `ipv6`.
     pub family: String,
@@ -164,12 +164,13 @@ pub struct Outcome {
     pub stall_ms: u64,
     /// The 99th percentile of the longest pauses of each download in milliseconds.
     pub stall_p99_ms: u64,
-    /// Packets that directors dropped, by reason, without directors that do not run at the end.
+    /// Number of packets that the directors dropped, by reason. Directors that do not run at the
+    /// end are omitted.
     pub lost: BTreeMap<String, u64>,
-    /// Number of resets that servers sent for packets of unknown connections.
+    /// Number of TCP resets that servers sent, for example for packets of unknown connections.
     pub misdirected: u64,
-    /// With two directors: for each change, the time in milliseconds without an echo reply from the
-    /// VIP (100 requests a second).
+    /// With two directors: for each change, the longest time in milliseconds without an echo reply
+    /// from the VIP (100 requests a second).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outages_ms: Vec<u64>,
     /// With three directors: milliseconds until the router stopped using the director that was in
@@ -189,7 +190,7 @@ pub struct Outcome {
 /// Runs `lvs-testbed cluster`.
 ///
 /// # Errors
-/// A scenario cannot be run.
+/// No scenario has the name, or a scenario cannot be run.
 pub fn main(options: &ClusterOptions) -> Result<()> {
     if options.list {
         println!("two directors with keepalived, one active and one standby (nat, dr, tun):");
@@ -282,7 +283,7 @@ fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
     let log = running.log();
     ensure!(status.success(), "the load client failed: {status}: {log}");
     serde_json::from_str(log.lines().last().unwrap_or_default())
-        .with_context(|| format!("not a report: {log}"))
+        .with_context(|| format!("the load client printed no valid report: {log}"))
 }
 
 /// Creates separate `/etc` and `/run` directories for a host, which shares all other files with the
@@ -346,7 +347,7 @@ impl Counters {
     }
 }
 
-/// Packets that the directors have dropped, by reason.
+/// Number of packets that the directors have dropped, by reason.
 fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeMap<String, u64> {
     let mut lost = BTreeMap::new();
     for director in directors {
@@ -391,7 +392,7 @@ fn dataplane_of(director: &Host) -> Result<Pid> {
     let reported: Value = serde_json::from_str(&reported)?;
     let pid = reported["dataplane"]["pid"]
         .as_i64()
-        .context("the status contains no dataplane pid")?;
+        .context("the status of lvsd contains no pid of the dataplane")?;
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 
@@ -420,7 +421,8 @@ fn wait_reported(site: &Site, director: &Host, peer: &str, words: &str) -> Resul
     Ok(format!("{}: {reported}", director.name()))
 }
 
-/// Returns the line of `lvsadm sync` that contains `words`, and the indented lines below it.
+/// Returns the first line of `lvsadm sync` that contains `words` and the indented lines below it,
+/// joined by `; `.
 fn peer_lines(sync: &str, words: &str) -> String {
     let lines = sync.lines().skip_while(|line| !line.contains(words));
     let mut kept: Vec<&str> = Vec::new();
@@ -475,8 +477,8 @@ fn end_etcd_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet etcd").map(drop)
 }
 
-/// Starts etcd on the first server's host, and writes the site's last server to it. Returns the
-/// process and the URL of etcd.
+/// Starts etcd on the first server's host, and writes the site's last server to etcd, for the
+/// service `web`. Returns the process and the URL of etcd.
 fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     let host = &site.servers[0];
     let url = format!("http://{}:2379", site.real_address(0));
@@ -504,8 +506,8 @@ fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     Ok((member, url))
 }
 
-/// Waits until `lvsd status` of these directors shows etcd as connected or disconnected, with this
-/// number of servers.
+/// Waits until `lvsd status` of these directors shows etcd as connected or disconnected, and
+/// `servers` servers of the service `web`.
 fn wait_etcd(directors: &[&Host], connected: bool, servers: usize) -> Result<()> {
     let is_connected = |director: &Host| {
         let reported = director.run(programs::find("lvsd").ok()?, &["status", "--json"]);

@@ -72,7 +72,8 @@ struct Lab {
 /// Runs a scenario.
 ///
 /// # Errors
-/// If the laboratory cannot be set up, or a director does not behave as required.
+/// The scenario or an option is not possible with HAProxy, the laboratory cannot be set up, or a
+/// director does not behave as required.
 pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     let forward = options.method()?;
     ensure!(
@@ -119,7 +120,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
         let changes = lab.change(scenario, options.downloads);
         let report = running
             .join()
-            .unwrap_or_else(|_| bail!("a thread panicked"));
+            .unwrap_or_else(|_| bail!("the thread of the load client panicked"));
         ended.store(true, Relaxed);
         let blamed = watch.join().unwrap_or_default();
         (report, changes, blamed)
@@ -225,7 +226,9 @@ impl Lab {
             // etcd contains the last server of the first service.
             let address = self.site.real_address(self.site.servers.len() - 1);
             let last = format!("\n[[service.server]]\naddress = \"{address}:80\"\n");
-            let begin = text.find(&last).context("the file has no server")?;
+            let begin = text
+                .find(&last)
+                .context("the configuration does not contain the last server")?;
             text.replace_range(begin..begin + last.len(), "");
             text = text
                 .replacen(
@@ -264,8 +267,8 @@ impl Lab {
         )
     }
 
-    /// The configuration file for one network of clients, directors and servers, with an IPv6
-    /// service if the configuration has IPv6 addresses.
+    /// The configuration file for one network of clients, directors and servers, without an IPv6
+    /// service.
     fn one_arm(&self, peer: &str) -> Result<String> {
         let forward = self.site.options.forward;
         let mut text = format!(
@@ -302,8 +305,8 @@ impl Lab {
         Ok(text)
     }
 
-    /// Checks that the service answers at its virtual IPv6 address, which moves to the active
-    /// director together with the IPv4 address.
+    /// If the configuration has IPv6 addresses, checks that the service answers at its virtual IPv6
+    /// address, which moves to the active director together with the IPv4 address.
     fn ask_by_ipv6(&self) -> Result<()> {
         if !self.has_ipv6() {
             return Ok(());
@@ -433,7 +436,7 @@ impl Lab {
         reported["peers"][0]["borrowed"].as_u64()
     }
 
-    /// Executes the scenario. Returns the milliseconds without an active director at each change.
+    /// Executes the scenario. For each change, returns the result of [`outage`](Self::outage).
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
             Balancer::Lvs => {
@@ -532,8 +535,11 @@ impl Lab {
                 }
                 let reported = self.lvsd(0, &["status"])?;
                 let reported = reported.lines().find(|line| line.starts_with("etcd "));
-                self.reported
-                    .push(reported.context("the status contains no etcd")?.to_owned());
+                self.reported.push(
+                    reported
+                        .context("lvsd status has no line about etcd")?
+                        .to_owned(),
+                );
                 let outages = self.there_and_back()?;
                 for host in self.hosts() {
                     super::end_etcd_loss(host)?;
@@ -548,7 +554,7 @@ impl Lab {
     }
 
     /// Puts the active director into maintenance, ends the maintenance, and puts the other director
-    /// into maintenance. Returns the milliseconds without an active director at each takeover.
+    /// into maintenance. For each takeover, returns the result of [`outage`](Self::outage).
     fn there_and_back(&mut self) -> Result<Vec<u64>> {
         let there = self.outage(|lab| lab.maintenance(0, "on"), 1)?;
         self.maintenance(0, "off")?;
@@ -556,7 +562,8 @@ impl Lab {
         Ok(vec![there, self.outage(|lab| lab.maintenance(1, "on"), 0)?])
     }
 
-    /// Suspends the dataplane of a director for three seconds.
+    /// Suspends the dataplane of a director for at least three seconds, and until `lvsd` reports
+    /// this.
     fn stop_for_3_s(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: SIGSTOP of the dataplane", index + 1));
         let dataplane = super::dataplane_of(&self.directors[index].host)?;
@@ -604,8 +611,8 @@ impl Lab {
             .map(drop)
     }
 
-    /// Runs an action, and waits until a director is active. Returns the milliseconds without an
-    /// active director.
+    /// Runs an action, and waits until the director `then_active` is active. Returns the longest
+    /// time in milliseconds without an echo reply from the VIP.
     fn outage(
         &mut self,
         deed: impl FnOnce(&mut Self) -> Result<()>,
@@ -659,7 +666,7 @@ impl Lab {
         }
     }
 
-    /// Restarts the host, with its initial configuration.
+    /// Restores the links and addresses of a killed director, and starts its programs.
     fn come_back(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!(
             "director {} returns with an empty table",

@@ -51,11 +51,11 @@ const CLIENT_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1
 const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
-/// Size of the kernel's connection table, which listings contain.
+/// Size of the kernel's connection table, which the first line of a listing shows.
 pub(super) const KERNEL_TABLE_SIZE: u32 = 4096;
 
-/// Maximum number of times that the host may send a packet back to the dataplane. More indicate a
-/// loop.
+/// Maximum number of times that a frame, or a packet that the host sends in response, passes the
+/// packet path. Further packets are dropped: they loop.
 const ROUNDS: usize = 8;
 
 pub(super) const fn port_name(port: PortId) -> &'static str {
@@ -248,7 +248,8 @@ impl Bed {
         self.change().0
     }
 
-    /// Applies a case or its `config`: sysctls, timeouts, marks, local prefixes, MTUs.
+    /// Applies a case or its `config`: sysctls, timeouts, marks, local prefixes, neighbours, MTUs,
+    /// and whether the host supports SCTP and accepts packets from its own addresses.
     pub(super) fn set_up(&mut self, config: &Value) -> Replayed<()> {
         for (name, value) in config.fields("sysctl").into_iter().flatten() {
             self.control().set_sysctl(name, &sysctl_text(value))?;
@@ -331,7 +332,6 @@ impl Bed {
         }
     }
 
-    /// Routes a prefix to the host.
     pub(super) fn route_to_host(&mut self, prefix: Prefix) {
         self.routed.push(prefix);
     }
@@ -438,8 +438,8 @@ impl Bed {
         emitted
     }
 
-    /// Records the sent frames and the present listing. With many connections, lists only after
-    /// some of the frames.
+    /// If the case is traced, records the sent frames and the present listing. With more than 64
+    /// connections, records a listing only after every 64th frame or wait.
     fn trace(&self, emitted: &[Emitted]) {
         const MANY: usize = 64;
         let mut seen = self.seen.lock();
@@ -456,7 +456,7 @@ impl Bed {
         seen.trace.push(all);
     }
 
-    /// Runs the BPF programs on a frame. Returns false if they pass it to userspace.
+    /// Runs the BPF programs, if any, on a frame. Returns whether they have forwarded it.
     fn is_forwarded(&mut self, port: PortId, frame: &[u8]) -> bool {
         let Some(programs) = self.programs.as_mut().filter(|_| port != HOST) else {
             return false;
@@ -479,7 +479,7 @@ impl Bed {
         true
     }
 
-    /// Offloads a connection if it is offloadable.
+    /// Offloads a connection if it is offloadable and the case has no marks.
     fn publish(&mut self, conn: Option<ConnId>) {
         if let (Some(programs), Some(conn), true) =
             (&mut self.programs, conn, self.marks.is_empty())
@@ -563,7 +563,7 @@ impl Bed {
         }
     }
 
-    /// Hides replies to the host's own clients from the host.
+    /// Grants the pipeline's requests to intercept replies to clients on the host itself.
     fn intercept_local_clients(&mut self) {
         for request in std::mem::take(&mut self.output.requests) {
             if let Request::InterceptLocalClient(client) = request {
@@ -579,7 +579,7 @@ impl Bed {
             .local_clients_intercepted(&env, self.now, &mut self.output);
     }
 
-    /// Whether the dataplane hides a packet from the host.
+    /// Whether the dataplane hides a packet from the host; true for an invalid packet.
     fn is_intercepted(&self, ip: &[u8]) -> bool {
         let Ok(packet) = parse::ip(ip, false) else {
             return true;

@@ -72,7 +72,7 @@ pub(crate) trait Json {
 impl Json for Value {
     fn text(&self, key: &str) -> anyhow::Result<&str> {
         self.maybe_text(key)
-            .with_context(|| format!("{key:?} is not a string"))
+            .with_context(|| format!("the field {key:?} is missing or not a string"))
     }
 
     fn maybe_text(&self, key: &str) -> Option<&str> {
@@ -81,7 +81,7 @@ impl Json for Value {
 
     fn number(&self, key: &str) -> anyhow::Result<i64> {
         self.maybe_number(key)
-            .with_context(|| format!("{key:?} is not a number"))
+            .with_context(|| format!("the field {key:?} is missing or not a whole number"))
     }
 
     fn maybe_number(&self, key: &str) -> Option<i64> {
@@ -91,7 +91,7 @@ impl Json for Value {
     fn list(&self, key: &str) -> anyhow::Result<&Vec<Value>> {
         self.get(key)
             .and_then(Self::as_array)
-            .with_context(|| format!("{key:?} is not a list"))
+            .with_context(|| format!("the field {key:?} is missing or not a list"))
     }
 
     fn items(&self, key: &str) -> &[Value] {
@@ -103,7 +103,7 @@ impl Json for Value {
     fn endpoint(&self, key: &str) -> anyhow::Result<SocketAddr> {
         self.text(key)?
             .parse()
-            .with_context(|| format!("{key:?} is not an address with a port"))
+            .with_context(|| format!("the field {key:?} is not an address with a port"))
     }
 
     fn fields(&self, key: &str) -> Option<&Map<String, Value>> {
@@ -111,13 +111,13 @@ impl Json for Value {
     }
 
     fn frame(&self, key: &str) -> anyhow::Result<Vec<u8>> {
-        unhex(self.text(key)?).with_context(|| format!("{key:?} is not hexadecimal"))
+        unhex(self.text(key)?).with_context(|| format!("the field {key:?} is not hexadecimal"))
     }
 }
 
 pub(crate) fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
     if !text.is_ascii() || !text.len().is_multiple_of(2) {
-        bail!("not pairs of hexadecimal digits");
+        bail!("the text does not consist of pairs of hexadecimal digits");
     }
     (0..text.len())
         .step_by(2)
@@ -135,7 +135,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         })
 }
 
-/// Text of a sysctl's value.
+/// The value of a sysctl as text: recordings contain strings and numbers.
 pub(crate) fn sysctl_text(value: &Value) -> String {
     value
         .as_str()

@@ -222,5 +222,5 @@ fn items(items: &[impl Serialize], out: &mut Sink<'_>) -> Result<Value, Failure>
 }
 
 fn value(answer: &impl Serialize) -> Value {
-    serde_json::to_value(answer).expect("answers are JSON")
+    serde_json::to_value(answer).expect("the answer can be written as JSON")
 }

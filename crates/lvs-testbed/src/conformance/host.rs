@@ -38,7 +38,7 @@ pub(super) struct Host {
     reassembler: Reassembler,
     /// Whether the host supports SCTP. Its SCTP answers are not recorded.
     pub(super) sctp: bool,
-    /// Path MTUs to servers below [`ERROR_MAX`], as reported by routers.
+    /// The path MTU to each server for which a router has reported one below [`ERROR_MAX`].
     short_ways: HashMap<Ipv4Addr, usize>,
 }
 

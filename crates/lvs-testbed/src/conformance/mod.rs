@@ -51,7 +51,7 @@ pub struct ConformanceOptions {
     /// the same case without them
     #[arg(long)]
     fast_path: bool,
-    /// Maximum of mismatches that are shown for each case
+    /// Maximum number of mismatches that are shown for each case
     #[arg(long, value_name = "N", default_value_t = 3)]
     show: usize,
 }
@@ -65,7 +65,7 @@ pub struct Counts {
     pub failed: usize,
     /// Number of cases that were not replayed, by the missing feature.
     pub skipped: BTreeMap<String, usize>,
-    /// Packets that the kernel fast path has forwarded.
+    /// Frames that the kernel fast path has forwarded.
     pub forwarded: Forwarded,
 }
 
@@ -93,7 +93,7 @@ pub struct ConformanceReport {
     /// Results by kind: `schedulers`, `persistence`, `tcpstates`, `packets`, `ftp`, `stats`, `proc`
     /// or `sync`.
     pub kinds: BTreeMap<&'static str, Counts>,
-    /// The text of every mismatch.
+    /// The texts of the first mismatches of each case, and the number of the others.
     pub mismatches: Vec<String>,
 }
 
@@ -181,8 +181,8 @@ fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
     }
 }
 
-/// Compares the trace of `log`, a replay with the kernel fast path, with that of `plain`, the replay
-/// of the same case without it.
+/// Compares the trace of `log`, a replay with the kernel fast path, with that of `plain`, the
+/// replay of the same case without it.
 fn compare_traces(plain: &Seen, log: &mut Log) {
     let seen = log.seen.clone();
     let (expected, got) = (&plain.trace, &seen.lock().trace);
@@ -328,7 +328,7 @@ impl ConformanceReport {
 /// Runs `lvs-testbed dataplane`: a dataplane in memory at the control socket `socket`.
 ///
 /// # Errors
-/// The socket cannot be bound.
+/// The socket cannot be bound, or no thread can be started.
 pub fn serve(socket: &str) -> anyhow::Result<()> {
     let dataplane = MemoryDataplane::new(Options::default())?;
     let address = Address::new(socket);
@@ -340,9 +340,11 @@ pub fn serve(socket: &str) -> anyhow::Result<()> {
 }
 
 /// Runs `lvs-testbed conformance`, and prints mismatches and counts.
+/// If a case failed, or was skipped without `--allow-unsupported`, ends the process with exit
+/// status 1.
 ///
 /// # Errors
-/// As [`conformance`], or if there are mismatches.
+/// As [`conformance`].
 pub fn run(options: &ConformanceOptions) -> anyhow::Result<()> {
     let through = if options.fast_path {
         Through::FastPath

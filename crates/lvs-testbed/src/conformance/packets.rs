@@ -34,7 +34,8 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     for (number, step) in case.list("steps")?.iter().enumerate() {
         log.at(number, step.maybe_text("note").or(step.maybe_text("op")));
         let Some(op) = step.maybe_text("op") else {
-            let port = port_named(step.text("dev")?).context("the device is unknown")?;
+            let port = port_named(step.text("dev")?)
+                .context("the step names a device other than `cl` and `sv`")?;
             let sent = bed.inject(port, &step.frame("frame")?);
             compare_frames(step, &sent, &mut flows, log)?;
             continue;
@@ -44,11 +45,13 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
                 Some(service) => {
                     let key = service_key(service, None)?;
                     if bed.director.control.service(&key).is_none() {
-                        return Err(anyhow!("no service {key}").into());
+                        return Err(anyhow!("the director has no service {key}").into());
                     }
                     key
                 }
-                None => *services.first().context("no service")?,
+                None => *services
+                    .first()
+                    .context("neither the step nor the case has a service")?,
             })
         };
         match op {
@@ -276,7 +279,9 @@ fn check_masked(
 
 /// Parses counters or rates, whose names in recordings differ from those of [`Counts`].
 fn counts(value: &Value, key: &str) -> anyhow::Result<Counts> {
-    let fields = value.get(key).with_context(|| format!("no {key:?}"))?;
+    let fields = value
+        .get(key)
+        .with_context(|| format!("the step has no {key:?}"))?;
     let field = |name: &str, rate: &str| {
         let number = fields
             .maybe_number(name)
@@ -306,7 +311,12 @@ fn compare_stats(
         &part(control.total_stats()),
     );
     for expected in step.list("services")? {
-        let service_key = service_key(expected.get("service").context("no service")?, None)?;
+        let service_key = service_key(
+            expected
+                .get("service")
+                .context("the recorded counters name no service")?,
+            None,
+        )?;
         let Some(service) = control.service(&service_key) else {
             log.mismatch(&format!("service {service_key}"), "there", "gone");
             continue;
@@ -420,8 +430,8 @@ fn worker(counts: Counts) -> WorkerInfo {
     }
 }
 
-/// Sorted lines, each with the lines of its servers, and the number in the column `expires`, which
-/// is removed from the line.
+/// Sorted lines, each with the lines of its servers, and the number in the column `expires` (0 if
+/// there is none), which is replaced by its width in the line.
 fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
     let mut blocks: Vec<(String, i64)> = Vec::new();
     for line in text.lines() {

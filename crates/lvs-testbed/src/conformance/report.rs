@@ -24,7 +24,7 @@ pub(super) struct Seen {
     pub(super) traced: bool,
     /// The sent frames and the listing, after each frame and each wait.
     pub(super) trace: Vec<Vec<String>>,
-    /// Packets that the BPF programs have forwarded.
+    /// Numbers of packets that the BPF programs have forwarded.
     pub(super) forwarded: Forwarded,
 }
 

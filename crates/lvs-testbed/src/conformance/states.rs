@@ -36,14 +36,16 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     }
     let mut whole = case.clone();
     let fields = whole.as_object_mut().context("the case is not an object")?;
-    let id = case.fields("service").context("no service")?;
+    let id = case
+        .fields("service")
+        .context("the case has no `service`")?;
     for (key, value) in id {
         fields.insert(key.clone(), value.clone());
     }
     let proto = case.text("proto")?;
     let service = bed.add_service(&whole, Some(proto))?;
     let ServiceKey::Address { addr: virt, .. } = service else {
-        return Err(anyhow::anyhow!("the service has a mark").into());
+        return Err(anyhow::anyhow!("the case's service has a mark instead of an address").into());
     };
     let destinations = case.list("destinations")?;
     let mut known = Known::default();
@@ -219,7 +221,9 @@ impl Replay<'_> {
             }
         }
         let service = self.bed.director.control.service(&self.service);
-        let servers = service.context("no service")?.servers();
+        let servers = service
+            .context("the director has no service of the case")?
+            .servers();
         let total = |of: fn(&lvs_core::Server) -> u32| {
             servers.iter().map(|server| i64::from(of(server))).sum()
         };

@@ -36,7 +36,8 @@ impl Known {
 
     /// The server (`addr:port`) to which a frame was sent, and the name of the reply to the client;
     /// `None` if no such frame was sent. If the frame does not contain the server's port (direct
-    /// routing, tunnels), returns `expected` if its address is the one in the frame.
+    /// routing, tunnels), returns `expected` if the frame was sent to its MAC address, otherwise
+    /// the first server with this MAC address.
     pub(super) fn whither(
         &self,
         sent: &[Emitted],
@@ -186,7 +187,7 @@ impl Replay<'_> {
         protocol(
             step.maybe_text("proto")
                 .or(self.proto)
-                .context("no protocol")?,
+                .context("neither the step nor the case has a protocol")?,
         )
     }
 
@@ -293,7 +294,7 @@ impl Replay<'_> {
         let at_client = step.text("step")? == "client";
         let expected: BTreeMap<String, i64> = step
             .fields("expect")
-            .context("no expect")?
+            .context("the step has no `expect`")?
             .iter()
             .map(|(server, number)| (server.clone(), number.as_i64().unwrap_or(-1)))
             .collect();
@@ -353,7 +354,11 @@ pub(super) fn compare_counts(
     step: &Value,
     log: &mut Log,
 ) -> anyhow::Result<()> {
-    let service = bed.director.control.service(key).context("no service")?;
+    let service = bed
+        .director
+        .control
+        .service(key)
+        .context("the director has no such service")?;
     let servers = service.servers();
     if let Some(order) = step.get("order").and_then(Value::as_array) {
         let expected: Vec<_> = order.iter().filter_map(Value::as_str).collect();
@@ -364,7 +369,9 @@ pub(super) fn compare_counts(
     }
     for name in ["active", "inactive", "persistent"] {
         for (addr, expected) in step.fields(name).into_iter().flatten() {
-            let addr: SocketAddr = addr.parse().context("no address")?;
+            let addr: SocketAddr = addr
+                .parse()
+                .context("a counter names no address with a port")?;
             let got = servers.iter().find(|server| server.addr() == addr);
             let got = got.map(|server| match name {
                 "active" => server.active(),
@@ -395,7 +402,11 @@ fn compare_random_counts(
     if !sums {
         return Ok(());
     }
-    let service = bed.director.control.service(key).context("no service")?;
+    let service = bed
+        .director
+        .control
+        .service(key)
+        .context("the director has no such service")?;
     let recorded = |name: &str, addr: &str| {
         let counts = step.fields(name)?;
         counts.get(addr)?.as_i64()
@@ -440,7 +451,9 @@ fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
 /// persistence engine and its data, origin.
 type Entry = [String; 7];
 
-/// Compares connections with a recorded listing, in any order and with approximate times.
+/// Compares connections with a recorded listing, in any order and with approximate times. Without
+/// `expires`, does not compare times. With `only_configured`, omits connections whose server is not
+/// configured.
 pub(super) fn compare_conns(
     bed: &Bed,
     step: &Value,

@@ -97,7 +97,8 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
         log.at(number, step.maybe_text("op"));
         match step.maybe_text("op") {
             None => {
-                let port = port_named(step.text("dev")?).context("the device is unknown")?;
+                let port = port_named(step.text("dev")?)
+                    .context("the step names a device other than `cl` and `sv`")?;
                 let out = bed.inject(port, &step.frame("frame")?);
                 compare_out(step, &out, log);
             }
@@ -147,7 +148,8 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
     Ok(())
 }
 
-/// Compares the destinations in the outer headers of frames.
+/// Compares the links of frames, their destination MAC addresses, and their outer IP addresses,
+/// protocols and ports.
 fn compare_out(step: &Value, sent: &[Emitted], log: &mut Log) {
     let expected: Vec<String> = step
         .items("out")
@@ -239,7 +241,8 @@ fn ipvsadm(bed: &mut Bed, arguments: &str) -> Replayed<()> {
     while let Some(word) = words.next() {
         let mut addr = || -> anyhow::Result<SocketAddr> {
             let text = words.next().context("an address is missing")?;
-            text.parse().context("no address and port")
+            text.parse()
+                .context("the argument is not an address with a port")
         };
         match word {
             "-a" | "-d" | "-e" => command = Some(word),

@@ -73,7 +73,10 @@ fn run(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Output>
         .with_context(|| {
             format!("cannot run {program}: install it on the machine with the kernel")
         })?;
-    let mut stdin = child.stdin.take().context("no input")?;
+    let mut stdin = child
+        .stdin
+        .take()
+        .context("the program has no pipe to its standard input")?;
     stdin.write_all(input.as_bytes())?;
     drop(stdin);
     Ok(child.wait_with_output()?)
@@ -99,7 +102,6 @@ fn set(name: &str, value: &str) -> anyhow::Result<bool> {
     }
 }
 
-/// Sets a sysctl of IPVS.
 pub(super) fn set_ipvs(name: &str, value: &str) -> anyhow::Result<()> {
     ensure!(
         set(&format!("ipv4/vs/{name}"), value)?,
@@ -108,7 +110,7 @@ pub(super) fn set_ipvs(name: &str, value: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates the links of the test bed in a new network namespace.
+/// Moves this thread into a new network namespace, and creates the links of the test bed there.
 pub(super) fn links(mtu: [i64; 2]) -> anyhow::Result<[TunDevice; 2]> {
     unshare_network().context("cannot create a network namespace: run this as root")?;
     for (name, value) in SETTINGS {
@@ -153,7 +155,7 @@ fn service_line(service: &Value) -> anyhow::Result<String> {
                 line += &format!(" -p {}", service.maybe_number("timeout").unwrap_or(360));
             }
             Some("ops") => line += " -o",
-            other => bail!("unknown flag {other:?}"),
+            other => bail!("unknown service flag {other:?}"),
         }
     }
     Ok(line)
@@ -275,8 +277,8 @@ impl Kernel {
         self.drain()
     }
 
-    /// Reads the frames that the kernel has sent on both links. Returns them without neighbour
-    /// solicitations, multicast listener reports and broadcasts.
+    /// Reads the frames that the kernel has sent on both links. Returns them without multicasts and
+    /// broadcasts, for example neighbour solicitations.
     pub(super) fn drain(&self) -> anyhow::Result<Vec<Emitted>> {
         let mut emitted = Vec::new();
         for (tap, (device, _)) in self.taps.iter().zip(LINKS) {
@@ -365,7 +367,7 @@ fn entry(line: &str) -> anyhow::Result<Value> {
         ..,
     ] = words[..]
     else {
-        bail!("too few columns");
+        bail!("the entry has too few columns");
     };
     let end = |addr: &str, port: &str| -> anyhow::Result<String> {
         let addr = addr.trim_matches(['[', ']']);
@@ -391,14 +393,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_of_both_families_are_parsed() {
+    fn connection_entries_of_both_families_are_parsed() {
         let four = "TCP C0000201 0FA0 0A000909 0050 0A010909 1F90 SYN_RECV        59";
-        let entry4 = entry(four).expect("an entry");
+        let entry4 = entry(four).expect("the entry is parsed");
         assert_eq!(entry4["client"], "192.0.2.1:4000");
         assert_eq!(entry4["dest"], "10.1.9.9:8080");
         let six = "UDP [2001:0db8:0000:0000:0000:0000:0000:0001] 0FA0 [fd00:0000:0000:0000:0000:0000:0000:0001] 0035 \
                    [fd00:0001:0000:0000:0000:0000:0000:0002] 0035 UDP            299 sip abc";
-        let entry6 = entry(six).expect("an entry");
+        let entry6 = entry(six).expect("the entry is parsed");
         assert_eq!(entry6["virtual"], "[fd00::1]:53");
         assert_eq!(entry6["pe"], "sip abc");
         assert!(entry("TCP C0000201 0FA0").is_err());

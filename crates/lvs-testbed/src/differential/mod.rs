@@ -62,7 +62,7 @@ pub struct RecordOptions {
     file: PathBuf,
 }
 
-/// Number of cases for each start of the kernel.
+/// Number of cases that one run of `lvs-testbed record` records.
 const CHUNK: usize = 64;
 /// Prefix of the output line about a case whose results vary, and which is not recorded.
 const UNSTABLE: &str = "unstable ";
@@ -72,7 +72,8 @@ const DEVIATION: &str = "deviation ";
 /// Runs `lvs-testbed record`: prints the recording.
 ///
 /// # Errors
-/// The process is not root, or IPVS, `ip` or `ipvsadm` is missing.
+/// The file cannot be read or has an invalid case, the process is not root, or IPVS, `ip` or
+/// `ipvsadm` is missing.
 pub fn record(options: &RecordOptions) -> anyhow::Result<()> {
     let file =
         File::open(&options.file).with_context(|| format!("reading {}", options.file.display()))?;
@@ -102,7 +103,8 @@ struct Skipped {
     deviations: usize,
 }
 
-/// Records `cases` on the kernel, and writes the recording to `to`.
+/// Records `cases` on the kernel. Writes the recording to `to`, and the reasons of omitted cases to
+/// the same path with the extension `skipped`.
 fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipped> {
     let own = programs::own()?;
     let mut skipped = Skipped::default();
@@ -127,7 +129,7 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
             .output()
-            .context("cannot start the kernel")?;
+            .context("cannot start the command of --kernel, or lvs-testbed")?;
         let text = String::from_utf8_lossy(&output.stdout);
         let mut seen = 0;
         for line in text.lines() {
@@ -149,15 +151,20 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
             chunk.len(),
             input.display()
         );
-        eprintln!("{} of {} recorded", number * CHUNK + seen, cases.len());
+        eprintln!(
+            "{} of {} cases recorded",
+            number * CHUNK + seen,
+            cases.len()
+        );
     }
     Ok(skipped)
 }
 
-/// Runs `lvs-testbed differential`, and prints differences and counts.
+/// Runs `lvs-testbed differential`, and prints differences and counts. If there are differences,
+/// ends the process with exit status 1.
 ///
 /// # Errors
-/// There are differences, the kernel does not answer, or a program is not built.
+/// The kernel does not record a case, or a program is not built.
 pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
     let scratch = tempfile::tempdir()?;
     let directory = options.keep.as_deref().unwrap_or(scratch.path());

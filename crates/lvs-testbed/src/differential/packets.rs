@@ -145,7 +145,8 @@ fn scene(entropy: &mut Entropy<'_>) -> Scene {
         vport
     };
     let real_six = six != method.mixed;
-    // Without packets on the path, no path MTU is learned.
+    // A path MTU is learned only after a packet to the server. With a tunnel, there is therefore
+    // only one server.
     let count = if entropy.one_in(3) && method.forward != "tunnel" {
         2
     } else {

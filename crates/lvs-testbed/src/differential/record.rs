@@ -18,12 +18,12 @@ const GRE: Protocol = Protocol(47);
 struct Run {
     /// The sent frames of each step.
     out: Vec<Vec<Emitted>>,
-    /// Listings of the connections and of the counters at the end.
+    /// The counters and the connections at the end, in this order.
     end: [Value; 2],
 }
 
 fn run(case: &Value) -> anyhow::Result<Run> {
-    let config = case.get("config").context("no config")?;
+    let config = case.get("config").context("the case has no `config`")?;
     let kernel = Kernel::new(config)?;
     let mut out: Vec<Vec<Emitted>> = Vec::new();
     for step in case.items("steps") {
@@ -176,7 +176,7 @@ pub(super) enum Recorded {
     /// Two runs of the case had different results, and a recording cannot express the difference.
     /// The text names it.
     Unstable(String),
-    /// The case shows this deviation from docs/decisions.md.
+    /// The case shows this deviation from the kernel, which docs/decisions.md describes.
     Deviation(String),
 }
 
@@ -280,12 +280,11 @@ fn ends(conns: &Value) -> Vec<String> {
     ends
 }
 
-/// Whether the host supports SCTP.
 fn has_sctp() -> bool {
     std::path::Path::new("/proc/sys/net/sctp").exists()
 }
 
-/// Whether this frame makes the host's own SCTP stack answer.
+/// Whether the host's own SCTP stack has sent this frame: its TTL has not been decremented.
 fn is_own_sctp(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     match ip.first().map(|first| first >> 4) {
@@ -307,7 +306,7 @@ mod tests {
     use crate::packet;
 
     #[test]
-    fn echoed_options_are_not_compared() {
+    fn echoed_ip_options_are_removed_from_reply() {
         let (a, b) = ("10.0.9.1:80", "192.0.2.1:4000");
         let plain = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         let mut echoed = plain.clone();
@@ -325,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn only_fields_that_vary_between_recordings_are_masked() {
+    fn varying_fields_and_tunnel_source_port_are_masked() {
         let (a, b) = ("10.255.0.1:4000", "10.1.0.1:6080");
         let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         ipv4::set_id(&mut whole, 7);
@@ -354,13 +353,13 @@ mod tests {
             ipv4::set_id(&mut whole, id);
             ipv4::finish_header(&mut whole);
             let frame = packet::ethernet_ip([2; 6], [4; 6], &whole);
-            let fields = mask(&frame, &frame, &[], Some(7)).expect("the same");
+            let fields = mask(&frame, &frame, &[], Some(7)).expect("the frames are equal");
             assert_eq!(!fields.is_empty(), masked, "{id}");
         }
     }
 
     #[test]
-    fn varying_fields_after_other_headers_are_found() {
+    fn varying_fields_after_extension_and_tunnel_headers_are_masked() {
         let (a, b) = ("[2001:db8::1]:4000", "[2001:db8::2]:53");
         let mut six = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         packet::with_extension(&mut six, ipv6::FRAGMENT, &[0, 1, 1, 2, 3, 4]);

@@ -39,7 +39,7 @@ pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
     let steps = recorded
         .get_mut("steps")
         .and_then(Value::as_array_mut)
-        .context("no steps")?;
+        .context("the session has no `steps`")?;
     let mut t = 0.5;
     for step in steps {
         t += PACE;
@@ -67,7 +67,10 @@ pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
             .stderr(Stdio::piped())
             .spawn()
             .context("cannot run ipvsadm: install it on the machine with the kernel")?;
-        let mut input = child.stdin.take().context("no input")?;
+        let mut input = child
+            .stdin
+            .take()
+            .context("ipvsadm has no pipe to its standard input")?;
         // The input fits into a pipe, even if the program does not read it.
         let _ = input.write_all(step.maybe_text("stdin").unwrap_or_default().as_bytes());
         drop(input);

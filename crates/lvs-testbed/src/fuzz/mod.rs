@@ -36,7 +36,7 @@ pub fn pipeline(bytes: &[u8]) {
     squall(bytes);
 }
 
-/// Passes the bytes to every parser of a health check's answer.
+/// Passes the bytes to every parser of a health check's answer, and to the parser of DNS answers.
 pub fn replies(bytes: &[u8]) {
     lvsd::health::probe::fuzz::reply(bytes);
     lvsd::sources::fuzz_dns(bytes);
@@ -134,17 +134,17 @@ pub fn peer_decode(bytes: &[u8]) {
         max_connections: 64,
         ..Options::default()
     });
-    let key = ServiceKey::tcp("198.51.100.1:80".parse().expect("an address"));
+    let key = ServiceKey::tcp("198.51.100.1:80".parse().expect("the address is valid"));
     let config = ServiceConfig::new(key.family(), "wlc");
-    let server = "10.0.0.1:80".parse().expect("an address");
+    let server = "10.0.0.1:80".parse().expect("the address is valid");
     let control = &mut director.control;
     control
         .add_service(key, config, None)
-        .expect("a good service");
+        .expect("the service is valid");
     let config = ServerConfig::new(1, Forwarding::Nat);
     control
         .add_server(&key, server, &config, Instant::ZERO)
-        .expect("a good server");
+        .expect("the server is valid");
     let mut shard = control.shard(0).expect("the only shard is free");
     shard.keep_replicas([1, 2]);
     shard.listen_to(PEER, [3, 4]);
@@ -217,7 +217,7 @@ pub fn sync_decode(bytes: &[u8]) {
     director.advance(now);
     let control = &mut director.control;
     for vip in ["198.51.100.1:80", "[2001:db8::1]:80"] {
-        let key = ServiceKey::tcp(vip.parse().expect("an address"));
+        let key = ServiceKey::tcp(vip.parse().expect("the address is valid"));
         let mut config = ServiceConfig::new(key.family(), "wlc");
         if choice & 2 != 0 {
             config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
@@ -228,16 +228,16 @@ pub fn sync_decode(bytes: &[u8]) {
         } else {
             "10.0.0.1:80"
         };
-        let server = server.parse().expect("an address");
+        let server = server.parse().expect("the address is valid");
         control
             .add_service(key, config, None)
-            .expect("a good service");
+            .expect("the service is valid");
         control
             .add_server(&key, server, &ServerConfig::new(1, Forwarding::Nat), now)
-            .expect("a good server");
+            .expect("the server is valid");
     }
     let backup = sync::Backup::new(choice >> 4, None, 1500, false);
-    control.start_backup(backup).expect("none runs");
+    control.start_backup(backup).expect("no other backup runs");
     for part in 0..2 {
         // Applies the message a second time, when its connections exist.
         now = Instant::from_secs(part);
@@ -254,7 +254,7 @@ pub fn sync_decode(bytes: &[u8]) {
     director
         .control
         .set_sysctl("expire_nodest_conn", "1")
-        .expect("such a sysctl");
+        .expect("the sysctl exists");
     for key in keys {
         director
             .control

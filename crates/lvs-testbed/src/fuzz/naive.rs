@@ -112,11 +112,12 @@ struct Model {
     scheduler: &'static str,
     persistent: bool,
     records: Vec<Record>,
-    /// Records of the service, the newest first.
+    /// Indices in `records` of the service's servers, the newest first.
     list: Vec<usize>,
     conns: Vec<Conn>,
     templates: Vec<Template>,
-    /// The server that round robin chose last; `None` for the head of the list.
+    /// Index in `records` of the server after which round robin continues; `None` if it starts at
+    /// the head of `list`.
     last: Option<usize>,
     now: u64,
     trash_at: Option<u64>,
@@ -267,7 +268,7 @@ impl Model {
             .min_by_key(|&n| cost(n))
     }
 
-    /// Handles a client's segment. Returns the chosen server, or the reason for a drop.
+    /// Handles a client's segment. Returns the chosen server, or the verdict if none is chosen.
     fn client_sends(&mut self, client: SocketAddr, flags: u8) -> Result<SocketAddr, &'static str> {
         let found = (0..self.conns.len())
             .rev()
@@ -492,7 +493,7 @@ impl Model {
 /// An operation that is applied to both directors.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// A segment of the client with this number. The second number selects the TCP flags.
+    /// A segment of a client to the service: number of the client, and TCP flags.
     FromClient(u8, u8),
     /// A segment of a server to a client: number of the server, number of the client, and TCP
     /// flags.

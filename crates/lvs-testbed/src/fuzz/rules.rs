@@ -28,7 +28,7 @@ static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLoc
         }
     }));
     let name = format!("lvs-fuzz-{}", std::process::id());
-    let address = SocketAddr::from_abstract_name(&name).expect("a short name");
+    let address = SocketAddr::from_abstract_name(&name).expect("the name is short enough");
     let dataplane = MemoryDataplane::new(lvs_core::Options {
         max_connections: 64,
         ..lvs_core::Options::default()
@@ -64,7 +64,8 @@ fn commands(text: &[u8]) {
         match ipvsadm::parse("ipvsadm", &words, &Numeric) {
             Ok(command) => {
                 if let Some(call) = command.call() {
-                    let json = serde_json::to_string(&call).expect("calls can be written");
+                    let json =
+                        serde_json::to_string(&call).expect("the call can be written as JSON");
                     let read: Call =
                         serde_json::from_str(&json).expect("the written call cannot be read");
                     assert_eq!(read, call);
@@ -74,7 +75,10 @@ fn commands(text: &[u8]) {
                 }
             }
             Err(refusal) => {
-                assert!(refusal.status() != 0, "{refusal:?}");
+                assert!(
+                    refusal.status() != 0,
+                    "the exit status of a refusal is 0: {refusal:?}"
+                );
                 let _ = refusal.text();
             }
         }
@@ -88,7 +92,10 @@ fn clean() {
         Call::MarkSet { rules: Vec::new() },
         Call::Info {},
     ] {
-        DATAPLANE.0.ask(call).expect("the dataplane is well");
+        DATAPLANE
+            .0
+            .ask(call)
+            .expect("the dataplane no longer answers");
     }
 }
 
@@ -100,7 +107,11 @@ fn marks(text: &str) {
                 let shown = rule.to_string();
                 let words: Vec<&str> = shown.split_ascii_whitespace().collect();
                 let again = mark::MarkRule::parse(&words);
-                assert_eq!(again.as_ref(), Ok(rule), "{shown}");
+                assert_eq!(
+                    again.as_ref(),
+                    Ok(rule),
+                    "the shown rule `{shown}` does not parse to the same rule"
+                );
             }
             let rules = rules.iter().map(ToString::to_string).collect();
             let _ = DATAPLANE.0.ask(Call::MarkSet { rules });
@@ -109,7 +120,7 @@ fn marks(text: &str) {
         Err((line, error)) => {
             assert!(
                 line >= 1 && line <= text.lines().count().max(1),
-                "{line}: {error}"
+                "the file has no line {line}, which the error names: {error}"
             );
             assert!(!error.is_empty());
         }
@@ -127,7 +138,7 @@ fn configuration(text: &str) {
     }
 }
 
-/// Checks that the converted file is TOML, with at most as many services as `lvsd` accepts.
+/// Checks that the converted file is TOML, and that `lvsd` reads it without a panic.
 fn conversion(kind: u8, text: &str) {
     let kind = match kind % 3 {
         0 => SourceFormat::Keepalived,
@@ -141,7 +152,11 @@ fn conversion(kind: u8, text: &str) {
     match convert(kind, "some.conf", text, &options) {
         Ok(done) => {
             let parsed: Result<toml::Table, _> = toml::from_str(&done.toml);
-            assert!(parsed.is_ok(), "{}", done.toml);
+            assert!(
+                parsed.is_ok(),
+                "the converted file is not TOML: {}",
+                done.toml
+            );
             configuration(&done.toml);
         }
         Err(why) => assert!(!why.is_empty()),
@@ -169,11 +184,11 @@ fn control(bytes: &[u8]) {
         Err(error) => panic!("the last answer is missing: {error}"),
     }
     for line in answers.split_inclusive(|byte| *byte == b'\n') {
-        let answer: serde_json::Value = serde_json::from_slice(line).expect("answers are JSON");
+        let answer: serde_json::Value = serde_json::from_slice(line).expect("the answer is JSON");
         let answered = ["result", "error", "item"]
             .iter()
             .any(|key| answer.get(key).is_some());
-        assert!(answered, "{answer}");
+        assert!(answered, "the line is not an answer: {answer}");
     }
     clean();
 }

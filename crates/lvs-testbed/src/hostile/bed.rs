@@ -54,7 +54,7 @@ pub struct Summary {
     pub right: u64,
     /// Number of received packets with a correct transport checksum.
     pub came_right: u64,
-    /// Number of valid fragmented datagrams that were injected.
+    /// Number of packets that were forwarded from valid fragmented datagrams.
     pub trains: u64,
     /// Number of packets inside tunnel packets that were checked.
     pub tunnelled: u64,
@@ -246,7 +246,7 @@ impl Bed {
         if scene.method.forwarding == Forwarding::FullNat {
             let pool = scene.locals.map(LocalAddress::new).into();
             let set = control.set_local_pool(pool, false);
-            set.expect("no other field is used");
+            set.expect("the local addresses are valid");
         }
         for (key, config) in scene.services() {
             control
@@ -452,7 +452,11 @@ impl Bed {
                 let (addr, mut config) = self.scene.server(number, &offer);
                 config.weight = weight;
                 let done = self.director.control.edit_server(&key, addr, &config);
-                assert_eq!(done.is_ok(), self.present[number], "{done:?}");
+                assert_eq!(
+                    done.is_ok(),
+                    self.present[number],
+                    "the edit of a server must succeed only if the server is present: {done:?}"
+                );
             }
         }
     }
@@ -684,7 +688,7 @@ impl Bed {
                     return Err("the EtherType is not that of the packet".into());
                 }
                 if !frame.pull_front(14) {
-                    return Err("a frame without a packet".into());
+                    return Err("a frame without a packet was sent".into());
                 }
             }
             let ip = frame.bytes();
@@ -733,7 +737,7 @@ impl Bed {
         }
         for ((port, _), pieces) in fragments {
             let whole = packet::join(&pieces)?;
-            let parts = oracle::parts(&whole).ok_or("fragments do not make a packet")?;
+            let parts = oracle::parts(&whole).ok_or("the sent fragments do not make a packet")?;
             self.check(came, port, &whole, &parts, &Offload::default())?;
         }
         Ok(())
@@ -760,12 +764,13 @@ impl Bed {
         if tunnelled {
             let inner = self.inside(&ip, parts, health)?;
             self.summary.tunnelled += 1;
-            let inner_parts = oracle::parts(inner).ok_or("a bad header inside of a tunnel")?;
+            let inner_parts = oracle::parts(inner)
+                .ok_or("a tunnel packet was sent with an invalid inner header")?;
             if came.is_tiny(inner) {
                 return Ok(());
             }
             if inner_parts.fragment {
-                return Err("a fragment inside of a tunnel".into());
+                return Err("a fragment was sent inside a tunnel packet".into());
             }
             let health = oracle::health(inner, &inner_parts);
             return keeps(came, &inner_parts, health, inner);
@@ -780,7 +785,7 @@ impl Bed {
             (Tunnel::Ipip, 4 | 41) => Some(l4),
             (Tunnel::Gre { .. }, 47) if l4.first() == Some(&0x80) => {
                 if oracle::internet(l4) != 0 {
-                    return Err("a wrong checksum of GRE".into());
+                    return Err("a GRE packet was sent with a wrong checksum".into());
                 }
                 l4.get(8..)
             }
@@ -790,7 +795,7 @@ impl Bed {
                 let bare = self.scene.method.tunnel.checksum() == TunnelChecksum::None;
                 let absent = bare && l4.get(6..8) == Some(&[0, 0]);
                 if !absent && !matches!(health, Health::Right | Health::Absent) {
-                    return Err("a wrong checksum of GUE".into());
+                    return Err("a GUE packet was sent with a wrong checksum".into());
                 }
                 l4.get(12..)
             }
@@ -855,7 +860,7 @@ fn came(ip: &[u8], offload: &Offload) -> Came {
         let right = oracle::header_is_right(&ip);
         packet::relength(&mut ip);
         if !right {
-            // A packet with a wrong checksum must still have a wrong checksum.
+            // `relength` has repaired the header checksum, but a wrong one must stay wrong.
             ip.truncate(0);
         }
     }
@@ -908,11 +913,14 @@ fn keeps(came: &Came, parts: &Parts, health: Health, ip: &[u8]) -> Result<(), St
         Health::Wrong | Health::Unknown => true,
     };
     if !kept {
-        return Err(format!("a {health:?} checksum leaves: {}", hex(ip)));
+        return Err(format!(
+            "a packet was sent with a {health:?} checksum: {}",
+            hex(ip)
+        ));
     }
     if !came.about_wrong && came.protocol.is_some() && !quotes_right(ip, parts) {
         return Err(format!(
-            "a wrong header inside of an ICMP error: {}",
+            "an ICMP error was sent that quotes a wrong header: {}",
             hex(ip)
         ));
     }

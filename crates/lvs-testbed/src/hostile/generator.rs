@@ -33,15 +33,16 @@ pub enum Act {
         /// The datagram before fragmentation.
         whole: Vec<u8>,
     },
-    /// The frames that were sent last arrive again, as in a switching loop.
+    /// The frame that was sent last arrives again, as in a switching loop.
     Loop,
     /// Advances the clock by this duration.
     Wait(Duration),
-    /// Sets whether neighbours answer address resolution.
+    /// Ends all pending address resolutions: with an answer, or with a failure and the loss of all
+    /// known neighbours.
     Neighbours(bool),
     /// Sets the weight of a server.
     Weight(usize, i32),
-    /// Removes a server, or adds it again if it is missing.
+    /// Adds a removed server again. If none is removed, removes the server with this number.
     Toggle(usize),
     /// Sets a sysctl of the director.
     Sysctl(&'static str, &'static str),
@@ -279,7 +280,7 @@ impl<'a> Generator<'a> {
         ip
     }
 
-    /// A packet from a client to a service; some have a wrong address or port.
+    /// A packet from a client to a service; some have a random port.
     fn request(&mut self) -> Vec<u8> {
         let (client, offer, vip) = (self.client(), self.offer(), self.vip());
         let port = if self.entropy.one_in(16) {
@@ -697,7 +698,7 @@ impl<'a> Generator<'a> {
         });
     }
 
-    /// A TCP or UDP super-packet of up to 64 KiB; rarely with wrong fields.
+    /// A TCP or UDP super-packet of up to 64 KiB; some have wrong fields.
     fn aggregate(&mut self) -> Shot {
         let back = self.entropy.one_in(2);
         let client = self.client();
@@ -755,7 +756,8 @@ impl<'a> Generator<'a> {
         self.shot(from, &ip, offload)
     }
 
-    /// An offload request that no device makes: checksum or segments outside of the frame.
+    /// A random offload request, mostly one that no device makes, such as a checksum outside of the
+    /// frame.
     fn lie(&mut self) -> Offload {
         const KINDS: [SegmentKind; 4] = [
             SegmentKind::Tcp4,

@@ -34,7 +34,7 @@ const WATCH: u64 = 5000;
 /// forwarding method.
 ///
 /// # Panics
-/// A frame has no fate or two, a sent frame is wrong, or memory exceeds its limit.
+/// A frame does not have exactly one fate, a sent frame is wrong, or memory exceeds its limit.
 pub fn storm(method: &Method, seed: u64, frames: u64) -> Summary {
     let mut settings = Entropy::seeded(!seed);
     let scene = Scene::new(method);

@@ -51,7 +51,7 @@ pub struct ShootOptions {
 ///
 /// If the interface does not exist, or the process may not open a packet socket.
 pub fn shoot(options: &ShootOptions) -> Result<()> {
-    let method = Method::named("nat4").context("the list of methods lacks NAT")?;
+    let method = Method::named("nat4").context("no method is called nat4")?;
     let mut scene = Scene::new(method);
     scene.vips = [options.vip; 2];
     scene.director = [options.director[0], options.director[1]];
@@ -98,8 +98,8 @@ fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame
 /// Sends frames with their offload metadata, and returns the number of frames that the interface
 /// has accepted.
 fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
-    let index =
-        lvs_sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;
+    let index = lvs_sys::if_index(interface)
+        .with_context(|| format!("the interface {interface} does not exist"))?;
     let mut socket = AfPacket::open(index, interface)?;
     let refused: usize = frames
         .chunks_mut(BATCH)

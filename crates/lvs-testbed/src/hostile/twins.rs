@@ -160,7 +160,11 @@ impl<'a> Pair<'a> {
         );
         let counters = [&self.plain, &self.other].map(|bed| format!("{:?}", bed.counters()));
         if self.other.forwarded() == Forwarded::default() {
-            assert_eq!(counters[0], counters[1], "{}: {act:02x?}", self.method.name);
+            assert_eq!(
+                counters[0], counters[1],
+                "{}: the counters of the two packet paths differ after {act:02x?}",
+                self.method.name
+            );
         }
         self.acts += 1;
         if self.acts.is_multiple_of(ROUND) {
@@ -172,7 +176,11 @@ impl<'a> Pair<'a> {
     fn compare(&mut self) {
         let (expected, found) = (self.plain.listing(), self.other.listing());
         for (expected, found) in expected.iter().zip(&found) {
-            assert_eq!(expected, found, "{}", self.method.name);
+            assert_eq!(
+                expected, found,
+                "{}: the listings of the two packet paths differ",
+                self.method.name
+            );
         }
         assert_eq!(expected.len(), found.len());
     }

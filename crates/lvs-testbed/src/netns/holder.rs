@@ -16,7 +16,8 @@ use nix::unistd::Pid;
 const HOLDER_MARK: &str = "LVS_TESTBED_HOLDER";
 
 /// Script that mounts a separate `/run` (for locks and sockets), and a `/sys` with the host's own
-/// interfaces.
+/// interfaces. It also activates `lo`, and disables `rp_filter`, duplicate address detection and
+/// router advertisements.
 const HOLDER_SCRIPT: &str = r"
 mount -t tmpfs -o mode=755 tmpfs /run || exit 1
 mkdir -p /run/lock /run/netns
@@ -73,7 +74,10 @@ pub(super) fn holder_command(
 
 pub(super) fn wait_ready(holder: &mut Child, name: &str) -> Result<()> {
     let mut line = String::new();
-    let stdout = holder.stdout.take().context("piped above")?;
+    let stdout = holder
+        .stdout
+        .take()
+        .context("the process that keeps the namespaces has no output pipe")?;
     BufReader::new(stdout).read_line(&mut line)?;
     ensure!(
         line == "ready\n",

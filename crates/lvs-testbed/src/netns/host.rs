@@ -116,7 +116,8 @@ impl Host {
             .with_context(|| format!("on host {}: {}", self.name(), program.display()))
     }
 
-    /// Starts a program in the background. If the test fails, its output is shown.
+    /// Starts a program in the background. If the test fails, the last lines of the program's
+    /// output are shown.
     ///
     /// # Errors
     ///
@@ -160,7 +161,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// No program listens within ten seconds.
+    /// No program listens within 40 seconds.
     pub fn wait_for_port(&self, protocol: &str, port: u16) -> Result<()> {
         wait_until(
             &format!("host {} to listen on {protocol} port {port}", self.name()),

@@ -362,7 +362,8 @@ impl Testbed {
             .sh("bridge mdb show")
     }
 
-    /// Returns the port of the switch at which it has learned a MAC address.
+    /// Returns the line of `bridge fdb` with the switch's port at which it has learned a MAC
+    /// address.
     ///
     /// # Errors
     ///
@@ -373,7 +374,7 @@ impl Testbed {
         let entry = learned.lines().find(|line| line.starts_with(mac));
         entry
             .map(str::to_owned)
-            .with_context(|| format!("{mac} is not in {learned}"))
+            .with_context(|| format!("the switch has not learned {mac}, only: {learned}"))
     }
 
     /// Removes the carrier of `device` on `host`, and restores it when the host has detected the
@@ -389,7 +390,7 @@ impl Testbed {
         let port = entry
             .split_whitespace()
             .nth(2)
-            .context("the port has no name")?;
+            .context("the line of `bridge fdb` has no port")?;
         switch.sh(&format!("ip link set {port} down"))?;
         // The kernel does not report a carrier that returns soon.
         let state = format!("cat /sys/class/net/{device}/operstate");

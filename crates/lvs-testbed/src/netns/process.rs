@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-/// Time limit for a program to exit after a signal: three times the limit of `lvsd` for its
-/// dataplane.
+/// Time limit for a program to exit after a signal, to be multiplied by [`BUSY`]: three times the
+/// limit of `lvsd` for its dataplane.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// A program that runs on a host. Dropping it kills its process group.
@@ -71,7 +71,7 @@ impl Proc {
     ///
     /// # Errors
     ///
-    /// The program still runs after four times `limit` (see `BUSY`).
+    /// The program still runs after four times `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         drop(self.child.stdin.take());
         let limit = limit * BUSY;
@@ -106,11 +106,16 @@ impl Proc {
     /// As `stop`, and if the exit status is not 0.
     pub fn stop_ok(&mut self, signal: Signal) -> Result<()> {
         let status = self.stop(signal)?;
-        ensure!(status.success(), "{status}: {}", self.log());
+        ensure!(
+            status.success(),
+            "{} ended with {status}; it printed:\n{}",
+            self.name,
+            self.log()
+        );
         Ok(())
     }
 
-    /// Kills the program, like `kill -9`.
+    /// Kills the program and its process group with SIGKILL, and waits until the program exits.
     pub fn kill(&mut self) {
         let _ = killpg(self.nix_pid(), Signal::SIGKILL);
         let _ = self.child.kill();
@@ -171,7 +176,7 @@ pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bo
     Ok(())
 }
 
-/// As [`wait_until`], with the limit of most tests.
+/// As [`wait_until`], with a limit of 20 seconds.
 ///
 /// # Errors
 ///

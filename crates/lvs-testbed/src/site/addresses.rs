@@ -72,8 +72,8 @@ impl Site {
         Ok(script)
     }
 
-    /// Returns the director's script without the addresses that move between directors: the VIPs,
-    /// and the servers' gateway.
+    /// Returns the director's script with the standby director's own addresses, and without the
+    /// VIPs, which move between directors.
     pub(super) fn standby_script(&self) -> Result<String> {
         let script = self.director_script()?;
         let moves = |line: &&str| {

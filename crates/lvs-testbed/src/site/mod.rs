@@ -101,7 +101,7 @@ pub enum Vip {
 /// Options of a [`Site`].
 #[derive(Clone, Debug)]
 pub struct SiteOptions {
-    /// Name of the site in messages.
+    /// Name of the site, which is part of the names of its network namespaces.
     pub label: String,
     /// The networks between the hosts.
     pub topology: Topology,
@@ -316,7 +316,7 @@ impl Site {
                 .map(|thread| {
                     thread
                         .join()
-                        .unwrap_or_else(|_| anyhow::bail!("a thread panicked"))
+                        .unwrap_or_else(|_| anyhow::bail!("a thread that starts servers panicked"))
                 })
                 .collect()
         });
@@ -402,8 +402,9 @@ impl Site {
         arguments
     }
 
-    /// Starts the dataplane on the director, and waits until it answers. If `extra` does not select
-    /// the kernel fast path, the environment variable `LVS_FAST_PATH` does.
+    /// Stops a running dataplane of the director, starts a new one, and waits until it answers. If
+    /// `extra` does not contain `--fast-path`, the environment variable `LVS_FAST_PATH` selects the
+    /// kernel fast path.
     ///
     /// # Errors
     ///
@@ -523,7 +524,7 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// The site has only one director.
+    /// The site has only one director, or a command fails.
     pub fn fail_over(&self) -> Result<()> {
         let (vip, vip6) = (self.vip, self.vip6);
         self.unplug()?;

@@ -89,14 +89,15 @@ pub fn size(quick: u64, full: u64) -> u64 {
 /// Options of `lvs-testbed tests`.
 #[derive(Args, Debug)]
 pub struct TestsOptions {
-    /// Run the tests that `make test` leaves out: those that need third-party programs, and computing tests with full
-    /// sizes
+    /// Run the tests that `make test` leaves out: those that need third-party programs, and
+    /// computing tests with full sizes
     #[arg(long)]
     rest: bool,
-    /// End-to-end tests that run at the same time [default: three for each processor, with --rest four]
+    /// End-to-end tests that run at the same time [default: three for each processor, with --rest
+    /// four]
     #[arg(long)]
     jobs: Option<usize>,
-    /// Run only tests with one of these words in `package::executable::name`, separated by commas
+    /// Run only tests with one of these words in `package executable::name`, separated by commas
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Messages of `cargo test --no-run --message-format=json`, in a file
@@ -110,7 +111,7 @@ struct Test {
     package: PathBuf,
     /// Name of the test in libtest's list.
     name: String,
-    /// `package::executable::name`.
+    /// `package executable::name`; `package name` for a unit test.
     title: String,
     /// Whether the test mostly waits, for a clock or for other processes.
     waits: bool,
@@ -162,7 +163,7 @@ struct Profile {
 ///
 /// # Errors
 ///
-/// The executables cannot be listed.
+/// The tests cannot be listed, none is selected, or the times cannot be written.
 pub fn main(options: &TestsOptions) -> Result<()> {
     // The testbed stops programs with these signals, which must not be ignored.
     lvs_sys::signals::restore_signals();
@@ -342,7 +343,7 @@ fn list(executable: &Path, options: &[&str]) -> Result<Vec<String>> {
         .with_context(|| executable.display().to_string())?;
     ensure!(
         output.status.success(),
-        "{} --list: {}",
+        "{} --list failed: {}",
         executable.display(),
         output.status
     );

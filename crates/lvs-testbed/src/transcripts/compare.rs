@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn other_output_differing_in_a_byte_is_a_mismatch() {
+    fn differing_output_is_mismatch_but_refusal_equals_recorded_crash() {
         assert!(!same(&step("a\n"), &ran("a"), 0.0));
         let crashed = Step {
             exit: -11,

@@ -53,11 +53,11 @@ pub(super) fn bind(source: &Path, target: &Path) -> anyhow::Result<()> {
         MsFlags::MS_BIND,
         None::<&str>,
     )
-    .with_context(|| format!("mounting {} on {}", source.display(), target.display()))
+    .with_context(|| format!("cannot mount {} on {}", source.display(), target.display()))
 }
 
-/// Replaces `/etc` by a directory in `dir` with the text `hosts` as its `hosts` file, and with
-/// services except those in `unknown`.
+/// Replaces `/etc` by a directory in `dir` with the text `hosts` as its `hosts` file, with
+/// [`SERVICES`] except those in `unknown`, and with the files of the dynamic linker.
 ///
 /// # Errors
 /// The process may not mount, or the files cannot be written.

@@ -32,7 +32,7 @@ pub struct TranscriptOptions {
     /// Only sessions whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Number of differences that are shown
+    /// Maximum number of differences that are shown
     #[arg(long, value_name = "N", default_value_t = 20)]
     show: usize,
 }
@@ -141,7 +141,7 @@ fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
     serde_json::Deserializer::from_slice(&recorded(path)?)
         .into_iter()
         .collect::<Result<_, _>>()
-        .with_context(|| format!("{}: no recorded session", path.display()))
+        .with_context(|| format!("{}: not a recorded session", path.display()))
 }
 
 /// Plays every `every`th session in `files` whose name contains `only`, with `program`.
@@ -217,7 +217,13 @@ fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport
             .spawn()
             .context("cannot start the player")?,
     );
-    let mut output = BufReader::new(player.0.stdout.take().context("no output")?);
+    let mut output = BufReader::new(
+        player
+            .0
+            .stdout
+            .take()
+            .context("the player has no output pipe")?,
+    );
     let mut line = String::new();
     output.read_line(&mut line)?;
     ensure!(
@@ -225,7 +231,11 @@ fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport
         "the player could not create its namespaces"
     );
     map_users(player.0.id())?;
-    let mut input = player.0.stdin.take().context("no input")?;
+    let mut input = player
+        .0
+        .stdin
+        .take()
+        .context("the player has no input pipe")?;
     serde_json::to_writer(&mut input, session)?;
     input.flush()?;
     drop(input);
@@ -255,10 +265,11 @@ fn map_users(pid: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs `lvs-testbed transcripts`, and prints differences and counts.
+/// Runs `lvs-testbed transcripts`, and prints differences and counts. If there are differences,
+/// ends the process with exit status 1.
 ///
 /// # Errors
-/// As [`transcripts`], or if there are differences.
+/// As [`transcripts`].
 pub fn run(options: &TranscriptOptions) -> anyhow::Result<()> {
     let report = transcripts(
         &options.files,

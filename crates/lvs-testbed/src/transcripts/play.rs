@@ -29,7 +29,7 @@ pub(super) const READY: &str = "ready\n";
 /// users, and writes a report to stdout.
 ///
 /// # Errors
-/// No namespaces can be created.
+/// No namespaces can be created, or standard input contains no session.
 pub fn main() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .context("cannot create namespaces: run this as root, or permit user namespaces")?;
@@ -84,9 +84,10 @@ impl Stage {
         })
     }
 
-    /// Runs a command until it exits.
     fn run(&self, argv: &[String], stdin: &str, uid: Option<u32>) -> anyhow::Result<Ran> {
-        let (argv0, arguments) = argv.split_first().context("an empty command")?;
+        let (argv0, arguments) = argv
+            .split_first()
+            .context("the command of a step is empty")?;
         let mut command = Command::new(&self.executable);
         match self.program {
             Program::Lvsadm => {
@@ -115,9 +116,12 @@ impl Stage {
             .stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| match uid {
             Some(uid) => format!("cannot run {argv0} as user {uid}: run this as root"),
-            None => format!("running {argv0}"),
+            None => format!("cannot run {argv0}"),
         })?;
-        let mut input = child.stdin.take().context("no input")?;
+        let mut input = child
+            .stdin
+            .take()
+            .context("the command has no input pipe")?;
         let output = std::thread::scope(|scope| {
             // The program may ignore its input.
             scope.spawn(move || input.write_all(stdin.as_bytes()));

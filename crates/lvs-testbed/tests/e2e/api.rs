@@ -99,7 +99,7 @@ fn load(site: &Site, requests: u64) -> Result<()> {
     Ok(())
 }
 
-/// Checks every rule of OpenMetrics on metrics of services of all kinds.
+/// Reads the metrics of services of all kinds with a strict parser.
 #[test]
 fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     let site = site("strict")?;
@@ -231,7 +231,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         ),
     ];
     let mut seen = (BTreeMap::new(), BTreeMap::new());
-    soon("both listings to be equal", || {
+    soon("lvsd and node_exporter to have the same counters", || {
         let of = |port| {
             let text = get(&site, port, "metrics").unwrap_or_default();
             series(&text).unwrap_or_default()
@@ -382,7 +382,7 @@ fn grafana_queries() -> Result<String> {
 
 /// Reading needs no credentials; a change needs a token or the control socket.
 #[test]
-fn api_agrees_with_commands() -> Result<()> {
+fn api_shows_status_of_lvsd_and_requires_token_for_changes() -> Result<()> {
     let site = site("api")?;
     let path = configure(&site)?;
     let mut lvsd = start(&site)?;
@@ -497,7 +497,6 @@ fn api_agrees_with_commands() -> Result<()> {
     Ok(())
 }
 
-/// Operates the dashboard in a browser.
 #[test]
 #[ignore = "needs Chromium"]
 fn dashboard_shows_state_and_makes_changes_in_browser() -> Result<()> {
@@ -563,7 +562,7 @@ fn dashboard_shows_state_and_makes_changes_in_browser() -> Result<()> {
         .unwrap_or_default();
     ensure!(
         row.split_whitespace().nth(3) == Some("0"),
-        "the weight is not 0: {listing}"
+        "the weight of the drained server is not 0: {listing}"
     );
     let entry = &json(&site, "v1/status")?["admin"][0];
     ensure!(
@@ -575,7 +574,7 @@ fn dashboard_shows_state_and_makes_changes_in_browser() -> Result<()> {
         "{services} button[aria-label='Put back {server} of web']"
     ))?;
     browser.click("#ask-go")?;
-    wait_until("the server to be back", long, || {
+    wait_until("the status to contain no operator override", long, || {
         json(&site, "v1/status").is_ok_and(|s| s["admin"] == serde_json::json!([]))
     })?;
 
@@ -604,7 +603,10 @@ fn dashboard_shows_state_and_makes_changes_in_browser() -> Result<()> {
     ensure!(browser.run("return document.activeElement.id")? == "filter");
     browser.type_into("#filter", "mark")?;
     let left = browser.run("return document.querySelectorAll('#list details').length")?;
-    ensure!(left == 1, "the filter does not leave one service: {left}");
+    ensure!(
+        left == 1,
+        "the filter does not show exactly one service: {left}"
+    );
     browser.press('\u{e00c}')?;
     narrow_page_and_filters(&site, &browser)?;
 
@@ -737,7 +739,7 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     set("state", "degraded", "change")?;
     ensure!(
         shown()? == 1,
-        "the filter by address does not show one service: {}",
+        "the filter by state does not show exactly one service: {}",
         shown()?
     );
     ensure!(browser.run("return location.hash")? == "#state=degraded");
@@ -758,7 +760,7 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
         title
             .as_str()
             .is_some_and(|title| title.contains(name.trim())),
-        "the title does not contain the result: {title}"
+        "the title does not contain the name of the host: {title}"
     );
     let icon = browser.run("return document.getElementById('icon').href")?;
     ensure!(

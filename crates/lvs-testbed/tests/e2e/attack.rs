@@ -7,7 +7,7 @@ use lvs_testbed::attack;
 /// The attacks run one after the other, because each uses the whole machine.
 #[test]
 #[ignore = "long"]
-fn attacks_use_bounded_memory_and_are_counted() -> Result<()> {
+fn dataplane_under_attack_uses_bounded_memory_and_serves_valid_clients() -> Result<()> {
     for name in attack::names() {
         attack::run(name, 1, 1, None)?.check()?;
     }

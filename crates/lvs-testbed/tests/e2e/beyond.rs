@@ -1,5 +1,5 @@
-//! Cases that IPVS in the kernel does not handle: servers as clients of their own service, replies
-//! of direct routing through the director, VIPs outside of all networks.
+//! Cases that IPVS in the kernel does not handle, for example servers as clients of their own
+//! service, replies of direct routing through the director, and VIPs outside of all networks.
 
 use crate::common;
 
@@ -61,10 +61,13 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
         if forward == Forward::Nat {
             ensure!(
                 seen.trim() == common::client_address(&site)?,
-                "the server sees another client address: {seen}"
+                "the server sees another address than the client's: {seen}"
             );
         } else {
-            ensure!(seen == "192.0.2.50\n", "not `192.0.2.50`: {seen}");
+            ensure!(
+                seen == "192.0.2.50\n",
+                "the server sees another client address than 192.0.2.50: {seen}"
+            );
         }
     }
     Ok(())
@@ -133,8 +136,8 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     Ok(())
 }
 
-/// One service for the ports 8000 to 8099, one for all ports of another protocol, and one for a
-/// single port.
+/// One service for the TCP ports 80 and 8000 to 8099, one for TCP port 8042, and one for all UDP
+/// ports.
 #[test]
 fn services_with_many_ports_forward_each_port() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {
@@ -191,8 +194,7 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &expected)
                 .with_context(|| format!("port {port}"))?;
         }
-        // The servers receive datagrams to every port. For unused ports, they send an ICMP error,
-        // which the client receives from the VIP.
+        // DNS requests belong to the service for all UDP ports.
         if forward == Forward::Nat {
             let _dns = [
                 servers::dnsmasq(&site.servers[0])?,
@@ -206,7 +208,7 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             .sh(&format!("curl -s -m 60 http://{vip}:8100/ || echo $?"))?;
         ensure!(
             refused == "7\n",
-            "curl's status for a refused connection: {refused}"
+            "curl did not exit with status 7 (connection refused): {refused}"
         );
 
         // After a reload of a file without mark rules, lvsd removes its own mark rules, and keeps

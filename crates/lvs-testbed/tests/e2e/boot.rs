@@ -261,7 +261,7 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
         let output = site.director.run(program, &["--cleanup"])?;
         ensure!(
             output.starts_with("removed "),
-            "does not begin with `removed `: {output}"
+            "the output of --cleanup does not begin with `removed `: {output}"
         );
     }
     Ok(())

@@ -266,7 +266,6 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
     Ok(())
 }
 
-/// If an `https` check has no `ca`, a server is up with any certificate.
 #[test]
 fn https_without_ca_accepts_every_certificate() -> Result<()> {
     let mut options = SiteOptions::with_servers("certs", Forward::Nat, 1);
@@ -380,12 +379,12 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     }
     let text = match forward {
         Forward::Nat => text,
-        // Only NAT can translate ports. With the other methods, one service at port 80 is checked.
+        // Direct routing and tunnels cannot translate ports: only one service, at port 80, is
+        // checked.
         _ => {
-            let (own, clients) = text
+            let (_, clients) = text
                 .split_once("[[service]]\nname = \"clients\"")
                 .context("the file has no service clients")?;
-            let _ = own;
             format!("[[service]]\nname = \"clients\"{clients}").replace(":8080", ":80")
         }
     };
@@ -405,7 +404,7 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     let blamed = servers(&site, "clients");
     ensure!(
         blamed[1]["code"] == "client_path",
-        "the wrong fault is reported: {blamed:?}"
+        "the code of the second server is not client_path: {blamed:?}"
     );
     if forward == Forward::Nat {
         wait_health(&site, "own", &["up", "up"], &lvsd)?;
@@ -510,11 +509,17 @@ fn servers_stay_up_while_dataplane_drops_checks() -> Result<()> {
             let now = health(&site, "web").into_iter();
             others.extend(now.filter(|(health, _)| health != "up"));
             let reasons = own_address();
-            reasons.len() == 2 && reasons.iter().all(|why| why.contains("dropped each"))
+            reasons.len() == 2
+                && reasons
+                    .iter()
+                    .all(|why| why.contains("dropped all of them"))
         },
     )
     .with_context(|| format!("{:?}\n{}", own_address(), lvsd.log()))?;
-    ensure!(others.is_empty(), "servers were blamed: {others:?}");
+    ensure!(
+        others.is_empty(),
+        "servers were not up while the dataplane dropped the checks: {others:?}"
+    );
     clients.stop(Signal::SIGKILL)?;
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())

@@ -30,7 +30,7 @@ while (1) { for my $s ($all->can_read) {
 } }
 "#;
 
-/// The kinds of checks that connect to a port.
+/// The kinds of checks that connect to a port, and their settings.
 const KINDS: [(&str, &str); 7] = [
     ("tcp", "port = 8080"),
     ("http", "port = 8080, body = \"ok\""),
@@ -75,7 +75,8 @@ fn serve(host: &Host, dir: &str) -> Result<Vec<Proc>> {
 }
 
 impl Checked {
-    /// Starts a daemon that checks one server with all kinds of checks, over IPv4 and IPv6.
+    /// Starts an lvsd that checks one server by ping and with each of [`KINDS`], over IPv4 and IPv6.
+    /// Waits until all checks succeed.
     fn start(label: &str) -> Result<Self> {
         let mut options = SiteOptions::with_servers(label, Forward::Nat, 1);
         options.vip = Vip::Dataplane;
@@ -128,7 +129,7 @@ impl Checked {
             .sh(&format!("{program} --config {path} {words}"))
     }
 
-    /// Name of the service, health and reason of each server.
+    /// For each service: its name, and the health and the reason of its first server.
     fn states(&self) -> Vec<(String, String, String)> {
         let answer = self.ask("status --json").unwrap_or_default();
         let status: serde_json::Value = serde_json::from_str(&answer).unwrap_or_default();
@@ -145,8 +146,8 @@ impl Checked {
         services.into_iter().map(state).collect()
     }
 
-    /// Waits until the servers that `are` selects by service and name are in `state`, and all
-    /// others are up.
+    /// Waits until the servers that `are` selects by kind of check and IP version (`4` or `6`) are in
+    /// `state`, and all others are up.
     fn wait(&self, state: &str, are: impl Fn(&str, &str) -> bool) -> Result<()> {
         let wanted = |name: &str| {
             let (kind, family) = name.split_at(name.len() - 1);
@@ -161,8 +162,7 @@ impl Checked {
     }
 }
 
-/// An ICMP error of the server's firewall or of the director's routes sets the server down until
-/// the error ends.
+/// The server is down until the rule of its firewall, or the route of the director, is removed.
 #[test]
 #[ignore = "long"]
 fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
@@ -208,10 +208,9 @@ fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
     Ok(())
 }
 
-/// If the director's own filter refuses a check, the server keeps its state, and the status shows
-/// the error until the check works again.
+/// The status and the metrics report the check until it can run again.
 #[test]
-fn check_that_cannot_run_is_shown_until_it_can() -> Result<()> {
+fn check_blocked_by_filter_of_director_is_reported_and_keeps_server_up() -> Result<()> {
     let mut checked = Checked::start("checkown")?;
     let metric = |name: &str| {
         let answer = checked
@@ -321,7 +320,7 @@ fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
     let down = checked.lvsd.log().matches("server is down, ").count();
     ensure!(
         down == 1,
-        "the server did not go down once: {}",
+        "the log does not report exactly once that the server is down: {}",
         checked.lvsd.log()
     );
     checked.lvsd.stop_ok(Signal::SIGINT)?;

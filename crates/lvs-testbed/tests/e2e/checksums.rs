@@ -1,5 +1,5 @@
-//! Random rewrites (ten million in `make test-all`), each compared with a full recomputation by
-//! another crate: the packet path must adjust each checksum correctly.
+//! Random rewrites of packets (ten million in `make test-rest`): each checksum that the dataplane
+//! adjusts must equal a full recomputation by another crate.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,15 +15,15 @@ use lvs_testbed::oracle::{self, Health, Parts};
 use lvs_testbed::packet;
 use lvs_testbed::suite::size;
 
-/// `make test` runs one rewrite for this many in `make test-all`.
+/// `make test` runs one rewrite for this many in `make test-rest`.
 const QUICK_SHARE: u64 = 50;
 
-/// Number of rewrites in this run; `full` is the number in `make test-all`.
+/// Number of rewrites in this run; `full` is the number in `make test-rest`.
 fn amount(full: u64) -> u64 {
     size(full / QUICK_SHARE, full)
 }
 
-/// Number of translations of one packet, in both directions and to other addresses.
+/// Number of successive translations of one packet, each at a random end and to a random address.
 const CHAIN: u64 = 8;
 
 fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {
@@ -61,7 +61,7 @@ fn payload(entropy: &mut Entropy<'_>) -> Vec<u8> {
     entropy.bytes(len)
 }
 
-/// A packet of a protocol with a checksum, perhaps with options or extension headers.
+/// A random TCP, UDP, SCTP or ESP packet, sometimes with IP options or an extension header.
 fn random(entropy: &mut Entropy<'_>, six: bool) -> Vec<u8> {
     let (src, dst) = (socket(entropy, six), socket(entropy, six));
     let payload = payload(entropy);
@@ -81,7 +81,7 @@ fn random(entropy: &mut Entropy<'_>, six: bool) -> Vec<u8> {
     ip
 }
 
-/// Checks that a packet has a valid IP header and a correct transport checksum.
+/// Checks that a packet has a valid IP header and, except for ESP, a correct transport checksum.
 fn right(ip: &[u8]) -> (Parts, Health) {
     let parts = oracle::parts(ip).unwrap_or_else(|| panic!("the header is wrong: {ip:02x?}"));
     assert_eq!(parts.len, ip.len());
@@ -151,7 +151,7 @@ fn translations(seed: u64, count: u64, six: bool) {
             assert!(port == to.port() || parts.protocol == 50);
         }
     }
-    println!("{done} translations, of {unfinished} unfinished packets among others");
+    println!("{done} translations; {unfinished} packets had a partial checksum");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn checksums_of_translated_icmp_errors_are_correct() {
 }
 
 #[test]
-fn checksums_of_outer_headers_are_correct() {
+fn checksums_of_outer_tunnel_headers_are_correct() {
     let checksums = [
         TunnelChecksum::None,
         TunnelChecksum::Full,

@@ -41,7 +41,7 @@ fn nat_connections_survive_maintenance_of_director() -> Result<()> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn director_with_servers_down_releases_addresses() -> Result<()> {
+fn director_whose_checks_fail_hands_over_without_broken_downloads() -> Result<()> {
     nothing_breaks(Scenario::Quorum, Forward::Nat)?;
     nothing_breaks(Scenario::Quorum, Forward::Dr)
 }
@@ -53,10 +53,10 @@ fn removed_files_between_lvsd_and_keepalived_are_reported_and_restored() -> Resu
     nothing_breaks(Scenario::Files, Forward::Nat)
 }
 
-/// With HAProxy instead of the director, the death of the proxy breaks its connections.
+/// For comparison with the director.
 #[test]
 #[ignore = "needs keepalived and HAProxy"]
-fn dead_proxy_breaks_its_connections() -> Result<()> {
+fn killed_haproxy_breaks_its_connections() -> Result<()> {
     let options = ClusterOptions {
         director: Balancer::HaProxy,
         ..options(Forward::Nat)

@@ -171,9 +171,9 @@ fn fast_path_random_operations_equal_recordings() {
     check_fast_path(&recordings("differential"), 300);
 }
 
-/// If an expectation is changed, the program reports the case and exits with status 1.
+/// The program exits with status 1 if a case differs or contains an unknown step.
 #[test]
-fn conformance_difference_is_reported() {
+fn conformance_program_reports_difference_and_unknown_step() {
     let case = serde_json::json!({
         "name": "made-up", "proto": "tcp", "scheduler": "rr", "flags": [],
         "service": {"addr": "10.0.0.80", "port": 80},
@@ -208,7 +208,7 @@ fn conformance_difference_is_reported() {
     );
     assert!(
         text.ends_with("\n0 passed, 1 failed\n"),
-        "does not end with ` / 0 passed, 1 failed`: {text}"
+        "the output does not end with ` / 0 passed, 1 failed`: {text}"
     );
 
     let right = case.to_string().replace("10.1.0.12:8080", "10.1.0.11:8080");
@@ -217,7 +217,7 @@ fn conformance_difference_is_reported() {
     assert_eq!(code, Some(0), "{text}");
     assert!(
         text.ends_with("\n1 passed, 0 failed\n"),
-        "does not end with ` / 1 passed, 0 failed`: {text}"
+        "the output does not end with ` / 1 passed, 0 failed`: {text}"
     );
 
     // An unknown step is a failure unless it is allowed.

@@ -55,7 +55,7 @@ fn convert_check_compares_with_keepalived_and_runs_no_script() -> Result<()> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn convert_check_names_differences() -> Result<()> {
+fn convert_check_reports_difference_and_exits_with_code_1() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("keepalived.conf");
     // The file has a server with the virtual server's own address; lvsd omits it.

@@ -18,7 +18,7 @@ fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {
     let found = super::doctor::findings_with_code(&site, "local_clients_off")?;
     ensure!(
         found.len() == 1 && found[0]["since"].is_u64(),
-        "the difference is not reported once: {found:?}"
+        "doctor does not report exactly one local_clients_off, with its time: {found:?}"
     );
     let of = |key: &str| found[0][key].as_str().unwrap_or_default().to_owned();
     ensure!(
@@ -71,7 +71,7 @@ fn policy_rules_are_ignored_with_one_warning() -> Result<()> {
         .context("requests fail although only the table main should decide")?;
     ensure!(
         logged() == 1,
-        "the warning was not logged once: {}",
+        "the warning was not logged exactly once: {}",
         dataplane.log()
     );
     Ok(())

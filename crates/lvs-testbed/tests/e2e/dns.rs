@@ -79,7 +79,7 @@ fn dead_name_servers_do_not_delay_commands() -> Result<()> {
     let listed = site.director.sh("timeout 60 ipvsadm -Lc")?;
     ensure!(
         listed.starts_with("IPVS connection entries\n"),
-        "does not begin with `IPVS connection entries`: {listed}"
+        "the list of connections does not begin with `IPVS connection entries`: {listed}"
     );
 
     // A name that only a name server knows is refused with ipvsadm's message.
@@ -88,7 +88,7 @@ fn dead_name_servers_do_not_delay_commands() -> Result<()> {
         .sh("timeout 60 ipvsadm -A -t www.example.test:80 2>&1 || echo status $?")?;
     ensure!(
         refused == "illegal virtual server address[:port] specified\nstatus 2\n",
-        "not `illegal virtual server address[:port] specified / status 2`: {refused}"
+        "the answer is not `illegal virtual server address[:port] specified / status 2`: {refused}"
     );
     // A name in the hosts file needs no query.
     let before = questions(&site)?;

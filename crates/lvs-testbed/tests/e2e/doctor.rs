@@ -1,4 +1,4 @@
-//! `lvsadm doctor`: tests that provoke each of its findings.
+//! `lvsadm doctor`: tests that provoke its findings.
 
 use crate::common;
 
@@ -38,7 +38,10 @@ pub(super) fn findings_with_code(site: &Site, code: &str) -> Result<Vec<Value>> 
 fn fix(site: &Site, what: &str) -> Result<String> {
     let all = findings(site)?;
     let found = all.iter().find(|(found, _)| found.contains(what));
-    Ok(found.with_context(|| format!("{what}: {all:?}"))?.1.clone())
+    Ok(found
+        .with_context(|| format!("no finding with {what:?} in {all:?}"))?
+        .1
+        .clone())
 }
 
 fn site(label: &str, forward: Forward) -> Result<Site> {
@@ -48,7 +51,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 }
 
 #[test]
-fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
+fn doctor_reports_rp_filter_lro_lost_frames_and_interface_down() -> Result<()> {
     let site = site("docthost", Forward::Nat)?;
     let all = findings(&site)?;
     ensure!(all.is_empty(), "doctor reports findings: {all:?}");
@@ -106,7 +109,7 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     let down = findings_with_code(&site, "interface_down")?;
     ensure!(
         down.len() == 1 && down[0]["since"].is_u64(),
-        "the interface is not reported as down once: {down:?}"
+        "the interface is not reported as down exactly once: {down:?}"
     );
     site.director.sh("ip link set eth1 up")?;
     soon("doctor to report eth1 no more", || {
@@ -333,7 +336,7 @@ fn doctor_names_service_of_refused_connections() -> Result<()> {
     Ok(())
 }
 
-/// The dataplane drops packets of an open connection after the route to the server was removed.
+/// The director has a blackhole route to the server.
 #[test]
 fn doctor_names_service_of_dropped_packets() -> Result<()> {
     let site = site("doctdrop", Forward::Nat)?;
@@ -356,7 +359,7 @@ fn doctor_names_service_of_dropped_packets() -> Result<()> {
             .lines()
             .any(|line| line.trim().starts_with("services: "))
             && listed.contains(&service),
-        "doctor prints no services: {listed}"
+        "lvsadm drops does not name the service: {listed}"
     );
     Ok(())
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
-/// Command that runs a program with a user id and group id that no account has.
+/// Command that runs a program without capabilities and with the user id of `nobody`.
 const NOBODY: [&str; 6] = [
     "setpriv",
     "--reuid=65534",
@@ -43,7 +43,7 @@ fn refused_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String>
     }
 }
 
-/// Listens at a control socket name that the programs also use. Any user can bind such a name.
+/// Starts a process that listens at the abstract socket `name`. Any user can bind such a name.
 fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     let program = programs::own()?.display().to_string();
     let mut words = launcher.to_vec();
@@ -203,7 +203,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
 }
 
 #[test]
-fn hung_dataplane_is_replaced() -> Result<()> {
+fn lvsd_replaces_hung_dataplane() -> Result<()> {
     let site = site("hang")?;
     let config = site.testbed.dir().join("lvsd.toml");
     let mut text = format!(
@@ -285,8 +285,8 @@ fn hung_dataplane_is_replaced() -> Result<()> {
 }
 
 /// A client of the control socket. Its third argument selects its behaviour: `parse` sends requests
-/// that are expensive to parse, `list` repeatedly requests the longest listing, `idle` holds a
-/// connection.
+/// that are expensive to parse, `list` repeatedly requests the longest listing, and `idle` keeps a
+/// connection open.
 const HOSTILE: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $seconds, $what) = @ARGV;
@@ -316,7 +316,7 @@ while (time < $end) {
 "#;
 
 /// Starts 33 unprivileged users: a third sends requests that are expensive to parse, a third
-/// requests lists, and a third holds connections.
+/// requests lists, and a third keeps connections open.
 fn hostile_users(site: &Site, socket: &str, seconds: &str) -> Result<Vec<Proc>> {
     let script = site.testbed.dir().join("hostile.pl");
     fs::write(&script, HOSTILE)?;

@@ -69,7 +69,8 @@ fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {
     })
 }
 
-/// Starts the etcd member on server `n`, in a cluster of `of` members.
+/// Starts the etcd member on server `n`, in a cluster of `of` members. If `more` contains options, the
+/// member serves its clients over https.
 fn member(site: &Site, n: usize, of: usize, more: &[&str]) -> Result<Proc> {
     let scheme = match more.is_empty() {
         true => "http",
@@ -202,7 +203,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     wait_usable(&site, &[0, 1, 2], &lvsd)?;
     wait_status(
         &site,
-        "the director to be listed by the other one",
+        "lvsd status to list this director and its servers",
         |status| {
             status.contains("director d1: revision")
                 && status.contains("1 service with 3 servers; this one")
@@ -251,7 +252,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         !status.contains("left out")
     })?;
 
-    // First one member is disconnected, then all others.
+    // First one member is disconnected, then all members are killed.
     let cut = "nft 'add table inet cut; add chain inet cut in { type filter hook input priority 0; }; \
                add chain inet cut out { type filter hook output priority 0; }; add rule inet cut in tcp dport 2380 drop; \
                add rule inet cut in tcp sport 2380 drop; add rule inet cut out tcp dport 2380 drop; add rule inet cut out tcp sport 2380 drop'";
@@ -378,7 +379,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
             reported.contains("its servers are NOT KNOWN YET")
                 && !reported.contains("BELOW ITS QUORUM")
                 && !reported.contains("changed by hand"),
-            "the status is wrong: {lost}: {reported}"
+            "the status does not report the unknown servers, or reports another problem: {lost}: {reported}"
         );
         for words in [
             "deleted",
@@ -423,7 +424,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn etcd_members_accept_tls_and_password() -> Result<()> {
+fn lvsd_connects_to_etcd_with_tls_and_password() -> Result<()> {
     let site = site("etcdtls")?;
     let dir = site.testbed.dir().display().to_string();
     let address = site.real_address(0);
@@ -687,7 +688,7 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
 /// The watch of lvsd receives no more events from etcd, although all other requests succeed.
 #[test]
 #[ignore = "needs etcd"]
-fn stuck_watch_is_replaced() -> Result<()> {
+fn stuck_etcd_watch_is_replaced() -> Result<()> {
     let site = site("etcdstuck")?;
     let _member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
@@ -722,7 +723,7 @@ fn stuck_watch_is_replaced() -> Result<()> {
         port = local.filter(|_| all.len() == 2 && apart);
         port.is_some()
     })?;
-    let port = port.context("no port was found")?;
+    let port = port.context("lvsd has no connection of the watch to etcd")?;
     site.director.sh(&format!(
         "nft 'add table inet stuck; add chain inet stuck in {{ type filter hook input priority 0; }}; add rule inet stuck in tcp dport {port} drop'"
     ))?;

@@ -1,6 +1,6 @@
 //! Repeats a published evaluation of LVS: `ipvsadm` by its usual path, 2 to 8 private servers
-//! behind a masquerading director, and clients that run `wget` in a loop. Files receive listings
-//! during the downloads.
+//! behind a masquerading director, and clients that run `wget` in a loop. Listings are written to
+//! files during the downloads.
 
 use crate::common;
 
@@ -11,6 +11,7 @@ use lvs_testbed::listing::{Row, rows};
 use lvs_testbed::servers::{NginxOptions, nginx};
 use lvs_testbed::{Forward, Site, SiteOptions, content, programs};
 
+/// Sizes of the files in bytes.
 const FILES: [u64; 10] = [
     100_000, 250_000, 500_000, 750_000, 1_000_000, 2_000_000, 3_000_000, 5_000_000, 7_500_000,
     10_000_000,
@@ -18,7 +19,7 @@ const FILES: [u64; 10] = [
 
 #[test]
 #[ignore = "needs wget"]
-fn published_evaluation_runs_as_printed() -> Result<()> {
+fn published_lvs_evaluation_downloads_are_complete_and_balanced() -> Result<()> {
     let mut site = Site::new(SiteOptions::with_servers("evaluation", Forward::Nat, 8))?;
     for (index, size) in FILES.iter().enumerate() {
         site.serve(&format!("data/file{}", index + 1), *size)?;
@@ -45,7 +46,10 @@ fn published_evaluation_runs_as_printed() -> Result<()> {
 
     // Manually added services can be saved and restored.
     let saved = site.director.sh("ipvsadm-save -n")?;
-    ensure!(saved.lines().count() == 9, "not 9 lines: {saved}");
+    ensure!(
+        saved.lines().count() == 9,
+        "the number of saved rules is not 9: {saved}"
+    );
     site.director.sh("ipvsadm -C")?;
     site.director
         .sh(&format!("ipvsadm-restore <<END\n{saved}END\n"))?;
@@ -98,7 +102,7 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     let all = 4 * FILES.iter().sum::<u64>();
     let whole =
         |rows: &[Row]| -> Result<bool> { Ok(rows[0].number(0)? == 40 && rows[0].number(4)? > all) };
-    common::wait_for_counters(site, "all to be counted", whole)?;
+    common::wait_for_counters(site, "the counters to include all downloads", whole)?;
     site.director
         .sh(&format!("D={}; {listings}", dir.display()))?;
 

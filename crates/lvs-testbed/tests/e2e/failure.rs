@@ -10,7 +10,7 @@ use lvs_testbed::{Forward, Proc, SiteOptions, Vip, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 #[test]
-fn stopped_dataplane_restores_host() -> Result<()> {
+fn stopped_or_killed_dataplane_leaves_host_as_before() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane] {
         let mut options = SiteOptions::with_servers("ends", Forward::Nat, 2);
         options.vip = vip;
@@ -61,7 +61,7 @@ ask() while <STDIN>;
 "#;
 
 #[test]
-fn killed_dataplane_restarts_cleanly() -> Result<()> {
+fn dataplane_without_inherited_state_serves_new_and_resets_old_connections() -> Result<()> {
     let mut site = common::site(SiteOptions::with_servers("again", Forward::Nat, 2))?;
     site.add_service(80, "rr")?;
     let rules = site.testbed.dir().join("rules");
@@ -233,7 +233,7 @@ fn invalid_rules_change_nothing() -> Result<()> {
 /// A neighbour sends truncated frames, frames with wrong lengths, and frames with each byte
 /// changed, during valid traffic.
 #[test]
-fn invalid_frames_are_dropped() -> Result<()> {
+fn invalid_frames_do_not_stop_dataplane_or_traffic() -> Result<()> {
     let mut site = common::site(SiteOptions::with_servers("frames", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     let load = site.load_of(0);
@@ -345,7 +345,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
     Ok(())
 }
 
-/// The dataplane logs that another host answers for the VIP.
+/// The dataplane reports the link-layer address of the other host in its log or to `lvsadm -A`.
 #[test]
 fn vip_of_another_host_is_reported() -> Result<()> {
     let mut options = SiteOptions::with_servers("conflict", Forward::Dr, 1);

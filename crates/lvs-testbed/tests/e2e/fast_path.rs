@@ -84,13 +84,13 @@ macro_rules! method {
                 let (requests, replies) = shares(&site)?;
                 ensure!(requests > 1000, "the kernel fast path forwarded only {requests} requests");
                 let translated = matches!(Forward::$forward, Forward::Nat | Forward::FullNat);
-                ensure!((replies > 1000) == translated, "the kernel fast path forwarded {replies} replies");
+                ensure!((replies > 1000) == translated, "the kernel fast path forwarded {replies} replies; more than 1000 only if they are translated");
                 common::iperf_and_dns(&site)
             }
 
             #[test]
             $(#[$tier])?
-            fn fast_path_follows_added_and_removed_servers() -> Result<()> {
+            fn fast_path_uses_added_servers_and_avoids_removed_ones() -> Result<()> {
                 let label = format!("ink-{}-admin", stringify!($name));
                 common::administration(&site(&label, Forward::$forward, 3)?)
             }
@@ -115,8 +115,8 @@ method!(
     Tun
 );
 
-/// Packets and bytes that a server's host has counted: requests to port 80 of the address, and
-/// replies from that port.
+/// Counts at a server's host: packets to its port 80, packets from that port, bytes to that port, and
+/// bytes from it.
 fn counted(server: &Host) -> Result<[u64; 4]> {
     let listing = server.sh("nft -j list table inet seen")?;
     let listing: serde_json::Value = serde_json::from_str(&listing)?;
@@ -359,7 +359,7 @@ fn vxlan_datagrams_with_partial_inner_checksums_arrive_through_nat() -> Result<(
 /// without its program, and no connection breaks.
 #[test]
 #[ignore = "long"]
-fn fast_path_detects_earlier_program() -> Result<()> {
+fn bpf_program_before_fast_path_is_reported_and_breaks_no_connection() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;
     let mut download = download_in_the_kernel(&site)?;
     let doctor = || {
@@ -383,7 +383,7 @@ fn fast_path_detects_earlier_program() -> Result<()> {
     soon("the kernel to forward packets again", flows)?;
     let gone =
         || doctor().is_ok_and(|text| !text.replace("\n  ", " ").contains("is not the first"));
-    soon("doctor to report nothing about the program's place", gone)?;
+    soon("doctor to report no earlier program", gone)?;
     download.finish()
 }
 
@@ -570,7 +570,7 @@ fn fast_path_forwards_every_byte_over_ipv6() -> Result<()> {
         );
         ensure!(
             (replies > 100) == (forward != Forward::Dr),
-            "the kernel fast path forwarded {replies} replies"
+            "{forward:?}: the kernel fast path forwarded {replies} replies; more than 100 except with direct routing"
         );
     }
     Ok(())
@@ -716,12 +716,12 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
             let output = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(
                 output.starts_with("removed "),
-                "does not begin with `removed `: {output}"
+                "the output of --cleanup does not begin with `removed `: {output}"
             );
             let output = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(
                 output.starts_with("found no state"),
-                "does not begin with `found no state`: {output}"
+                "the output of --cleanup does not begin with `found no state`: {output}"
             );
             site.start_dataplane(&ON)?;
             ensure!(

@@ -52,7 +52,7 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// All bytes arrive, and each output that shows the attachment method shows clsact.
+/// The log and `lvsadm doctor` report clsact as the attachment method.
 #[test]
 fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Result<()> {
     let mut site = site("inkc-http", 4)?;
@@ -140,7 +140,8 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
     Ok(())
 }
 
-/// The dataplane reports a filter in front of its own, and a removed filter of its own.
+/// `lvsadm doctor` reports a filter that runs before the dataplane's. After the filter is removed,
+/// the kernel fast path forwards packets again.
 #[test]
 #[ignore = "long"]
 fn earlier_filter_of_another_program_is_reported() -> Result<()> {
@@ -220,12 +221,15 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
     let program = programs::find("lvs-dataplane")?.display().to_string();
     for cleanup in [true, false] {
         end(&mut site, Signal::SIGKILL)?;
-        ensure!(filters(&site.director)? > 0, "the filters were removed");
+        ensure!(
+            filters(&site.director)? > 0,
+            "the filters were removed with the killed dataplane"
+        );
         if cleanup {
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(
                 answer.starts_with("removed "),
-                "does not begin with `removed `: {answer}"
+                "the output of --cleanup does not begin with `removed `: {answer}"
             );
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(
@@ -246,7 +250,10 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
         }
         // A dataplane with `--fast-path off` removes the filters, too.
         site.start_dataplane(&["--fast-path", "off"])?;
-        ensure!(filters(&site.director)? == 0, "a filter still exists");
+        ensure!(
+            filters(&site.director)? == 0,
+            "a filter of the killed dataplane still exists"
+        );
     }
     Ok(())
 }

@@ -8,8 +8,9 @@ use nix::sys::signal::Signal;
 use super::common::{READY, says};
 use super::fast_path::{is_permitted, require_permission, shares};
 
-/// Messages that the dataplane logs when it starts.
+/// Log message of a dataplane that uses the kernel fast path.
 const FAST_PATH: &str = "established connections are forwarded by the kernel fast path";
+/// Log message of a dataplane that does not use the kernel fast path.
 const BY_ITSELF: &str = "the dataplane itself forwards all packets";
 
 fn kill(site: &mut Site) -> Result<()> {
@@ -37,7 +38,7 @@ fn download(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn fast_path_auto_falls_back_silently() -> Result<()> {
+fn fast_path_without_option_is_used_only_if_permitted_and_supported() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd", Forward::Nat))?;
     let permitted = is_permitted()?;
     start(&mut site, &[])?;
@@ -79,9 +80,10 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
     Ok(())
 }
 
-/// The capabilities of the systemd units are sufficient. The dataplane names each missing one.
+/// The second set contains the capabilities of the systemd unit. The log must not contain output of
+/// the kernel's BPF verifier.
 #[test]
-fn missing_capabilities_are_named() -> Result<()> {
+fn fast_path_without_cap_perfmon_logs_missing_capability() -> Result<()> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-caps", Forward::Nat))?;
     for (more, expected) in [
@@ -121,7 +123,8 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
     download(&site)
 }
 
-/// The sixth dataplane starts without the inherited state, which may be the cause of the crashes.
+/// After five crashes of successors, the next dataplane starts without the inherited state, which
+/// may be the cause of the crashes.
 #[test]
 fn state_of_repeatedly_crashing_dataplanes_is_discarded() -> Result<()> {
     require_permission()?;
@@ -134,20 +137,20 @@ fn state_of_repeatedly_crashing_dataplanes_is_discarded() -> Result<()> {
         let (log, listed) = (says(&site, READY)?, site.lvsadm("-L -n")?);
         ensure!(
             log.contains("exited soon after they had taken over") == (number == 6),
-            "the state was not discarded after the fifth crash, or earlier: {number}: {log}"
+            "the state was not discarded after the sixth crash, or was discarded earlier: {number}: {log}"
         );
         ensure!(
             listed.contains(":80") == (number < 6),
-            "the service is listed after the fifth crash, or was lost earlier: {number}: {listed}"
+            "the service is listed after the sixth crash, or was lost earlier: {number}: {listed}"
         );
     }
     Ok(())
 }
 
-/// With `--warm-restart`, the new dataplane continues connections of an earlier one on the fast
-/// path, although its own fast path is not configured.
+/// Without an option for the fast path, a successor forwards as its predecessor did. After
+/// `--cleanup`, the next dataplane uses the fast path if it is permitted.
 #[test]
-fn fast_path_continues_connections_of_state_keeper() -> Result<()> {
+fn successor_of_dataplane_without_fast_path_forwards_in_userspace() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd-hold", Forward::Nat))?;
     start(&mut site, &["--warm-restart", "on", "--fast-path", "off"])?;
     site.add_service(80, "rr")?;

@@ -8,13 +8,13 @@ use lvs_sys::testing::not_run;
 use lvs_testbed::hostile::{Forwarded, Method, twins};
 use lvs_testbed::suite::size;
 
-/// Number of frames for each of the ten combinations of method and family, in `make test`.
+/// Number of frames for each combination of forwarding method and IP versions, in `make test`.
 const QUICK_FRAMES: u64 = 15_000;
 /// Number of frames for each of these combinations, in `make test-rest`.
 const FULL_FRAMES: u64 = 150_000;
 
-/// Reports a test as not run because BPF is not permitted. For root of the initial user namespace,
-/// this is a failure.
+/// Reports the test as not run if BPF is not permitted. For root of the initial user namespace, a
+/// missing permission is a failure; every other error is a failure for all users.
 fn not_tested(error: &FastPathError) -> ! {
     let excused = matches!(error, FastPathError::Permission(_)) && !is_root_of_all();
     assert!(excused, "{error:?}");
@@ -81,9 +81,9 @@ fn kernel_fast_path_sends_same_gue_frames_as_userspace() {
     same(&["gue-bare-4in4", "gue-bare-6in6", "gue-6in4"], 5);
 }
 
-/// The programs neither forward nor change other tunnels.
+/// IPIP with IPv4 in IPv6, and GRE and GUE with checksums.
 #[test]
-fn fast_path_passes_other_tunnels_unchanged() {
+fn kernel_fast_path_forwards_no_frames_of_unsupported_tunnels() {
     for name in ["ipip-4in6", "gre-4in4", "gue-6in6"] {
         let method = Method::named(name).expect("no forwarding method has this name");
         match twins(method, 6, 5000) {

@@ -63,7 +63,7 @@ fn programs_of(site: &Site) -> Result<String> {
         .sh("ip -d link | grep -o 'prog/xdp.*' || true")
 }
 
-/// Compares the bulk file, with more retransmissions than elsewhere: without super-packets, frames
+/// Like [`common::bulk`], but accepts 10 % of retransmitted segments: without super-packets, frames
 /// are lost if the softirq reads the veth ring too late.
 fn bulk(site: &Site) -> Result<()> {
     common::bulk_with(site, 10)
@@ -79,7 +79,7 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
     let (xdp, behind) = shares(&site)?;
     ensure!(
         xdp > 1000 && xdp > 9 * behind,
-        "{xdp} frames were forwarded by XDP, {behind} with a socket buffer"
+        "only {xdp} frames were forwarded by XDP, and {behind} with a socket buffer"
     );
     ensure!(programs_of(&site)?.contains("lvs_xdp"));
     let doctor = diagnosis(&site)?;
@@ -168,7 +168,8 @@ fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
 /// program, or removes it if XDP is not configured.
 #[test]
 #[ignore = "long"]
-fn xdp_program_survives_dataplane() -> Result<()> {
+fn download_survives_killed_xdp_dataplane_and_successor_without_xdp_detaches_programs() -> Result<()>
+{
     let mut site = site("xdp-kill", Forward::Nat)?;
     start(&mut site)?;
     let download = download(&site)?;
@@ -201,7 +202,7 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
         let programs = programs_of(site)?;
         ensure!(
             programs.matches("lvs_xdp").count() == 1,
-            "not one interface uses XDP: {programs}"
+            "the number of interfaces with XDP is not 1: {programs}"
         );
         let doctor = diagnosis(site)?;
         let reason =
@@ -219,7 +220,7 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
     let (xdp, behind) = shares(&site)?;
     ensure!(
         xdp > 500 && behind > 500,
-        "{xdp} requests were forwarded by XDP, {behind} replies with a socket buffer"
+        "only {xdp} requests were forwarded by XDP, or only {behind} replies with a socket buffer"
     );
     site.lvsadm("-C")?;
     let download = download(&site)?;
@@ -356,6 +357,10 @@ fn refused_xdp_program_changes_no_rules() -> Result<()> {
         diagnosis(&site).is_ok_and(|text| text.contains("no native XDP"))
     })?;
     mark("after")?;
-    ensure!(!monitor.log().contains("late0"), "{}", monitor.log());
+    ensure!(
+        !monitor.log().contains("late0"),
+        "rules for late0 were changed: {}",
+        monitor.log()
+    );
     Ok(())
 }

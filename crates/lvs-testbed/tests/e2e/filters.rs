@@ -291,7 +291,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
     restore("all allow 10.0.0.0/8\n")?;
     ensure!(
         listed()?.lines().count() == 2,
-        "not 2 filters are listed: {}",
+        "the list of filters does not have exactly 2 lines: {}",
         listed()?
     );
     restore(&filters)?;
@@ -430,7 +430,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         let found = format!("a BPF program at the {side} of {device} (tcx: somebodys)");
         finds(&found, true)?;
         tcx.kill();
-        serves(&site, "the way")?;
+        serves(&site, "after the program was detached")?;
         finds("BPF program", false)?;
     }
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth1"])?;
@@ -450,7 +450,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         "a BPF program at the driver of eth1 (XDP: early) may drop or redirect packets of services";
     finds(found, true)?;
     xdp.kill();
-    serves(&site, "the way")?;
+    serves(&site, "after the program was detached")?;
     finds("BPF program", false)
 }
 
@@ -583,7 +583,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     );
     ensure!(!served(&site)?, "packets bypass the XDP program");
     xdp.kill();
-    serves(&site, "the way")?;
+    serves(&site, "after the program was detached")?;
     // The real servers' own filters have an effect.
     site.servers[0].sh("nft 'add table inet fw; add chain inet fw c { type filter hook input priority 0; }; add rule inet fw c tcp dport 80 drop'")?;
     ensure!(!served(&site)?);
@@ -599,7 +599,7 @@ fn tun_backend_traffic_passes_the_hosts_firewall() -> Result<()> {
     let mut site = Site::new(options)?;
     site.start_dataplane(&["--backend", "tun"])?;
     site.add_service(80, "rr")?;
-    serves(&site, "the way")?;
+    serves(&site, "without a rule")?;
     for (way, port) in [
         ("oifname", "dport"),
         ("iifname", "dport"),

@@ -126,7 +126,7 @@ impl Ftp {
             .collect();
         ensure!(
             uploads.len() == 1,
-            "{what}: uploads are not on one server: {uploads:?}"
+            "{what}: the uploads did not reach exactly one server: {uploads:?}"
         );
         for path in [
             dir.join("got-1"),

@@ -13,7 +13,7 @@ fn options(label: &str) -> SiteOptions {
     SiteOptions::with_servers(label, Forward::FullNat, 2)
 }
 
-/// Returns the client's address, as the servers see it.
+/// Returns the source address of a client's request, as the server sees it.
 fn seen_as(site: &Site, virt: SocketAddr) -> Result<String> {
     let printed = site.client.run(
         "curl",
@@ -68,14 +68,14 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     let listing = site.lvsadm("local")?;
     ensure!(
         listing.starts_with("192.0.2.1  ports 1024-32767  "),
-        "does not begin with `192.0.2.1 ports 1024-32767 `: {listing}"
+        "the output of `lvsadm local` does not begin with `192.0.2.1 ports 1024-32767 `: {listing}"
     );
     site.dataplane = None;
     common::wait_for_host_state(&site, &before)
 }
 
-/// Only the dataplane owns the local address and the VIP. Other local addresses replace the first
-/// ones during traffic.
+/// Only the dataplane owns the local address and the VIP. Another local IPv4 address replaces the
+/// first one during traffic.
 #[test]
 fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     let mut options = options("fullnat-own");
@@ -129,15 +129,14 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     ))?;
     ensure!(
         refused.contains("full NAT needs a local address") && refused.ends_with("1\n"),
-        "the refusal is not reported: {refused}"
+        "the deletion of the last local address was not refused: {refused}"
     );
     Ok(())
 }
 
-/// lvsadm lists, saves and restores full NAT. The same program under the name ipvsadm does not show
-/// it.
+/// Under the name ipvsadm, lvsadm refuses `--fullnat`, and its help does not contain it.
 #[test]
-fn full_nat_is_listed_and_restored() -> Result<()> {
+fn full_nat_servers_are_listed_saved_and_restored() -> Result<()> {
     let site = common::site(options("fullnat-rules"))?;
     site.add_service(80, "rr")?;
     let listing = site.lvsadm("-L -n")?;
@@ -152,7 +151,7 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
             .filter(|line| line.contains("--fullnat -w 1"))
             .count()
             == 2,
-        "not 2 servers with full NAT were saved: {rules}"
+        "the number of saved servers with full NAT is not 2: {rules}"
     );
     site.lvsadm("-C")?;
     site.lvsadm_restore(&rules)?;
@@ -167,14 +166,14 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
     ))?;
     ensure!(
         refused == "--fullnat: unknown option\n255\n",
-        "not `--fullnat: unknown option / 255`: {refused}"
+        "ipvsadm did not answer `--fullnat: unknown option / 255`: {refused}"
     );
     ensure!(!site.director.sh("ipvsadm -h")?.contains("fullnat"));
     Ok(())
 }
 
-/// Servers and clients receive ICMP errors for a small path MTU, and the client learns that a
-/// server refuses.
+/// Servers and clients receive ICMP errors for a small path MTU, and a client receives a server's
+/// ICMP error for a closed UDP port.
 #[test]
 fn full_nat_translates_icmp_errors() -> Result<()> {
     let site = common::site(options("fullnat-icmp"))?;
@@ -196,7 +195,7 @@ fn full_nat_translates_icmp_errors() -> Result<()> {
     ))?;
     ensure!(
         printed == "Connection refused",
-        "not `Connection refused`: {printed}"
+        "the error of the client's socket is not `Connection refused`: {printed}"
     );
     Ok(())
 }
@@ -212,7 +211,10 @@ fn full_nat_without_local_address_is_refused() -> Result<()> {
         "-a -t {} -r 10.0.0.11:80 --fullnat",
         site.service(80)
     ));
-    let output = format!("{:#}", output.expect_err("it has no local address"));
+    let output = format!(
+        "{:#}",
+        output.expect_err("full NAT was accepted without a local address")
+    );
     ensure!(
         output.contains("lvsadm local add"),
         "no `lvsadm local add` in {output}"

@@ -49,14 +49,17 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
                 "curl --fail --silent --max-time 60 http://{}:22/id",
                 site.vip
             ))?;
-            ensure!(printed == "director\n", "not `director`: {printed}");
+            ensure!(
+                printed == "director\n",
+                "port 22 of the VIP was answered by another host than the director: {printed}"
+            );
         }
         Vip::Dataplane => {
             common::refused(&site, &load, 22)?;
         }
     }
 
-    // The host resets a segment that belongs to no connection.
+    // A segment that belongs to no connection is answered with a RST.
     ensure!(
         common::stray_ack_is_reset(&site, 80)?,
         "the client received no RST for a stray ACK"
@@ -112,8 +115,7 @@ fn client_on_director_reaches_service() -> Result<()> {
     common::spread(&report, &[10, 10])
 }
 
-/// The director is the servers' gateway; the dataplane owns the VIP and answers ARP and echo
-/// requests.
+/// The director is the servers' gateway, and the dataplane owns the VIP.
 #[test]
 fn one_armed_nat_with_dataplane_vip_serves_clients() -> Result<()> {
     let mut options = SiteOptions::new("one-arm-nat", Forward::Nat);
@@ -130,7 +132,7 @@ fn one_armed_nat_with_dataplane_vip_serves_clients() -> Result<()> {
 /// super-packets with partial checksums.
 #[test]
 #[ignore = "long"]
-fn transfers_without_offloads_or_with_another_mtu_are_complete() -> Result<()> {
+fn transfers_over_links_without_offloads_or_with_another_mtu_are_complete() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280), (true, 9000)] {
             let mut options = SiteOptions::with_servers("links", forward, 2);

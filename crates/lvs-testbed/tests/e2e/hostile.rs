@@ -1,5 +1,6 @@
-//! Frames that no host should send, for each forwarding method (a million each in `make test-all`):
-//! the packet path must not panic, give each frame one fate, and send only valid frames.
+//! Frames that no host should send, for NAT, direct routing and tunnels (a million for each method
+//! and IP version in `make test-rest`). The dataplane must assign exactly one fate to each frame,
+//! send only valid frames, and not panic.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,8 @@ const QUICK_FRAMES: u64 = 40_000;
 /// Number of frames for each method, in `make test-rest`.
 const FULL_FRAMES: u64 = 1_000_000;
 
-/// Maximum resident memory of all simultaneous tests of this file in bytes.
+/// Maximum resident memory, in bytes, of the test process. It may run several tests of this file at
+/// the same time.
 const RESIDENT_MAX: usize = 768 << 20;
 
 fn weather(seed: u64, names: &[&str]) {
@@ -36,7 +38,7 @@ fn weather(seed: u64, names: &[&str]) {
             "{name}: at most {} connections, {} frames waiting, {} bytes of fragments",
             summary.connections, summary.waiting, summary.fragments
         );
-        // Some of the frames must have been forwarded.
+        // Frames of each kind must have been received, and some of them must have each fate.
         let tenth = frames / 10;
         assert!(counters.received >= frames && counters.dropped_total() > tenth);
         assert!(counters.sent > frames / 50, "{counters:?}");

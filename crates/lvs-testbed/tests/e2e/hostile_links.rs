@@ -17,7 +17,7 @@ fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) ->
     let servers: Vec<String> = (0..site.servers.len())
         .map(|index| site.real_address(index).to_string())
         .collect();
-    // Addresses of no host, so that the frames do not claim a real address.
+    // No host has these addresses of clients, so that no frame has the address of a real host.
     let client = common::client_address(site)?;
     let network = client
         .rsplit_once('.')
@@ -40,8 +40,9 @@ fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) ->
     ];
     words.extend(["--frames", &frames, "--director"]);
     words.extend([
-        own.next().context("no address is left")?,
-        own.next().context("no address is left")?,
+        own.next().context("the director has no IPv4 address")?,
+        own.next()
+            .context("the director has only one IPv4 address")?,
     ]);
     words.extend(clients.iter().flat_map(|client| ["--client", client]));
     words.extend(servers.iter().flat_map(|server| ["--server", server]));
@@ -51,7 +52,7 @@ fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) ->
     let taken = printed
         .split(' ')
         .next()
-        .context("the line does not begin with a number")?;
+        .context("the output of `shoot` does not begin with a number")?;
     Ok(taken.parse()?)
 }
 
@@ -79,8 +80,8 @@ fn services(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Checks that requests reach both servers. Hostile frames between two requests may advance the
-/// round robin.
+/// Checks that both servers answer the same number of requests. The check is repeated, because
+/// hostile frames between two requests may advance the round robin.
 fn balances(site: &Site) -> Result<()> {
     let load = site.load_of(94);
     common::measured(|| {
@@ -109,8 +110,9 @@ fn missed(site: &Site) -> Result<u64> {
     Ok(sockets + devices.sum::<Result<u64>>()?)
 }
 
-/// Stops the dataplane, and checks that the fates in its last log lines add up to the number of
-/// frames.
+/// Checks that more than five drop reasons were counted, and stops the dataplane. Checks that the
+/// fates in its log add up to the received frames, and that at least `least` frames were received or
+/// missed.
 fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     let drops: serde_json::Value = serde_json::from_str(&site.lvsadm("drops --json")?)?;
     println!("{drops}");

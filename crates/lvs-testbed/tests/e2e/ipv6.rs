@@ -96,7 +96,7 @@ fn ipv6_requests_are_served_by_direct_routing() -> Result<()> {
     Ok(())
 }
 
-/// Options of the tunnels on the command line.
+/// Options of `lvsadm -a` for each kind of tunnel.
 const TUNNELS: [&str; 8] = [
     "-i",
     "-i --tun-type gre",
@@ -149,7 +149,7 @@ fn ipv4_requests_are_served_through_ipv6_tunnels() -> Result<()> {
 }
 
 #[test]
-fn dataplane_answers_for_its_vip_like_a_host() -> Result<()> {
+fn dataplane_answers_pings_and_closed_ports_of_its_ipv6_vip() -> Result<()> {
     let site = site("v6-own", Forward::Nat, Vip::Dataplane)?;
     add(&site, virt6(&site), true, "-m")?;
     let vip = site.vip6.to_string();
@@ -183,7 +183,7 @@ fn dataplane_answers_for_its_vip_like_a_host() -> Result<()> {
 }
 
 #[test]
-fn path_mtu_is_found_behind_a_narrow_hop() -> Result<()> {
+fn ipv6_upload_through_narrow_hop_behind_director_is_complete() -> Result<()> {
     // The servers' links have a smaller MTU than the clients' links.
     for (forward, options) in [(Forward::Nat, "-m"), (Forward::Tun, "-i")] {
         let site = site("v6-pmtu", forward, Vip::Host)?;
@@ -192,7 +192,8 @@ fn path_mtu_is_found_behind_a_narrow_hop() -> Result<()> {
         } else {
             "eth0"
         };
-        // The hosts must not announce an MSS that fits the small MTU by chance.
+        // The MTU is set on the director or the router, so that the hosts do not announce an MSS
+        // that fits the small MTU.
         let (host, device) = if forward == Forward::Nat {
             (&site.director, narrow)
         } else {

@@ -22,7 +22,7 @@ const RATE: u64 = 60_000;
 const FEW: u64 = 60;
 /// Time between a kill and the start of the next dataplane.
 const DEAD: Duration = Duration::from_secs(5);
-/// Time between two kills of a dataplane.
+/// Time between the takeover by a dataplane of another version and its kill.
 const ALIVE: Duration = Duration::from_secs(5);
 
 /// The means by which connections survive while no dataplane runs.
@@ -69,8 +69,8 @@ enum End<'a> {
     Replaced(&'a str),
 }
 
-/// Runs `number` simultaneous downloads, none of which may fail. Returns the longest pause, without
-/// the pause that the server causes.
+/// Runs `number` simultaneous downloads, none of which may fail. Returns the longest pause after all
+/// downloads have started, minus the server's sending interval.
 fn downloads(
     label: &str,
     (forward, by): (Forward, By),
@@ -147,7 +147,6 @@ fn requests(site: &Site) -> Result<u64> {
     Ok(requests)
 }
 
-/// Number of established connections.
 pub(super) fn established(site: &Site) -> Result<u64> {
     let listing = site.lvsadm("-L -n -c")?;
     Ok(listing.matches("ESTABLISHED").count() as u64)
@@ -312,7 +311,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let output = director.sh(&format!("{program} --cleanup"))?;
     ensure!(
         output.starts_with("removed the connections"),
-        "does not begin with `removed the connections`: {output}"
+        "the output of --cleanup does not begin with `removed the connections`: {output}"
     );
     soon("the state keeper to end", gone)?;
     start(&mut site, by, None)?;
@@ -333,7 +332,7 @@ const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t"
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_on_fast_path_survive_repeated_kills() -> Result<()> {
+fn five_hundred_downloads_on_fast_path_survive_killed_dataplane() -> Result<()> {
     for (label, forward) in ALL.into_iter().chain([("f", Forward::FullNat)]) {
         compared(&format!("inkm{label}"), (forward, By::Kernel))?;
     }
@@ -342,7 +341,7 @@ fn connections_on_fast_path_survive_repeated_kills() -> Result<()> {
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_of_several_workers_and_tun_device_survive_repeated_kills() -> Result<()> {
+fn five_hundred_downloads_of_workers_and_tun_device_survive_killed_dataplane() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdw{label}"), (forward, By::Workers))?;
     }
@@ -351,7 +350,7 @@ fn connections_of_several_workers_and_tun_device_survive_repeated_kills() -> Res
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_with_state_keeper_survive_repeated_kills() -> Result<()> {
+fn five_hundred_downloads_with_state_keeper_survive_killed_dataplane() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdm{label}"), (forward, By::StateKeeper))?;
     }
@@ -360,7 +359,9 @@ fn connections_with_state_keeper_survive_repeated_kills() -> Result<()> {
 
 /// Each version continues with the state of the other version.
 fn with_another_version(by: By) -> Result<()> {
-    let other = std::env::var("LVS_OTHER_BIN_DIR").context("LVS_OTHER_BIN_DIR is not set")?;
+    let other = std::env::var("LVS_OTHER_BIN_DIR").context(
+        "LVS_OTHER_BIN_DIR is not set; set it to a directory with programs of another version",
+    )?;
     let full_nat = (by == By::Kernel).then_some(("f", Forward::FullNat));
     for (label, forward) in ALL.into_iter().chain(full_nat) {
         let label = format!("other{label}");

@@ -101,7 +101,7 @@ impl Bed {
         for index in [0, 1] {
             bed.write_file(index)?;
             bed.start(index)?;
-            bed.wait("the director to renew its Lease", |bed| {
+            bed.wait("lvsd status to name d1 as the holder of the Lease", |bed| {
                 bed.status(index).contains("d1 writes addresses")
             })?;
         }
@@ -170,8 +170,9 @@ impl Bed {
     /// Starts the API server with an account of an administrator, and with one of the directors,
     /// who authenticate with `token`.
     fn start_api_server(&mut self, token: &str) -> Result<()> {
-        let program = std::env::var("LVS_KUBE_APISERVER")
-            .context("LVS_KUBE_APISERVER names no API server: make test-kubernetes")?;
+        let program = std::env::var("LVS_KUBE_APISERVER").context(
+            "LVS_KUBE_APISERVER is not set to an API server; run `make test-kubernetes`",
+        )?;
         let tokens = format!(
             "admin,admin,admin,\"system:masters\"\n{token},system:serviceaccount:lvsd:director,director\n"
         );
@@ -784,7 +785,7 @@ fn words(array: &Value) -> Vec<String> {
 struct Pod {
     run: Proc,
     host: Host,
-    /// Name of the first process of the container.
+    /// Process id of the first process of the container.
     first: String,
     /// Command of the readiness probe.
     probe: Vec<String>,
@@ -915,7 +916,7 @@ impl Downloads {
         Self::start_at(bed, &bed.site.vip.to_string(), name, count)
     }
 
-    /// [`start`](Self::start) from the client's address `address`.
+    /// Like [`start`](Self::start), from the service at `address` instead of the VIP.
     fn start_at(bed: &Bed, address: &str, name: &str, count: usize) -> Result<Self> {
         let (script, hurry) = (
             bed.path(&format!("{name}.sh")),
@@ -933,7 +934,7 @@ impl Downloads {
         Ok(Self { clients, hurry })
     }
 
-    /// Lets the servers send the rest, and checks that the downloads succeed.
+    /// Downloads the remaining bytes at full speed, and checks that the downloads succeed.
     fn finish(mut self) -> Result<()> {
         ensure!(
             self.clients.is_running(),
@@ -1029,9 +1030,11 @@ fn each_right_is_needed(bed: &Bed) -> Result<()> {
         let Right { resource, verb, .. } = &taken.1;
         let others: Vec<_> = rights.iter().filter(|right| *right != taken).collect();
         bed.permit_only(&others)?;
-        wait_until("the director's right to write to end", PATIENCE, || {
-            !bed.allows(taken)
-        })?;
+        wait_until(
+            "the revoked right of the directors to end",
+            PATIENCE,
+            || !bed.allows(taken),
+        )?;
         // With these objects missing, the director has to create and renew a Lease, write a status,
         // and write an Event.
         let _ = bed.ask("DELETE", LEASE, "", None);
@@ -1109,7 +1112,7 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
         })?;
         ensure!(bed.servers(0, &bed.web()) == bed.nodes(80, [1, 1, 1]));
         bed.annotate("web", "lvsd/chek", &Value::Null)?;
-        bed.wait("the refusal to end", |bed| {
+        bed.wait("both directors to accept the Service again", |bed| {
             [0, 1]
                 .iter()
                 .all(|&index| bed.status(index).contains("1 object REFUSED"))
@@ -1189,7 +1192,7 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
     let server = bed.wait_download(&pods(&all))?;
     let mut from = all.iter();
     let from = from.find(|pod| server == format!("{}:80", pod.address));
-    let node = from.context("no pod was found")?.node;
+    let node = from.context("no pod has the server of the download")?.node;
     for pod in all.iter_mut().filter(|pod| pod.node == node) {
         pod.ready = false;
     }
@@ -1383,11 +1386,12 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
     answers(&["\"rs1\""])
 }
 
-/// The address of a deleted Service is assigned to a waiting Service.
+/// The address of a Service that is deleted, or no longer a load balancer, is assigned to a waiting
+/// Service.
 fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Result<()> {
     let web = format!("{SERVICES}/web");
     bed.merge(&web, &json!({ "spec": { "type": "ClusterIP" } }))?;
-    bed.wait("the Service without a class to have an address", |bed| {
+    bed.wait("the waiting Service to have the released address", |bed| {
         bed.address("mail") == "192.0.2.10"
     })?;
     bed.wait(
@@ -1425,15 +1429,16 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
 /// connections.
 fn director_lost(bed: &mut Bed) -> Result<()> {
     const DOWNLOADS: usize = 20;
-    // The second director takes over the Lease.
+    // The first director, which fails later, must hold the Lease.
     bed.director(1)?.stop(Signal::SIGTERM)?;
     bed.wait("the first director to hold the Lease", |bed| {
         bed.status(0).contains("d1 writes addresses")
     })?;
     bed.start(1)?;
-    bed.wait("the other director to take over", |bed| {
-        bed.status(1).contains("d1 writes addresses")
-    })?;
+    bed.wait(
+        "the second director to report that d1 holds the Lease",
+        |bed| bed.status(1).contains("d1 writes addresses"),
+    )?;
     let downloads = Downloads::start(bed, "lost", DOWNLOADS)?;
     let vip = bed.web();
     let known = |bed: &Bed, index: usize| {

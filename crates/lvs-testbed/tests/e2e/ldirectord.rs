@@ -56,7 +56,8 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
         .context("cannot start ldirectord: install the package ldirectord")
 }
 
-/// Waits until the listing contains exactly these servers (by number), with these weights.
+/// Waits until `ipvsadm` lists exactly the servers in `expected`: the number of each server, counted
+/// from 0, and its weight.
 fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result<()> {
     let listing = || site.director.sh("/sbin/ipvsadm -Ln");
     common::wait_listed(site, listing, expected).with_context(|| {
@@ -91,7 +92,7 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
     ensure!(common::answering(&site)? == ["rs1", "rs2"]);
 
     let status = program.stop(Signal::SIGTERM)?;
-    soon("the services of the program to be removed", || {
+    soon("ldirectord to remove its services", || {
         site.director
             .sh("/sbin/ipvsadm -Ln")
             .is_ok_and(|text| rows(&text).is_empty())
@@ -146,7 +147,10 @@ fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
         site.vip
     ))?;
     let before = site.director.sh("ipvsadm-save -n")?;
-    ensure!(before.lines().count() == 5, "not 5 lines: {before}");
+    ensure!(
+        before.lines().count() == 5,
+        "the number of saved rules is not 5: {before}"
+    );
     run(&site, "save")?;
     let saved = site.director.sh("cat /etc/ipvsadm.rules")?;
     ensure!(
@@ -156,7 +160,7 @@ fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
     let status = run(&site, "status")?;
     ensure!(
         status.starts_with("IP Virtual Server version 1.2.1 (size=4096)\n"),
-        "does not begin with `IP Virtual Server version 1.2.1 (size=4096)`: {status}"
+        "the status of the init script does not begin with `IP Virtual Server version 1.2.1 (size=4096)`: {status}"
     );
     ensure!(run(&site, "rate")?.contains(" CPS "));
     run(&site, "stop")?;

@@ -55,7 +55,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
             .collect();
         ensure!(
             sources.len() == CONNECTIONS,
-            "not all connections are listed once: {}",
+            "the number of listed connections is wrong: {}",
             sources.len()
         );
         ensure!(sources.iter().collect::<HashSet<_>>().len() == CONNECTIONS);
@@ -72,7 +72,10 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
         "{} -Lnc | head -n 3 | wc -l",
         lvs_testbed::programs::find("lvsadm")?.display()
     ))?;
-    ensure!(first.trim() == "3", "not `3`: {first}");
+    ensure!(
+        first.trim() == "3",
+        "the number of lines that head received is not 3: {first}"
+    );
     steady.wait_for_more(4)?;
     let report = steady.finish_ok()?;
     ensure!(

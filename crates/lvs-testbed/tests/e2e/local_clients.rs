@@ -135,7 +135,7 @@ fn local_client_reaches_tcp_service_on_host_address() -> Result<()> {
         let sent = std::fs::read(&file)?;
         ensure!(
             stored.iter().flatten().eq([&sent]),
-            "a datagram was changed or not stored: {vip}"
+            "the upload was changed, or was not stored exactly once: {vip}"
         );
         common::wait_for_counters(&site, "42 connections to be counted", |rows| {
             let row = rows.iter().find(|row| row.address == service.to_string());
@@ -453,7 +453,8 @@ fn local_client_of_service_without_servers_is_refused() -> Result<()> {
 }
 
 /// Client and server of an SCTP association over raw sockets, because the kernel may lack SCTP.
-/// `flip` computes the checksum of RFC 9260; `open` makes a socket.
+/// `sum` computes the checksum of RFC 9260; `chunks` checks it, and returns the ports and the chunks
+/// of a packet.
 const SCTP: &str = r#"
 use Socket qw(:DEFAULT inet_pton pack_sockaddr_in6); $| = 1;
 sub sum {

@@ -22,7 +22,7 @@ fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<(
         .map(|&(name, count)| (name.to_owned(), count));
     ensure!(
         report.servers == expected.collect(),
-        "the requests were divided differently: {:?}",
+        "the servers answered other numbers of requests than expected: {:?}",
         report.servers
     );
     Ok(())
@@ -126,7 +126,6 @@ fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     Ok(())
 }
 
-/// One of the two full NAT servers is a web server on the director.
 #[test]
 fn full_nat_server_on_director_serves_clients() -> Result<()> {
     let site = common::site(SiteOptions::with_servers(
@@ -144,8 +143,7 @@ fn full_nat_server_on_director_serves_clients() -> Result<()> {
     served(&site, &load, &[("director", 20), ("rs1", 20)])
 }
 
-/// With rp_filter and a local server that uses all ports, the host continues to accept packets for
-/// its other ports.
+/// The local server listens on port 8080 or 65535; the other port of the host is 8022.
 #[test]
 fn other_ports_of_host_with_rp_filter_and_local_server_are_reachable() -> Result<()> {
     let mut options = SiteOptions::with_servers("local-strict", Forward::Nat, 1);
@@ -169,7 +167,7 @@ fn other_ports_of_host_with_rp_filter_and_local_server_are_reachable() -> Result
                 .sh(&format!("curl -sS -f -m 60 http://10.0.0.1:{direct}/id"))?;
             ensure!(
                 seen == "director\n",
-                "another host answered: {direct}: {seen}"
+                "port {direct} was answered by another host than the director: {seen}"
             );
         }
         site.lvsadm("-C")?;

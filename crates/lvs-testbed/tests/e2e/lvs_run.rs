@@ -64,7 +64,8 @@ fn keepalived(site: &Site, file: &std::path::Path) -> Result<Proc> {
         .context("cannot start keepalived: install the package keepalived")
 }
 
-/// Waits until the listing contains exactly these servers (by number), with these weights.
+/// Waits until `lvsadm` lists exactly the servers in `expected`: the number of each server, counted
+/// from 0, and its weight.
 fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result<()> {
     common::wait_listed(site, || site.lvsadm("-L -n"), expected).with_context(|| program.log())
 }
@@ -106,7 +107,7 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
     wait_listed(&site, &program, &[(2, 1)])?;
 
     let status = program.stop(Signal::SIGTERM)?;
-    soon("the services of the program to be removed", || {
+    soon("keepalived to remove its services", || {
         site.lvsadm("-L -n")
             .is_ok_and(|text| rows(&text).is_empty())
     })
@@ -116,7 +117,7 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
 /// A keepalived that continued without `lvs-run` would leave dead servers in the table.
 #[test]
 #[ignore = "needs keepalived"]
-fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
+fn keepalived_exits_when_its_lvs_run_is_killed() -> Result<()> {
     let site = site("lvsrunkill")?;
     let file = configure(&site, [2, 1], 1)?;
     let mut program = keepalived(&site, &file)?;
@@ -138,7 +139,7 @@ fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
 #[ignore = "by hand: needs the tests of moby/ipvs (make test-kubernetes)"]
 fn moby_ipvs_passes_its_own_tests() -> Result<()> {
     let program = std::env::var("LVS_MOBY_IPVS")
-        .context("LVS_MOBY_IPVS names no program: make test-kubernetes")?;
+        .context("LVS_MOBY_IPVS is not set to a program; run `make test-kubernetes`")?;
     let site = site("lvsrunmoby")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let names = site.director.sh(&format!("{program} -test.list ."))?;
@@ -205,15 +206,15 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     ))?;
     ensure!(
         status == "No such service\n255\n127\n",
-        "not `No such service / 255 / 127`: {status}"
+        "the output is not `No such service / 255 / 127`: {status}"
     );
     Ok(())
 }
 
-/// Servers see the local address, while the program lists NAT. Without a local address, the program
-/// gets an error.
+/// Servers see the local address, while ipvsadm lists NAT. Without a local address, ipvsadm reports
+/// an error.
 #[test]
-fn nat_server_added_by_a_program_uses_full_nat() -> Result<()> {
+fn nat_server_added_under_lvs_run_with_fullnat_uses_full_nat() -> Result<()> {
     let mut site = site("lvsrunfull")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let (service, server) = (site.service(80), site.real_address(0));
@@ -238,19 +239,25 @@ fn nat_server_added_by_a_program_uses_full_nat() -> Result<()> {
     let seen = site
         .client
         .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
-    ensure!(seen.trim() == "10.0.0.1", "not `10.0.0.1`: {seen}");
+    ensure!(
+        seen.trim() == "10.0.0.1",
+        "the server sees another client address than 10.0.0.1: {seen}"
+    );
     Ok(())
 }
 
-/// A program uses the old socket options of IPVS instead of netlink.
+/// Some programs use the socket options of IPVS instead of netlink.
 #[test]
-fn ipvs_socket_options_are_answered() -> Result<()> {
+fn lvs_run_answers_ipvs_socket_options() -> Result<()> {
     let site = site("lvsrunopt")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     site.add_service(80, "rr")?;
     let info = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; my $i = getsockopt(S, 0, 1153) or die "$!"; print join(" ", unpack("L3", $i))'"#;
     let counted = site.director.sh(&format!("{launcher} -- {info}"))?;
-    ensure!(counted == "66049 4096 1", "not `66049 4096 1`: {counted:?}");
+    ensure!(
+        counted == "66049 4096 1",
+        "the version, table size and number of services are not `66049 4096 1`: {counted:?}"
+    );
     let flush = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; setsockopt(S, 0, 1157, "") or die "$!"'"#;
     site.director.sh(&format!("{launcher} -- {flush}"))?;
     let listing = site.lvsadm("-L -n")?;
@@ -260,7 +267,7 @@ fn ipvs_socket_options_are_answered() -> Result<()> {
 
 /// All users see the IPVS files in `/proc`, but only in the program's mount namespace.
 #[test]
-fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
+fn ipvs_proc_files_are_visible_only_under_lvs_run() -> Result<()> {
     let site = site("lvsrunproc")?;
     site.add_service(80, "rr")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
@@ -296,13 +303,19 @@ fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
         "unexpected `.lvs-run` in {listed}"
     );
     let outside = site.director.sh("readlink /proc/net")?;
-    ensure!(outside == "self/net\n", "not `self/net`: {outside}");
+    ensure!(
+        outside == "self/net\n",
+        "outside of lvs-run, /proc/net does not point to `self/net`: {outside}"
+    );
 
     // Only root can write sysctls; other users can read them.
     let set = "cd /proc/sys/net/ipv4/vs; echo 1 > conntrack; cat conntrack; sysctl -n net.ipv4.vs.sync_threshold; \
                echo x > conntrack || cat conntrack";
     let values = run(&format!("sh -c '{set}' 2>/dev/null"))?;
-    ensure!(values == "1\n3\t50\n1\n", "not `1 / 3\t50 / 1`: {values:?}");
+    ensure!(
+        values == "1\n3\t50\n1\n",
+        "the values of the sysctls are not `1 / 3\t50 / 1`: {values:?}"
+    );
     let set = "sh -c 'echo 0 | tee /proc/sys/net/ipv4/vs/conntrack' 2>&1";
     let refused = run(&format!("{nobody} {set} || true"))?;
     ensure!(
@@ -332,14 +345,14 @@ fn ipvs_proc_files_are_visible_to_the_program_only() -> Result<()> {
     let (inside, outside) = (run(&own)?, site.director.sh(&own)?);
     ensure!(
         inside == outside,
-        "a container sees another /proc/net inside lvs-run: {inside}{outside}"
+        "a container under lvs-run has another /proc/net than outside: {inside}{outside}"
     );
     Ok(())
 }
 
 /// `lvs-run` adds the services of ipvsadm or keepalived to a restarted dataplane.
 #[test]
-fn restarted_dataplane_gets_the_services_of_the_program() -> Result<()> {
+fn lvs_run_restores_services_in_restarted_dataplane() -> Result<()> {
     let mut site = site("lvsrunagain")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let service = site.service(80);

@@ -13,7 +13,7 @@ use lvs_testbed::servers::{NginxOptions, nginx};
 use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
-/// Writes a configuration file with the first servers of the site.
+/// Writes a configuration file with the first `servers` servers of the site.
 fn configure(site: &Site, servers: usize) -> Result<PathBuf> {
     let mut text = format!(
         "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n\
@@ -61,7 +61,7 @@ fn site(label: &str) -> Result<Site> {
 }
 
 #[test]
-fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
+fn lvsd_applies_checks_and_reloads_and_restores_host_at_exit() -> Result<()> {
     let mut site = site("lvsd")?;
     let before = common::host_state(&site)?;
     let path = configure(&site, 2)?;
@@ -200,9 +200,8 @@ const TUNNELS: [[(&str, &str); 2]; 4] = [
     ],
 ];
 
-/// A reload changes the tunnel while connections are open.
 #[test]
-fn tunnels_are_edited_in_place() -> Result<()> {
+fn reload_changes_tunnels_of_servers_and_keeps_connections() -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("lvsd-tun", Forward::Tun, 2))?;
     let path = site.testbed.dir().join("lvsd.toml");
     let write = |tunnels: &[(&str, &str); 2]| -> Result<()> {
@@ -322,7 +321,7 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
     );
     common::wait_for_host_state(&site, &before)?;
 
-    // The next lvsd uses the dataplane of an earlier one.
+    // `lvsd stop` leaves the dataplane; `stop --all` also ends a dataplane without lvsd.
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
     site.director.run(&program, &["stop", "--config", &path])?;
@@ -542,7 +541,7 @@ fn typo_in_configuration_file_is_reported_until_corrected() -> Result<()> {
     let found = doctor()?;
     ensure!(
         loaded["ok"] == false && found.len() == 1,
-        "the refused file is not reported once: {loaded} {found:?}"
+        "the refused file is not reported exactly once: {loaded} {found:?}"
     );
     let what = found[0]["what"].as_str().unwrap_or_default();
     for message in [
@@ -583,7 +582,8 @@ fn typo_in_configuration_file_is_reported_until_corrected() -> Result<()> {
     daemon.stop_ok(Signal::SIGINT)
 }
 
-/// lvsd continues a drain after a reload, a restart, and the loss of the dataplane.
+/// lvsd continues a drain after a reload, a refused reload, and a restart of lvsd. A user without
+/// write access cannot end it.
 #[test]
 fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     let site = site("admin")?;
@@ -827,7 +827,8 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     load.sizes = vec![1000];
     common::ok(site.client.load(&load)?, 20)?;
 
-    // With `remove_on_exit`, the registration ends with lvsd, and the dataplane continues.
+    // With `remove_on_exit`, lvsd removes the service and releases the VIP when it exits; the
+    // dataplane continues.
     let dataplane = dataplane_pid(&site)?;
     daemon.stop_ok(Signal::SIGTERM)?;
     answered(&site, false).with_context(|| daemon.log())?;

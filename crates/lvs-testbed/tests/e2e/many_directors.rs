@@ -1,6 +1,6 @@
 //! Several active directors behind a router with BIRD: the scenarios of `lvs-testbed cluster` with
-//! small numbers, and the announced routes. The files are those of `examples`, with each director's
-//! own addresses.
+//! small numbers, and the announced routes. The configuration files are those of `examples`, with
+//! each director's own addresses.
 
 use std::time::Duration;
 
@@ -72,14 +72,14 @@ fn tunnel_downloads_survive_suspended_dataplane_and_lost_datagrams() -> Result<(
     );
     ensure!(
         outcomes[1].reported.len() == 3,
-        "not 3 problems were reported: {outcomes:?}"
+        "the number of reported problems is not 3: {outcomes:?}"
     );
     Ok(())
 }
 
 #[test]
 #[ignore = "needs BIRD"]
-fn direct_routing_connections_of_drained_server_without_synchronisation_stall() -> Result<()> {
+fn direct_routing_downloads_without_peers_survive_drain_and_maintenance() -> Result<()> {
     let options = options(Forward::Dr, 30);
     common::nothing_breaks(&play_in_turn(&[Scenario::Alone], &options)?)
 }
@@ -92,13 +92,13 @@ fn direct_routing_downloads_survive_loss_of_etcd() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD, FRR and ExaBGP"]
-fn frr_and_exabgp_follow_announcements() -> Result<()> {
+fn maintenance_and_killed_dataplanes_of_frr_and_exabgp_directors_break_no_download() -> Result<()> {
     nothing_breaks(Scenario::Daemons, Forward::Dr)
 }
 
 #[test]
 #[ignore = "needs BIRD, FRR and ExaBGP"]
-fn frr_and_exabgp_follow_announcements_of_tun_backend() -> Result<()> {
+fn maintenance_of_frr_and_exabgp_directors_with_tun_backend_breaks_no_download() -> Result<()> {
     nothing_breaks(Scenario::Routed, Forward::Tun)
 }
 
@@ -110,7 +110,7 @@ fn tunnel_downloads_survive_killed_bird_and_power_failure() -> Result<()> {
 }
 
 /// A script that makes one call over the dataplane's control socket, and prints the answer. In a
-/// call, `@9@x@` stands for nine times x.
+/// call, `@9@x@` stands for nine times x, separated by commas.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $method, $params) = @ARGV;

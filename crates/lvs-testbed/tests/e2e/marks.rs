@@ -81,8 +81,8 @@ fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
     .with_context(|| format!("port {port}: {last}"))
 }
 
-/// A rule with only a source drops packets to services, also of open connections, but not packets
-/// to the host's own ports.
+/// The rule has only a source. It drops packets to services, but not packets to the host's own
+/// ports.
 #[test]
 fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     let mut site = Site::new(SiteOptions::with_servers("source", Forward::Nat, 1))?;
@@ -100,7 +100,11 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     };
     ends_with(&site, 80, "0")?;
     site.lvsadm(&format!("mark add --source {client} --drop"))?;
-    assert_ne!(fetched(&site, 80)?, "0", "the request was not served");
+    assert_ne!(
+        fetched(&site, 80)?,
+        "0",
+        "the rule did not drop the request"
+    );
     soon("the packet to reach the host", || {
         reaches_the_host().unwrap_or(false)
     })?;
@@ -114,9 +118,9 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     .with_context(|| format!("{:?} {:?}", site.lvsadm("mark list"), site.lvsadm("drops")))?;
     let output = site.lvsadm(&format!("explain tcp {client}:4000 {vip}:80"))?;
     assert!(output.contains("rule 1"), "no `rule 1` in {output}");
-    // The host answers packets that no rule intercepts.
     site.lvsadm("mark del 1")?;
     ends_with(&site, 80, "0")?;
+    // With `--host`, the packets reach the host, which refuses the connection.
     site.lvsadm(&format!("mark add --source {client} --host"))?;
     ends_with(&site, 80, REFUSED)
 }

@@ -1,5 +1,5 @@
-//! Features that the kernel's IPVS lacks: resets for clients of a server that went down, and slow
-//! start.
+//! Features that the kernel's IPVS lacks: resets of connections and rescheduling of datagrams after
+//! a server went down, slow start, and the profile `modern`.
 
 use crate::fast_path;
 
@@ -186,11 +186,11 @@ fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
         .filter_map(|c| c.is_running().then_some(()));
     ensure!(
         running.count() == 2,
-        "a download from the other server has ended: {logs:?}"
+        "an idle client of the other server was disconnected: {logs:?}"
     );
     ensure!(established(&site.servers[0]) == 3);
     // lvsd logs the resets after both ends may have received them.
-    soon("the log to contain the message", || {
+    soon("the log to report 6 TCP resets", || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
         lvsd.contains("6 TCP resets sent")
     })
@@ -236,7 +236,7 @@ fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_removed() -
             falls_silent.display(),
         );
         let mut client = site.client.spawn("bash", &["-c", &script])?;
-        soon("the kernel to forward", || {
+        soon("the kernel fast path to forward packets", || {
             fast_path::shares(&site).is_ok_and(|now| now.0 > 50)
         })
         .with_context(|| client.log())?;
@@ -279,7 +279,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
         ended.count() == 2
     });
     output.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
-    soon("the log to contain the message", || {
+    soon("the log to report the reset connections", || {
         let answer = daemon.running().map(Proc::log).unwrap_or_default();
         answer.contains("it is removed, and its connections are reset")
     })
@@ -293,7 +293,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
         .filter_map(|c| c.is_running().then_some(()));
     ensure!(
         running.count() == 2,
-        "a download from the drained server has ended"
+        "a client of the drained server was disconnected"
     );
     Ok(())
 }
@@ -350,7 +350,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     let mut ends = ends();
     ensure!(
         ends.len() == CLIENTS / 2,
-        "not half of the clients were reset: {}",
+        "the number of reset clients is not half of all clients: {}",
         ends.len()
     );
     ends.sort_unstable();
@@ -359,7 +359,9 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     let output = events.log();
     let down = output.lines().find(|line| line.contains("server_down"));
     let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
-    let down: u128 = down.context("the log has no such event")?.parse()?;
+    let down: u128 = down
+        .context("the log contains no event server_down")?
+        .parse()?;
     let after =
         |us: u128| i128::try_from(us / 1000).unwrap_or(0) - i128::try_from(down).unwrap_or(0);
     println!(
@@ -462,7 +464,7 @@ fn modern_profile_sets_timeouts() -> Result<()> {
     let timeouts = site.lvsadm("-L --timeout")?;
     ensure!(
         timeouts.trim() == "Timeout (tcp tcpfin udp): 7440 240 300",
-        "not `Timeout (tcp tcpfin udp): 7440 240 300`: {timeouts}"
+        "the timeouts are not `Timeout (tcp tcpfin udp): 7440 240 300`: {timeouts}"
     );
     Ok(())
 }

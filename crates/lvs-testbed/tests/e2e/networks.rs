@@ -28,7 +28,7 @@ fn is_logged_once(site: &Site, what: &str) -> Result<()> {
     common::says(site, what)?;
     ensure!(
         logged(site, what) == 1,
-        "the message was not logged once: {what}: {}",
+        "the number of log lines with the message is not 1: {what}: {}",
         logged(site, what)
     );
     Ok(())
@@ -80,7 +80,7 @@ impl<'a> Download<'a> {
         Ok(download)
     }
 
-    /// Checks that the download succeeds.
+    /// Checks that the download succeeds with the right content, and removes the downloaded file.
     fn finish(mut self) -> Result<()> {
         let status = self.program.wait(Duration::from_secs(70))?;
         ensure!(
@@ -166,7 +166,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
         .finish()
         .context("the download failed after eth1 was replaced")?;
     new_connections(&site, "another device")?;
-    is_logged_once(&site, "eth1 was removed")
+    is_logged_once(&site, "eth1 is no longer in use")
 }
 
 #[test]
@@ -204,10 +204,10 @@ fn changed_route_to_clients_is_used() -> Result<()> {
         .context("the download failed after the route was missing for a while")
 }
 
-/// Packet sockets cannot use a route through a device without link-layer addresses. `lvsadm doctor`
-/// names the device and a fix.
+/// The routes to the servers lead through a device without link-layer addresses, through an interface
+/// that the dataplane does not use, and to a blackhole.
 #[test]
-fn route_without_link_layer_is_reported() -> Result<()> {
+fn unusable_routes_to_servers_are_counted_and_reported_with_fix() -> Result<()> {
     let mut site = site("nolink", Forward::Nat, |_| {})?;
     site.director.sh(
         "ip tuntap add dev tun9 mode tun; ip link set tun9 up; ip route add 10.9.8.0/24 dev tun9; \
@@ -298,7 +298,10 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     // The server sends nothing: only the client's repeated SYNs reveal the change.
     let url = format!("http://{}/id", site.vip);
     let printed = site.client.run("curl", &["-sS", "-f", "-m", "120", &url])?;
-    ensure!(printed == "rs1\n", "not `rs1`: {printed}");
+    ensure!(
+        printed == "rs1\n",
+        "another server than rs1 answered the client: {printed}"
+    );
     Ok(())
 }
 
@@ -525,7 +528,10 @@ fn packets_between_vlans_of_a_trunk_are_forwarded() -> Result<()> {
         let printed = site
             .director
             .run("curl", &["-sS", "-f", "-m", "5", "http://10.0.0.11/id"])?;
-        ensure!(printed == "rs1\n", "not `rs1`: {printed}");
+        ensure!(
+            printed == "rs1\n",
+            "another server than rs1 answered the director: {printed}"
+        );
 
         // The client moves to the untagged network, and then to VLAN 300. The dataplane does not
         // answer there.

@@ -10,7 +10,7 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::{Forward, Proc, SiteOptions, programs, soon};
 use serde_json::Value;
 
-/// Time limit of each step on a busy machine.
+/// Time limit of each step.
 const SOON: Duration = Duration::from_secs(20);
 
 fn options(label: &str) -> SiteOptions {
@@ -43,7 +43,7 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     );
     ensure!(
         late.ends_with("status 1\n"),
-        "does not end with `status 1`: {late}"
+        "the output of lvsadm drain does not end with `status 1`: {late}"
     );
 
     // An interrupted drain does not restore the weight. Processes in the background of a script
@@ -210,7 +210,10 @@ fn captures_are_read_by_tshark() -> Result<()> {
     let read = site.director.sh(&format!(
         "tshark -r {path} -T fields -e frame.comment -e frame.interface_name -e tcp.port 2>/dev/null"
     ))?;
-    ensure!(read.lines().count() == 8, "not 8 lines: {read}");
+    ensure!(
+        read.lines().count() == 8,
+        "the number of captured packets is not 8: {read}"
+    );
     ensure!(
         read.lines().any(|line| line.starts_with("forwarded to ")
             && line.contains("by NAT")
@@ -223,7 +226,7 @@ fn captures_are_read_by_tshark() -> Result<()> {
         ),
         "the captured reply is not explained: {read}"
     );
-    // After a client disconnects, its capture ends, and packets continue.
+    // After the capture has ended, the dataplane still forwards packets.
     let load = site.load();
     let report = site.client.load(&lvs_testbed::LoadOptions {
         requests: 20,
@@ -233,7 +236,7 @@ fn captures_are_read_by_tshark() -> Result<()> {
 }
 
 #[test]
-fn doctor_and_drops_report_faults() -> Result<()> {
+fn doctor_reports_foreign_filter_missing_server_and_bypassing_replies() -> Result<()> {
     let site = common::site(options("doctor"))?;
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let doctor = |site: &lvs_testbed::Site| {
@@ -288,7 +291,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     let value = site.lvsadm("sysctl net.ipv4.vs.conn_reuse_mode=0 conn_reuse_mode")?;
     ensure!(
         value == "conn_reuse_mode = 0\n",
-        "not `conn_reuse_mode = 0`: {value}"
+        "lvsadm sysctl did not print `conn_reuse_mode = 0`: {value}"
     );
     Ok(())
 }
@@ -397,7 +400,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
 }
 
 #[test]
-fn rules_are_restored_completely_or_not_at_all() -> Result<()> {
+fn atomic_restore_applies_all_rules_or_none() -> Result<()> {
     let site = common::site(options("atomic"))?;
     site.add_service(80, "rr")?;
     let before = site.lvsadm("-S -n")?;
@@ -420,7 +423,7 @@ fn rules_are_restored_completely_or_not_at_all() -> Result<()> {
         );
         ensure!(
             reported.ends_with("status 255\n"),
-            "does not end with `status 255`: {reported}"
+            "the output of lvsadm -R does not end with `status 255`: {reported}"
         );
         ensure!(
             site.lvsadm("-S -n")? == before,
@@ -430,7 +433,10 @@ fn rules_are_restored_completely_or_not_at_all() -> Result<()> {
     let reported = restore(
         "# comment\\n-C\\n-A -t 192.0.2.1:80 -s rr\\n-a -t 192.0.2.1:80 -r 192.0.2.9:80 -m\\n",
     )?;
-    ensure!(reported == "status 0\n", "not `status 0`: {reported}");
+    ensure!(
+        reported == "status 0\n",
+        "lvsadm -R refused valid rules: {reported}"
+    );
     let after = site.lvsadm("-S -n")?;
     ensure!(
         after.starts_with("-A -t 192.0.2.1:80 -s rr\n") && after.lines().count() == 2,
@@ -441,7 +447,7 @@ fn rules_are_restored_completely_or_not_at_all() -> Result<()> {
 
 #[test]
 #[ignore = "needs man"]
-fn completions_and_manual_page_are_read_by_their_programs() -> Result<()> {
+fn completions_and_manual_page_are_accepted_by_bash_and_man() -> Result<()> {
     let lvsadm = programs::find("lvsadm")?;
     let print = |words: &[&str]| -> Result<String> {
         let output = std::process::Command::new(&lvsadm).args(words).output()?;

@@ -29,7 +29,7 @@ while (1) {
     print $c 'HTTP/1.1 ', $does =~ /(\d+)/ ? $1 : 200, " x\r\nContent-Length: 0\r\n\r\n"; exit;
 }
 "#;
-/// Settings of all checks in this file: interval, timeout and thresholds.
+/// Default settings of the checks in this file: intervals, timeout and thresholds.
 const TIMES: &str =
     "interval = \"300ms\", fast_interval = \"100ms\", timeout = \"1s\", fall = 2, rise = 1";
 
@@ -508,7 +508,7 @@ fn server_that_answers_arp_for_vip_is_reported_until_repaired() -> Result<()> {
 }
 
 /// Checks that the status names no fault until `process` exits, except faults that contain
-/// `blamed`.
+/// `blamed` if it is not empty. The process must exit with status 0.
 fn is_quiet(director: &Director, what: &str, mut process: Proc, blamed: &str) -> Result<()> {
     loop {
         let last = !process.is_running();

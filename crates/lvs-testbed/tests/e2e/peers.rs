@@ -225,7 +225,7 @@ fn restarted_director_with_several_workers_takes_over_when_ready() -> Result<()>
 }
 
 #[test]
-fn peer_without_key_receives_nothing() -> Result<()> {
+fn peer_with_wrong_key_or_address_is_refused() -> Result<()> {
     let site = site("peerkey", Forward::Nat, 0)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let (right, wrong) = (
@@ -251,15 +251,19 @@ fn peer_without_key_receives_nothing() -> Result<()> {
             printed.contains("another key"),
             "no `another key` in {printed}"
         );
-        wait("the log to contain the message", || {
-            log.log().contains("sha256sum")
-        })
+        wait(
+            "the log to name sha256sum for a comparison of the keys",
+            || log.log().contains("sha256sum"),
+        )
         .with_context(|| log.log())?;
     }
     // The connection comes from an address that is not a peer's.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
     let printed = site.client.run("bash", &["-c", script])?;
-    ensure!(printed.trim() == "0", "not `0`: {printed}");
+    ensure!(
+        printed.trim() == "0",
+        "the director sent bytes to an address that is not a peer's: {printed}"
+    );
     wait("the refused address to be counted", || {
         number(&site, &second, "refused_address") == 1
     })?;
@@ -319,7 +323,7 @@ fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
         dataplane = start(wait)?;
         site.lvsadm_on(&first, "sync --wait 120s")?;
     }
-    wait("the alarm to be logged", || {
+    wait("the dataplane to log that it is ready", || {
         dataplane.log().contains("ready: ")
     })
     .with_context(|| dataplane.log())
@@ -442,13 +446,14 @@ fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
             .iter()
             .all(|director| tables(site, director) == word)
     };
-    wait(&format!("tables to be {word}"), || all(word)).with_context(|| {
+    wait(&format!("lvsadm sync to report {word}"), || all(word)).with_context(|| {
         let printed = directors.map(|director| site.lvsadm_on(director, "sync"));
         printed.into_iter().flatten().collect::<String>()
     })
 }
 
-/// Output of `lvsadm diff` on the first director, compared with the dataplane `other`.
+/// Returns the output of `lvsadm diff` on the first director, compared with the dataplane `other`.
+/// Checks that the exit status is 0 if nothing differs, and 1 otherwise.
 fn diff(site: &Site, other: &Proc) -> Result<String> {
     // Each host of the testbed has a /run of its own.
     let socket = format!(
@@ -464,7 +469,7 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
     let differ = !output.contains("the same services and servers");
     ensure!(
         output.contains(&format!("exit status {}\n", u8::from(differ))),
-        "the exit status is wrong: {output}"
+        "the exit status of lvsadm diff is wrong: {output}"
     );
     Ok(output)
 }
@@ -540,7 +545,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
         );
         Ok(())
     };
-    wait("the difference to be named", || is_named(&first))?;
+    wait("lvsadm sync to name the difference", || is_named(&first))?;
     shows(&format!("TCP {vip}:80\n    {line}\n"))?;
     wait_for_tables(&site, "alarm")?;
     wait("the alarm to be logged", || {
@@ -561,18 +566,18 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     wait_for_tables(&site, "alike")?;
     shows("both directors have the same services and servers")?;
     for dataplane in [&one, &two] {
-        wait("the log to contain the message", || {
+        wait("the log to report that the difference has ended", || {
             dataplane.log().contains("as this director again")
         })
         .with_context(|| dataplane.log())?;
         let log = dataplane.log();
         ensure!(
             log.matches("has not chosen").count() == 1,
-            "the difference was not logged once: {log}"
+            "the difference was not logged exactly once: {log}"
         );
         ensure!(
             log.matches("as this director again").count() == 1,
-            "the end of the difference was not logged once: {log}"
+            "the end of the difference was not logged exactly once: {log}"
         );
     }
 
@@ -583,7 +588,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     let server = server(1);
     site.lvsadm_on(&first, &format!("-e -t {vip}:80 -r {server} -m -w 0"))?;
     let line = format!("{server}: weight before it became 0: 1 here, 7 there");
-    wait("the difference to be named", || is_named(&first))?;
+    wait("lvsadm sync to name the difference", || is_named(&first))?;
     shows(&line)?;
     edit(1)?;
     edit(0)?;
@@ -605,7 +610,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     };
     again(&first, [0, 1])?;
     again(&second, [1, 0])?;
-    wait("the difference to be named", || is_named(&second))?;
+    wait("lvsadm sync to name the difference", || is_named(&second))?;
     shows("order of the servers: number 1 is")?;
     again(&second, [0, 1])?;
     wait_for_tables(&site, "alike")?;
@@ -614,7 +619,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
     site.lvsadm_on(&second, &format!("-D -t {vip}:81"))?;
     for (director, side) in [(&first, "on this director"), (&second, "on the peer")] {
         let named = format!("TCP {vip}:81 only {side}");
-        wait("the service to be named", || {
+        wait("lvsadm sync to name the service", || {
             let printed = site.lvsadm_on(director, "sync");
             printed.is_ok_and(|printed| printed.contains(&named))
         })?;
@@ -630,7 +635,7 @@ fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<
         let printed = first.sh(&doctor);
         printed.is_ok_and(|printed| printed.contains("are not replicated to this director"))
     })?;
-    wait("the log to contain the message", || {
+    wait("the log to report the missing peer", || {
         one.log().contains("has not been in step for")
     })?;
     Ok(())
@@ -722,7 +727,7 @@ fn fragments_and_icmp_errors_at_another_director_reach_their_server() -> Result<
         (false, true) => [2, 0],
         _ => bail!("the connections are not divided in turn: {listing}"),
     };
-    let router = site.router.as_ref().context("the site has a router")?;
+    let router = site.router.as_ref().context("the site has no router")?;
     router.sh(&format!("ip route replace {vip}/32 via {TWO}"))?;
     let client = "198.51.100.100";
     let send = || -> Result<()> {

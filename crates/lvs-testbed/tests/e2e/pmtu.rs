@@ -1,12 +1,12 @@
 //! Path MTU discovery with large downloads and uploads: a hop with an MTU of 1,400 bytes before or
-//! behind the director, for every forwarding method and both IP versions.
+//! behind the director, for NAT, direct routing and tunnels, and for both IP versions.
 
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Link, Site, SiteOptions, Topology, content};
 
-/// Size of a file of hundreds of segments.
+/// Size of the file in bytes, about a thousand segments.
 const SIZE: u64 = 1_500_001;
 
 /// Creates a site with a router between the client, the director and the servers, so that each of
@@ -46,8 +46,8 @@ enum Narrow {
 
 const HOPS: [Narrow; 3] = [Narrow::Client, Narrow::Director, Narrow::Servers];
 
-/// Sets a small MTU on one link of the router and a large one on the others. Flushes the path MTUs
-/// that hosts have learned.
+/// Sets an MTU of 1,400 bytes on one link of the router and of 1,500 bytes on the others. Flushes the
+/// path MTUs that hosts have learned, and starts a new dataplane.
 fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
     let mut script = String::new();
     for (way, four, six, device) in [
@@ -92,8 +92,8 @@ fn both_ways(site: &Site, virt: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Transfers files through each hop of `hops`, with services of each kind: whether the client uses
-/// IPv6, whether the server uses IPv6, and the options of the forwarding method.
+/// Downloads and uploads a file for each narrow hop of `hops` and each kind of service: whether the
+/// client uses IPv6, whether the server uses IPv6, and the options of the forwarding method.
 fn every_hop(site: &mut Site, hops: &[Narrow], kinds: &[(bool, bool, &str)]) -> Result<()> {
     for &which in hops {
         for &(six, server6, options) in kinds {
@@ -131,7 +131,7 @@ fn pmtu_is_discovered_through_nat() -> Result<()> {
 
 /// The server is behind a separate router, which sends ICMP errors to clients through the director.
 #[test]
-fn nat_client_receives_icmp_error_of_hop_behind_director() -> Result<()> {
+fn nat_transfers_through_narrow_hop_behind_director_are_complete() -> Result<()> {
     let mut site = Site::new(SiteOptions::with_servers("pmtu-hop", Forward::Nat, 1))?;
     site.serve("big", SIZE)?;
     let server = site.servers[0].clone();
@@ -227,10 +227,10 @@ fn pmtu_is_discovered_by_direct_routing() -> Result<()> {
     Ok(())
 }
 
-/// Without path MTU discovery, the host before the narrow hop fragments too long packets.
+/// Without path MTU discovery, the host before the narrow hop fragments packets that are too long.
 #[test]
 #[ignore = "long"]
-fn pmtu_discovery_disabled_causes_fragments() -> Result<()> {
+fn tunnel_transfers_without_pmtu_discovery_are_complete() -> Result<()> {
     let mut site = site("pmtu-off", Forward::Tun)?;
     narrow(&mut site, Narrow::Servers)?;
     site.start_dataplane(&["--sysctl", "pmtu_disc=0"])?;

@@ -11,7 +11,7 @@ fn testbed(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn every_forwarding_method_has_scenarios() {
+fn cluster_list_option_prints_all_scenarios() {
     let output = testbed(&["cluster", "--list"]);
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -19,13 +19,13 @@ fn every_forwarding_method_has_scenarios() {
         let mut lines = text.lines();
         assert!(
             lines.any(|line| line.split_whitespace().next() == Some(scenario)),
-            "{scenario}: {text}"
+            "the scenario {scenario} is not listed: {text}"
         );
     }
 }
 
 #[test]
-fn unknown_scenario_is_refused() {
+fn unknown_cluster_scenario_is_refused() {
     let output = testbed(&["cluster", "nonsense"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty(), "{output:?}");

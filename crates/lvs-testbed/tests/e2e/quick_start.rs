@@ -104,7 +104,7 @@ fn quick_start_block_pasted_at_once_configures_starting_dataplane() -> Result<()
             for rule in ["-A -t 192.0.2.10:", "-a -t 192.0.2.10:"] {
                 ensure!(
                     out.contains(rule),
-                    "{place}: no {rule}:\n{block}\n{out}{errors}"
+                    "{place}: no rule {rule} after the block:\n{block}\n{out}{errors}"
                 );
             }
             blocks += 1;
@@ -176,7 +176,10 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
         .output()?;
     let out = String::from_utf8_lossy(&output.stdout);
     let all = format!("{out}\n{}", String::from_utf8_lossy(&output.stderr));
-    ensure!(output.status.success(), "the block failed: {all}");
+    ensure!(
+        output.status.success(),
+        "a block of the quick start failed: {all}"
+    );
     for words in [
         "/etc/lvsd/lvsd.toml: valid, 1 service with 1 server",
         "web (tcp 192.0.2.10:80): 1 of 1 server usable",
@@ -184,7 +187,10 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
         "\n200\n",
         "drain: 10.0.0.2:80",
     ] {
-        ensure!(out.contains(words), "{words:?} is missing:\n{all}");
+        ensure!(
+            out.contains(words),
+            "no {words:?} in the output of the blocks:\n{all}"
+        );
     }
     Ok(())
 }

@@ -44,7 +44,7 @@ fn minds_hangup(pid: u32, masks: &[&str]) -> bool {
 
 #[test]
 #[ignore = "long"]
-fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
+fn dataplane_and_state_keeper_continue_after_unused_signals() -> Result<()> {
     for (label, words) in [
         ("sigkernel", &[][..]),
         ("sigkeeper", &["--fast-path", "off", "--warm-restart", "on"]),
@@ -127,7 +127,8 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     answer.map(drop)
 }
 
-/// The signals arrive while lvsd reads its configuration file: a pipe that the test keeps open.
+/// The signals arrive while lvsd waits for the content of its configuration file, which is a named
+/// pipe.
 #[test]
 fn sighup_during_start_of_lvsd_causes_reload() -> Result<()> {
     let site = site("siglvsd")?;

@@ -35,15 +35,15 @@ fn suspended_dataplane_is_reported_and_continues_when_resumed() -> Result<()> {
     );
     ensure!(
         own.ends_with("status 2\n"),
-        "does not end with `status 2`: {own}"
+        "the output of lvsadm does not end with `status 2`: {own}"
     );
     ensure!(
         as_ipvsadm.starts_with("Can't initialize ipvs: ") && as_ipvsadm.contains(&reason),
-        "the message lacks the reason: {as_ipvsadm}"
+        "the message of ipvsadm does not begin with its prefix, or lacks the reason: {as_ipvsadm}"
     );
     ensure!(
         as_ipvsadm.ends_with("module?\nstatus 2\n"),
-        "does not end with `module? / status 2`: {as_ipvsadm}"
+        "the output of ipvsadm does not end with `module? / status 2`: {as_ipvsadm}"
     );
     let listing = site.lvsadm("-L -n")?;
     ensure!(

@@ -51,7 +51,7 @@ fn reason(site: &Site, director: &Host, name: &str) -> Result<u64> {
 
 /// Rate of a download in bytes a second.
 const RATE: u64 = 60_000;
-/// Longest time until the backup has all connections.
+/// Time limit of each step.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the load of clients with consecutive downloads over one connection each, so that each
@@ -159,7 +159,7 @@ fn offloaded_connections_reach_backup() -> Result<()> {
 
     let running = site.client.steady_load(&downloads(&site, CLIENTS))?;
     let forwards_after = |requests: u64| {
-        wait_until("the kernel to forward", PATIENCE, || {
+        wait_until("the kernel fast path to forward packets", PATIENCE, || {
             fast_path::shares(&site).is_ok_and(|now| now.0 > requests + 1000)
         })
     };
@@ -252,7 +252,7 @@ fn downloads_continue_between_two_lvsd() -> Result<()> {
     lvsd(&standby, "stop --all").map(drop)
 }
 
-/// Runs ipvsadm on a director; returns its output and exit status.
+/// Runs lvsadm on a director; returns its output and exit status.
 fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
     let program = programs::find("lvsadm")?;
     let script = format!("{} {arguments} 2>&1 || echo \"=> $?\"", program.display());
@@ -459,7 +459,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     let listing = site.lvsadm("-L -c -n")?;
     ensure!(
         listing.matches("192.0.2.100:40000").count() == 1,
-        "the connection of the valid part of a damaged message is not listed once: {listing}"
+        "the connection of the valid part of a damaged message is not listed exactly once: {listing}"
     );
     let load = site.load_of(20);
     common::ok(site.client.load(&load)?, 20)?;
@@ -467,7 +467,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
 }
 
 #[test]
-fn persistent_clients_keep_their_server() -> Result<()> {
+fn persistent_clients_keep_their_server_after_failover() -> Result<()> {
     let (mut site, _standby) = directors(Forward::Nat, 0)?;
     let service = site.service(80);
     site.lvsadm(&format!("-A -t {service} -s rr -p 300"))?;

@@ -58,7 +58,8 @@ impl Kernel {
                else sleep 0.05; fi\n\
              done\n",
         )?;
-        let command = std::env::var("LVS_UML").context("LVS_UML is not set to a kernel")?;
+        let command = std::env::var("LVS_UML")
+            .context("LVS_UML is not set; set it to a command that boots a kernel with IPVS")?;
         let device = |n: usize| format!("vec{n}:transport=tap,ifname=tap{n},depth=128,gro=0");
         let mut words: Vec<String> = command.split_whitespace().map(ToOwned::to_owned).collect();
         let arguments = format!("{} {}", device(0), device(1));

@@ -47,7 +47,10 @@ fn kernel_forwarding_reaches_every_server() -> Result<()> {
     let answer = site
         .client
         .sh(&format!("dig +short @{} id.test txt", site.real_address(1)))?;
-    ensure!(answer.trim() == "\"rs2\"", "not `\"rs2\"`: {answer:?}");
+    ensure!(
+        answer.trim() == "\"rs2\"",
+        "the DNS server did not answer with `\"rs2\"`: {answer:?}"
+    );
     site.client
         .sh(&format!("iperf3 -c {} -n 1M", site.real_address(0)))?;
     Ok(())
@@ -70,7 +73,7 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     let report = site.client.load(&load)?;
     ensure!(
         (report.ok, report.failed) == (5, 5),
-        "not 5 requests succeeded and 5 failed: {report:?}"
+        "the numbers of successful and failed requests are not 5 and 5: {report:?}"
     );
     ensure!(
         report.errors[0].contains("byte 777 is wrong"),
@@ -100,7 +103,7 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     Ok(())
 }
 
-/// The client sends one IPIP packet with an echo request for the VIP, as a director does.
+/// The director sends IPIP packets with an echo request from the client to the VIP.
 #[test]
 fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
     let mut options = SiteOptions::with_servers("ipip", Forward::Tun, 1);
@@ -127,7 +130,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
     let replies = site.client.counter("Icmp", "InEchoReps")? - before;
     ensure!(
         replies <= sent,
-        "{replies} replies to {sent} requests arrived"
+        "{replies} replies arrived, more than the {sent} requests"
     );
     Ok(())
 }

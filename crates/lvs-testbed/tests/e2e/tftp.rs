@@ -79,11 +79,10 @@ fn tftp_file_arrives_through_tunnel() -> Result<()> {
     fetch(&site)
 }
 
-/// Packets from a random port belong to no connection, so that a server that answers from one
-/// cannot be a real server.
+/// Packets from a random port of the server belong to no connection.
 #[test]
 #[ignore = "needs tftp-hpa and atftp"]
-fn tftp_server_that_answers_from_a_random_port_is_unreachable() -> Result<()> {
+fn tftp_transfer_from_server_with_random_source_port_fails() -> Result<()> {
     let (site, _servers) = site("tftp-ports", Forward::Nat, false)?;
     let failed = site.client.sh(&format!(
         "curl -sS -m 5 -o /dev/null tftp://{}/file",

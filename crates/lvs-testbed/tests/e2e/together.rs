@@ -145,14 +145,15 @@ impl Director {
         Ok(director)
     }
 
-    /// Number of packets from clients that the kernel fast path has forwarded.
+    /// Number of packets that XDP has forwarded, and of packets from clients that the kernel fast path
+    /// has forwarded with a socket buffer.
     fn offloaded(&self) -> Result<u64> {
         let reasons = ["kernel_requests", "kernel_xdp"];
         Ok(common::drops(&self.site, reasons)?.iter().sum())
     }
 
-    /// Waits until the downloads are offloaded, replicated to the peer, or sent by the master, as
-    /// the features require.
+    /// Waits until the downloads are offloaded and replicated to the peer, and checks that the master
+    /// daemon runs, each if the features contain it.
     fn wait_for_features(&self) -> Result<()> {
         let Features {
             path,

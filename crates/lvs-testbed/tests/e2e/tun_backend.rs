@@ -77,7 +77,7 @@ fn tun_backend_tunnels_forward_bulk_and_datagrams() -> Result<()> {
 }
 
 #[test]
-fn tun_backend_follows_added_and_removed_servers() -> Result<()> {
+fn tun_backend_uses_added_servers_and_avoids_removed_ones() -> Result<()> {
     common::administration(&site("hop-admin", Forward::Nat, 3)?)
 }
 
@@ -97,13 +97,14 @@ fn tun_backend_forwards_every_byte_through_full_nat() -> Result<()> {
     let refusal = site.lvsadm("local add 192.0.2.1");
     let text = format!(
         "{:#}",
-        refusal.err().context("the dataplane accepted the option")?
+        refusal
+            .err()
+            .context("the dataplane accepted a local address of the host")?
     );
     ensure!(text.contains("TUN"), "no `TUN` in {text}");
     Ok(())
 }
 
-/// One of two real servers is a web server on the director.
 #[test]
 fn tun_backend_forwards_to_server_on_director() -> Result<()> {
     let site = site("hop-local", Forward::Nat, 1)?;
@@ -115,7 +116,7 @@ fn tun_backend_forwards_to_server_on_director() -> Result<()> {
     let expected = [("director", 47), ("rs1", 47)].map(|(name, n)| (name.to_owned(), n));
     ensure!(
         report.servers == expected.into(),
-        "the requests were divided differently: {:?}",
+        "the servers did not answer 47 requests each: {:?}",
         report.servers
     );
     // The web server on the director also answers clients that connect to it directly, although its
@@ -190,7 +191,7 @@ fn tun_backend_forwards_every_byte_over_ipv6() -> Result<()> {
     traffic6(&tunnels, &kinds[..1], false)
 }
 
-/// The host or the receiver splits all segments and completes all checksums.
+/// The host or the receiver divides super-packets into segments, and completes checksums.
 #[test]
 #[ignore = "long"]
 fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<()> {
@@ -230,7 +231,7 @@ fn tun_backend_forwards_fragments_over_narrow_link() -> Result<()> {
             let number = |name: &str| sum[name].as_u64().context(sum.to_string());
             let (packets, lost) = (number("packets")?, number("lost_packets")?);
             let good = packets > 100 && lost * 2 < packets;
-            Ok((!good).then(|| format!("{reverse}: {sum}")))
+            Ok((!good).then(|| format!("too many datagrams were lost {reverse}: {sum}")))
         })?;
     }
     site.director.sh("ip link set eth1 mtu 1400")?;
@@ -240,7 +241,7 @@ fn tun_backend_forwards_fragments_over_narrow_link() -> Result<()> {
 }
 
 #[test]
-fn tun_backend_refuses_unsupported_methods_without_change() -> Result<()> {
+fn tun_backend_refuses_unsupported_settings_without_change() -> Result<()> {
     let site = site("hop-refused", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
     let service = site.service(80);
@@ -401,7 +402,10 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     let printed = site
         .client
         .sh("curl --fail --silent --max-time 60 http://192.0.2.1:22/id")?;
-    ensure!(printed == "director\n", "not `director`: {printed}");
+    ensure!(
+        printed == "director\n",
+        "port 22 of the director was answered by another host: {printed}"
+    );
 
     // The virtual address answers like a host without other services: echo replies and RST.
     let vip = site.vip.to_string();
@@ -426,10 +430,14 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     let printed = site.servers[0].sh(&format!(
         "curl --fail --silent --max-time 60 http://{outside}:8080/addr"
     ))?;
-    ensure!(printed == "192.0.2.1\n", "not `192.0.2.1`: {printed}");
+    ensure!(
+        printed == "192.0.2.1\n",
+        "the connection of the server has the source address {printed} instead of 192.0.2.1"
+    );
     site.servers[0].run(programs::own()?, &["ping", &outside])?;
 
-    // The request fails at once, because the host receives the reply to its own connection.
+    // A request of the director itself to the VIP fails at once, because the host would receive the
+    // reply to its own connection.
     let own = LoadOptions {
         requests: 1,
         ..site.load()
@@ -520,7 +528,7 @@ fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
 }
 
 #[test]
-fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
+fn tun_backend_reports_disabled_ip_forwarding() -> Result<()> {
     let mut options = SiteOptions::with_servers("hop-deaf", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
@@ -544,7 +552,6 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     Ok(())
 }
 
-/// `lvsadm doctor` reports the time since when the interface is down.
 #[test]
 fn tun_backend_reports_since_when_an_interface_is_down() -> Result<()> {
     let mut site = prepared("hop-down", Forward::Nat, 1, Vip::Dataplane)?;
@@ -592,7 +599,9 @@ fn tun_backend_under_lvsd_serves_clients() -> Result<()> {
     let refusal = site.director.run(&lvsd, &["check", &path]);
     let text = format!(
         "{:#}",
-        refusal.err().context("the dataplane accepted the option")?
+        refusal
+            .err()
+            .context("lvsd check accepted direct routing")?
     );
     ensure!(
         text.contains("direct routing needs frames") && text.contains("lvsd.toml:"),

@@ -24,16 +24,16 @@ fn same(names: &[&str], seed: u64) {
 }
 
 #[test]
-fn both_userspace_paths_send_same_nat_frames() {
+fn userspace_fast_path_sends_same_nat_frames_as_slow_path() {
     same(&["nat4", "nat6"], 11);
 }
 
 #[test]
-fn both_userspace_paths_send_same_direct_routing_frames() {
+fn userspace_fast_path_sends_same_direct_routing_frames_as_slow_path() {
     same(&["dr4", "dr6"], 12);
 }
 
 #[test]
-fn both_userspace_paths_send_same_tunnel_frames() {
+fn userspace_fast_path_sends_same_tunnel_frames_as_slow_path() {
     same(&["ipip-4in4", "ipip-6in4", "gre-4in4"], 13);
 }

@@ -6,12 +6,28 @@ use crate::common;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Site, SiteOptions, programs, soon, wait_until};
+use lvs_testbed::{Forward, Site, SiteOptions, programs, servers, soon, wait_until};
 use serde_json::Value;
 
 /// A client that sends a request every 200 ms. The time limit of a request permits two repeated
 /// SYNs.
 const CLIENT: &str = "while :; do curl -s -m 5 -o /dev/null http://VIP/id & sleep 0.2; done";
+
+/// A client that sends a DNS question every 200 ms, from another port each time, and sends it again
+/// after 1.2 s.
+const DNS_CLIENT: &str = r"ask() {
+    exec 3<> /dev/udp/VIP/53
+    for _ in 1 2; do
+        printf '\x41\x42\1\0\0\1\0\0\0\0\0\0\2id\4test\0\0\x10\0\1' >&3
+        sleep 1.2
+    done
+}
+while :; do ask & sleep 0.2; done";
+
+const OTHER_GATEWAY: [&str; 2] = [
+    "ip route change default via 10.0.0.99",
+    "ip route change default via 10.0.0.1",
+];
 
 fn doctor(site: &Site) -> Result<String> {
     let lvsadm = programs::find("lvsadm")?.display().to_string();
@@ -21,15 +37,14 @@ fn doctor(site: &Site) -> Result<String> {
 
 /// Breaks the second of three servers, waits until doctor reports it, repairs it, and waits until
 /// the finding ends.
-fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()> {
-    let site = common::site(SiteOptions::with_servers("unansw", forward, 3))?;
-    site.add_service(80, "rr")?;
-    let client = CLIENT.replace("VIP", &site.vip.to_string());
-    let _load = site.client.spawn("sh", &["-c", &client])?;
+fn found_and_healed(site: &Site, port: u16, faults: [&str; 2], fix: &str) -> Result<()> {
     let vip = site.vip.to_string();
+    let client = if port == 53 { DNS_CLIENT } else { CLIENT };
+    let client = client.replace("VIP", &vip);
+    let _load = site.client.spawn("bash", &["-c", &client])?;
     let [fault, repair] = faults.map(|words| words.replace("VIP", &vip));
     site.servers[1].sh(&fault)?;
-    let finding = |n| format!("connections to {}:80", site.real_address(n));
+    let finding = |n| format!("connections to {}:{port}", site.real_address(n));
     // On a busy machine, other servers may also be named for a minute after late answers.
     let found = |text: &str| {
         let of_good = [0, 2].iter().any(|&good| text.contains(&finding(good)));
@@ -39,29 +54,42 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
     wait_until(
         "doctor to report the expected finding",
         Duration::from_secs(40),
-        || doctor(&site).is_ok_and(|text| found(&text)),
+        || doctor(site).is_ok_and(|text| found(&text)),
     )
-    .with_context(|| format!("{:?}", doctor(&site)))?;
+    .with_context(|| format!("{:?}", doctor(site)))?;
     site.servers[1].sh(&repair)?;
-    let healed = || doctor(&site).is_ok_and(|text| !text.contains("got no answer"));
+    let healed = || doctor(site).is_ok_and(|text| !text.contains("got no answer"));
     wait_until("the finding to end", Duration::from_secs(70), healed)
 }
 
 #[test]
 #[ignore = "long"]
 fn doctor_reports_server_without_vip_on_lo() -> Result<()> {
+    let site = common::site(SiteOptions::with_servers("unansw", Forward::Dr, 3))?;
+    site.add_service(80, "rr")?;
     let faults = ["ip addr del VIP/32 dev lo", "ip addr add VIP/32 dev lo"];
-    found_and_healed(Forward::Dr, faults, "realserver-setup")
+    found_and_healed(&site, 80, faults, "realserver-setup")
 }
 
 #[test]
 #[ignore = "long"]
 fn doctor_reports_server_with_another_gateway() -> Result<()> {
-    let faults = [
-        "ip route change default via 10.0.0.99",
-        "ip route change default via 10.0.0.1",
-    ];
-    found_and_healed(Forward::Nat, faults, "default gateway")
+    let site = common::site(SiteOptions::with_servers("unansw", Forward::Nat, 3))?;
+    site.add_service(80, "rr")?;
+    found_and_healed(&site, 80, OTHER_GATEWAY, "default gateway")
+}
+
+#[test]
+#[ignore = "long"]
+fn doctor_reports_udp_server_with_another_gateway() -> Result<()> {
+    let site = common::site(SiteOptions::with_servers("unudp", Forward::Nat, 3))?;
+    let _servers = site
+        .servers
+        .iter()
+        .map(servers::dnsmasq)
+        .collect::<Result<Vec<_>>>()?;
+    site.add_service_weighted("-u", 53, "rr", &[1, 1, 1])?;
+    found_and_healed(&site, 53, OTHER_GATEWAY, "default gateway")
 }
 
 /// `lvsd` names the server in its status and its log.
@@ -106,14 +134,14 @@ fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
     all(["up", "up", "up"])?;
     let client = CLIENT.replace("VIP", &site.vip.to_string());
     let _load = site.client.spawn("sh", &["-c", &client])?;
-    site.servers[1].sh("ip route change default via 10.0.0.99")?;
+    site.servers[1].sh(OTHER_GATEWAY[0])?;
     all(["up", "suspicious", "up"])?;
     let text = ask("status")?;
     ensure!(
         text.contains("default gateway"),
         "no `default gateway` in {text}"
     );
-    site.servers[1].sh("ip route change default via 10.0.0.1")?;
+    site.servers[1].sh(OTHER_GATEWAY[1])?;
     all(["up", "up", "up"])?;
     let (broken, good) = (site.real_address(1), site.real_address(0));
     let says = |words: &str, server| {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 
-/// Time limit of each step on a busy machine.
+/// Time limit of each step.
 const SOON: Duration = Duration::from_secs(20);
 const KERNEL: [&str; 2] = ["--fast-path", "on"];
 const HOLDER: [&str; 4] = ["--fast-path", "off", "--warm-restart", "on"];
@@ -130,7 +130,7 @@ const REFUSED: &str = "7";
 const SILENT: &str = "28";
 
 #[test]
-fn host_does_not_answer_for_mark_and_sctp_services_without_dataplane() -> Result<()> {
+fn host_does_not_answer_on_service_and_mark_ports_without_dataplane() -> Result<()> {
     for words in ways()? {
         let mut site = Site::new(SiteOptions::new("wr-mark", Forward::Nat))?;
         let vip = site.vip;
@@ -186,7 +186,7 @@ fn host_does_not_answer_for_mark_and_sctp_services_without_dataplane() -> Result
 /// it.
 #[test]
 fn files_of_removed_namespaces_are_deleted_at_start() -> Result<()> {
-    // Other users cannot see all processes.
+    // The dataplane deletes new files of other namespaces only if it can see all processes.
     super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;
     // No network namespace has this inode number.

@@ -484,18 +484,18 @@ mod tests {
     }
 
     #[test]
-    fn thread_without_the_capability_may_not_administer() {
-        let owner = std::fs::metadata("/proc/thread-self/ns/user").expect("the memory can be read");
+    fn caller_without_capability_in_owner_namespace_may_not_administer() {
+        let owner = std::fs::metadata("/proc/thread-self/ns/user").expect("/proc is mounted");
         let owners = [NamespaceId::from_metadata(&owner)];
         let thread = rustix::thread::gettid().as_raw_pid();
         let thread = u32::try_from(thread).expect("the number fits into 32 bits");
-        let mut caller = Caller::of(thread, None).expect("the memory can be read");
+        let mut caller = Caller::of(thread, None).expect("this thread is in /proc");
         assert_eq!(caller.process(), Some(std::process::id()));
         caller.has_net_admin = true;
         assert!(caller.may_administer(&owners));
         assert!(
             !caller.may_administer(&[]),
-            "a thread without the capability may administer the namespace"
+            "a thread may administer a namespace of another owner"
         );
         caller.has_net_admin = false;
         assert!(!caller.may_administer(&owners));
@@ -508,7 +508,7 @@ mod tests {
                 .expect("the number fits into 32 bits")
         };
         let ended =
-            std::thread::spawn(move || Caller::of(own(), None).expect("the memory can be read"));
+            std::thread::spawn(move || Caller::of(own(), None).expect("this thread is in /proc"));
         let ended = ended.join().expect("the thread ends without a panic");
         // Another thread has the number of the last thread now.
         let last = Caller {

@@ -528,7 +528,7 @@ mod tests {
 
     fn null() -> OwnedFd {
         File::open("/dev/null")
-            .expect("the memory can be read")
+            .expect("the device can be opened")
             .into()
     }
 
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn number_of_stored_names_is_bounded() {
+    fn proc_link_above_limit_is_refused() {
         let mut links = Links::default();
         for number in 0..LINKS_MAX {
             let name = (Overlay::Net, number.to_string());
@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn files_and_their_bytes_are_bounded() {
+    fn proc_file_above_limit_of_files_or_bytes_is_refused() {
         let files = files();
         let content = || Content {
             text: "text".to_owned(),
@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_requests_for_files_are_bounded() {
+    fn proc_request_above_limit_of_threads_is_refused() {
         let files = files();
         files.threads.store(THREADS_MAX, Ordering::Relaxed);
         assert_eq!(files.clone().answer_later(&[0; 64]), Err(Errno::EBUSY));

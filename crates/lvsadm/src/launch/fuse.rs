@@ -134,7 +134,8 @@ pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
     Ok(out)
 }
 
-/// A file, a link or a directory, as `stat` shows it.
+/// The attributes of a file, a link or a directory (`struct fuse_attr`), which the kernel reports
+/// to callers of `stat`.
 fn attributes(node: u64, mode: u32, length: usize) -> Vec<u8> {
     const BLOCK: u32 = 4096;
     let mut out = Vec::with_capacity(88);
@@ -240,7 +241,7 @@ mod tests {
                 "a name without a final NUL was accepted"
             );
         }
-        // The request is shorter than its header says.
+        // The request is shorter than its header specifies.
         let bytes = request(WRITE, &[9; 41]);
         assert!(
             Request::of(&bytes)

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_state_of_each_service_is_stored() {
+    fn program_configuration_is_stored_in_its_newest_state() {
         let mut kept = Kept::default();
         assert!(kept.is_empty() && kept.requests().is_empty());
         let timeouts = |tcp, tcp_fin, udp| Timeouts { tcp, tcp_fin, udp };
@@ -246,12 +246,12 @@ mod tests {
     }
 
     #[test]
-    fn configuration_above_limit_is_not_stored() {
+    fn program_configuration_above_limit_is_not_stored() {
         let mut kept = Kept::default();
         assert!(kept.keep(&Call::ServiceAdd(add(1, "rr"))));
         let all = u32::try_from(CHANGES_MAX).expect("the number fits into 32 bits");
         // Only the service is searched here, because the search for a server is linear.
-        let service = kept.service(service(1)).expect("the server was added");
+        let service = kept.service(service(1)).expect("the service was added");
         service.servers = (2..all).map(|number| server(1, number, 1)).collect();
         kept.servers = service.servers.len();
         assert!(!kept.keep(&Call::ServerAdd(server(1, all, 1))));

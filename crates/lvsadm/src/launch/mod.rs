@@ -53,7 +53,7 @@ dataplane answers it, and everything that it starts, in the place of the kernel.
 
 Options:
   --socket ADDRESS  control socket of the dataplane: a path, or @NAME (abstract)
-                    (default: the one of the network namespace in which COMMAND asks)
+                    (default: that of the network namespace from which COMMAND makes a request)
   --fullnat         add NAT servers with full NAT, so that their replies return through the director; the dataplane
                     needs --local-address, and the servers do not see the addresses of clients
   --help            show this text

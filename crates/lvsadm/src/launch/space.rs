@@ -204,7 +204,8 @@ impl Space {
     }
 
     /// Sends as many of the `datagrams` to the socket with the netlink port `port` as it accepts.
-    /// Returns the others; `None` if none is left, or the socket is closed.
+    /// Returns the others; `None` if none is left, or the socket is closed. Fails if datagrams are
+    /// left, but [`DUMPS_MAX`] dumps are already being sent.
     pub(super) fn send(
         self: &Arc<Self>,
         port: u32,
@@ -348,7 +349,7 @@ impl Connection<'_> {
                     }
                     Err(Error::Refused(failure)) => {
                         self.link.client = Some(client);
-                        // The program cannot tell this refusal by its error number, so log the
+                        // The error number does not show the reason to the program, so log the
                         // reason.
                         if failure.code == FailureCode::NoLocalAddress
                             && !mem::replace(&mut self.link.said_no_local, true)

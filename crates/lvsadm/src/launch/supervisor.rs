@@ -247,7 +247,9 @@ impl Supervisor {
             .spawn(move || own.serve(turn));
         if let Err(error) = started {
             self.threads.fetch_sub(1, Ordering::SeqCst);
-            log(&format!("cannot start a thread: {error}"));
+            log(&format!(
+                "cannot start another thread that answers system calls: {error}"
+            ));
         }
     }
 

@@ -12,7 +12,7 @@ use super::wire::{self, Attributes};
 use super::{Invocation, options};
 
 const RECORDED: &str = include_str!("kernel.txt");
-/// The program's port in the recordings.
+/// The program's netlink port in the recordings.
 const PORT: u32 = 4242;
 
 /// A dataplane that stores the services that are sent to it, in order.
@@ -176,7 +176,7 @@ fn shown(messages: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn netlink_answers_equal_the_kernel() {
+fn netlink_answers_equal_kernel_answers() {
     let recorded = recorded();
     let of = |title: &str| -> Vec<&Vec<u8>> {
         let with_title = recorded.iter().filter(|(of, _)| *of == title);
@@ -264,7 +264,7 @@ fn netlink_answers_equal_the_kernel() {
 }
 
 #[test]
-fn edit_keeps_flags_outside_the_mask_and_settings_of_this_director() {
+fn netlink_service_edit_keeps_flags_outside_mask_and_own_settings() {
     let address = attribute(3, &[192, 0, 2, 1]);
     let service = |flags: u32, mask: u32| {
         let flags = [flags.to_ne_bytes(), mask.to_ne_bytes()].concat();
@@ -293,7 +293,7 @@ fn edit_keeps_flags_outside_the_mask_and_settings_of_this_director() {
 }
 
 #[test]
-fn message_that_is_not_a_request_is_not_answered() {
+fn netlink_message_that_is_not_a_request_is_not_answered() {
     let mut message = request(FAMILY, 0, 1, 17, &[]);
     message[6] = 0;
     assert!(ask(&message, &mut Kept::default()).is_empty());
@@ -320,7 +320,7 @@ impl Random {
 }
 
 #[test]
-fn malformed_requests_never_panic() {
+fn malformed_netlink_and_sockopt_requests_do_not_panic() {
     let seeds: Vec<Vec<u8>> = recorded().into_iter().map(|(_, message)| message).collect();
     let mut random = Random(1);
     for _ in 0..20_000 {
@@ -419,7 +419,7 @@ fn lvs_run_command_line_is_parsed() {
     );
     assert_eq!(parse(&["--socket=/s", "a"]), Ok(run(Some("/s"), &["a"])));
     let Ok(Invocation::Run { full_nat: true, .. }) = parse(&["--fullnat", "a", "--socket"]) else {
-        panic!("--fullnat");
+        panic!("--fullnat before the command is not accepted");
     };
     for wrong in [&[][..], &["--"], &["--socket"], &["--sockets", "a"]] {
         assert!(parse(wrong).is_err(), "{wrong:?}");

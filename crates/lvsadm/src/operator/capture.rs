@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn capture_filters_are_parsed() {
+    fn valid_capture_filters_are_parsed_and_invalid_ones_refused() {
         let taken = filter(&words("tcp and host 192.0.2.1 and port 80 dropped"))
             .expect("the filter is valid");
         assert_eq!(taken.protocol, Some(6));

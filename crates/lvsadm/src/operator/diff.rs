@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn differing_services_are_named_with_the_difference() {
+    fn diff_names_each_differing_setting_of_service() {
         let ours = service(80, "mh");
         let of = |change: &dyn Fn(&mut ServiceInfo)| {
             let mut theirs = ours.clone();

@@ -30,7 +30,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     };
     if service == "all" {
         return Err(Trouble::Usage(format!(
-            "drain waits for one service; `lvsadm maintenance all {server}' takes a server out of all"
+            "drain needs one service, not `all'; `lvsadm maintenance all {server}' takes the server out of all services"
         )));
     }
     let deadline = duration(words, "--deadline")?;

@@ -384,18 +384,18 @@ mod tests {
 
     #[test]
     fn command_line_is_split_into_words_and_options() {
-        let drain = find(b"drain").expect("the number is in the table");
+        let drain = find(b"drain").expect("the command exists");
         let words = |line: &str| {
             let words: Vec<Vec<u8>> = line.split(' ').map(|w| w.as_bytes().to_vec()).collect();
             Words::new(drain, &words)
         };
-        let taken = words("a:1 --deadline 10m b:2 --delete").expect("the words are in order");
+        let taken = words("a:1 --deadline 10m b:2 --delete").expect("the arguments are valid");
         assert_eq!(taken.free, ["a:1", "b:2"]);
         assert_eq!(taken.value("--deadline"), Some("10m"));
         assert!(taken.has("--delete") && !taken.has("--undo"));
         assert_eq!(
             words("--deadline=1h")
-                .expect("the words are in order")
+                .expect("the arguments are valid")
                 .value("--deadline"),
             Some("1h")
         );

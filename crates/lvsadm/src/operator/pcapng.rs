@@ -112,7 +112,7 @@ mod tests {
     fn pcapng_blocks_are_complete() {
         let mut file = Vec::new();
         {
-            let mut writer = Writer::new(&mut file).expect("the packet can be written");
+            let mut writer = Writer::new(&mut file).expect("the header can be written");
             for interface in ["eth0", "eth1", "eth0"] {
                 writer
                     .packet(

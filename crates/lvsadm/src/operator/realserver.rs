@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn realserver_tunnel_types_have_their_devices() {
+    fn realserver_setup_supports_known_tunnel_types_and_refuses_invalid_arguments() {
         for (tunnel, words) in [
             ("ipip", "ip link set tunl0 up"),
             ("gre", "type gre external"),

@@ -143,7 +143,7 @@ fn full_nat_is_restored_if_dataplane_has_local_addresses() {
 }
 
 #[test]
-fn refused_restore_names_line_and_changes_nothing() {
+fn refused_atomic_restore_names_line_and_changes_nothing() {
     let bed = Bed::new("refused");
     let (_, status) = bed.restore("-A -t 192.0.2.1:80 -s rr\n");
     assert_eq!((status, bed.calls()), (0, 1));

@@ -166,7 +166,7 @@ fn missing_dataplane_is_reported_in_one_line_with_fix() {
 }
 
 #[test]
-fn unusable_sockets_are_reported_in_one_line() {
+fn unusable_socket_is_reported_with_path_and_fix() {
     let dir = std::env::temp_dir().join(format!("lvs-test-sockets-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("the directory can be created");
     let at = |name: &str| dir.join(name);
@@ -281,7 +281,7 @@ fn drain_without_waiting_returns_after_the_weight_is_0() {
 }
 
 #[test]
-fn long_listing_is_streamed() {
+fn listing_of_100_000_connections_is_complete() {
     let at = address("streams");
     let _dataplane = start(&at);
     let (out, err, code) = run(program("ipvsadm", &at).arg("-Lnc"));
@@ -298,7 +298,7 @@ fn long_listing_is_streamed() {
 }
 
 #[test]
-fn closed_output_pipe_is_not_an_error() {
+fn closed_output_pipe_ends_listing_with_status_141() {
     let at = address("pipe");
     let _dataplane = start(&at);
     let mut child = program("ipvsadm", &at)

@@ -31,9 +31,8 @@ pub(super) struct Keeper {
 struct State {
     /// Content of the next write.
     next: Option<Vec<StoredOverride>>,
-    /// Receivers that wait for the next write.
+    /// Callers that wait for the next write.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
-    /// Whether a thread is writing the overrides.
     writing: bool,
     /// Whether a part of the stored overrides could not be read; their file is then renamed before
     /// the next write.

@@ -34,7 +34,7 @@ pub struct Cause {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub host: Option<IpAddr>,
-    /// The number of servers with this fault.
+    /// The number of servers with this fault. A server of several services counts in each of them.
     pub servers: usize,
     /// The number of services with this fault.
     pub services: usize,
@@ -129,8 +129,8 @@ fn host_key<'a>(fault: &'a Fault<'_>) -> (&'static str, &'a str, &'a str, IpAddr
 }
 
 impl Fault<'_> {
-    /// The reason, if the code does not name the cause: the answer to the check, or another host.
-    /// The reasons of other faults differ in addresses and numbers.
+    /// The part of the reason by which faults with the same code differ. It is empty for codes that
+    /// name the cause: their reasons differ only in addresses and numbers.
     fn detail(&self) -> &str {
         match self.code {
             "" | "check_failed" | "certificate" => &self.reason,

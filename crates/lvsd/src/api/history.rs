@@ -63,7 +63,7 @@ pub struct Curves {
     pub packets: Vec<f32>,
     /// Bytes per second from clients.
     pub in_bytes: Vec<f32>,
-    /// Bytes per second to clients; none with direct routing and tunnels, whose replies bypass the
+    /// Bytes per second to clients; 0 with direct routing and tunnels, whose replies bypass the
     /// director.
     pub out_bytes: Vec<f32>,
 }
@@ -158,8 +158,8 @@ impl History {
         true
     }
 
-    /// The history of a service, or without a name the sums of all services, with times by the present
-    /// wall clock; `None` for an unknown service.
+    /// The history of a service, or without a name the sums of all services, with times by the
+    /// present wall clock; `None` for a service without a history.
     pub fn curves(&self, service: Option<&str>, now: Now) -> Option<Curves> {
         let series = match service {
             Some(name) => self.services.get(name)?,

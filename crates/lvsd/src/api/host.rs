@@ -11,7 +11,6 @@ use hyper::header;
 use hyper::http::request::Parts;
 use hyper::http::uri::Authority;
 
-/// The name of this host.
 pub(super) fn own_name() -> String {
     let own = rustix::system::uname();
     own.nodename().to_string_lossy().into_owned()

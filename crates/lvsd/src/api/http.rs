@@ -54,7 +54,7 @@ pub(super) async fn accept(listener: TcpListener, api: &Arc<Api>) {
         };
         let api = Arc::clone(api);
         tokio::spawn(async move {
-            // The only error is that the client has closed its connection.
+            // An error concerns only this client.
             let _ = serve(stream, api, Peer::Tcp(peer)).await;
             drop(place);
         });
@@ -78,7 +78,7 @@ pub(crate) fn refusal(code: StatusCode, why: &str) -> String {
 /// Serves one connection, on which one request is accepted.
 ///
 /// # Errors
-/// The client disconnected, or exceeded a time limit.
+/// The client disconnected, sent an invalid request, or exceeded a time limit.
 pub(crate) async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     api: Arc<Api>,

@@ -153,7 +153,7 @@ impl<'a> Service<'a> {
     }
 }
 
-/// A server of a service.
+/// The state of a server in the daemon and the dataplane.
 struct Server<'a> {
     status: &'a ServerStatus,
     dataplane: Option<&'a ServerInfo>,
@@ -366,7 +366,7 @@ impl View {
                 "Delays of health checks after their due time";
             counters "lvs_health_transitions"
                 [([("to", "up")], counts.ups), ([("to", "down")], counts.downs)],
-                "Servers that went up or down";
+                "Times that servers went up or down";
         }
         Ok(())
     }
@@ -505,7 +505,7 @@ impl View {
             (
                 "host",
                 "lvs_left_to_host",
-                "Packets passed to or reinjected into the host, by the reason",
+                "Packets passed to the host's network stack, or reinjected into it, by reason",
             ),
             (
                 "kernel",
@@ -660,7 +660,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
                 let of = status.servers.iter();
                 of.filter(|server| server.check_not_made.is_some()).count() as u64
             }),
-            "Servers whose checks this host could not run three times in a row";
+            "Servers whose checks this host has been unable to run at least three times in a row";
         gauges "lvs_service_servers" by_health,
             "Servers of a service in the file, by the result of their checks";
         gauges "lvs_service_usable_servers" each(|status| status.usable as u64),
@@ -1002,7 +1002,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_refused_by_proxy_are_counted() {
+    fn metrics_contain_all_proxy_counters_only_if_proxy_has_status() {
         let mut snapshot = snapshot("web");
         let text = |snapshot| open_metrics(Arc::new(snapshot), counters::Counts::default());
         assert!(!text(snapshot.clone()).contains("lvs_proxy"));

@@ -87,7 +87,7 @@ pub struct Overview {
     /// The services: first the broken ones, then the degraded, the suspicious and the OK ones;
     /// those of one state in the order of the file.
     pub services: Vec<Summary>,
-    /// Numbers of dropped packets by reason.
+    /// Numbers of dropped packets by reason, most packets first.
     pub drops: Vec<ReasonCount>,
 }
 
@@ -131,8 +131,8 @@ pub struct Summary {
     pub service: ServiceId,
     /// The address as text: `tcp 192.0.2.10:80`.
     pub address: String,
-    /// `ok`, `suspicious` (a server does not answer clients), `degraded` (servers are down), or
-    /// `broken` (the service does not serve as configured).
+    /// `ok`, `suspicious` (clients cannot use a server that is up), `degraded` (servers are down),
+    /// or `broken` (clients are not served as configured, for example because no server is usable).
     pub state: String,
     /// The faults, as text.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -142,9 +142,9 @@ pub struct Summary {
     pub servers: usize,
     /// Number of servers that receive new connections.
     pub usable: usize,
-    /// Number of servers whose checks fail.
+    /// Number of servers that are down.
     pub down: usize,
-    /// Number of servers that do not answer clients.
+    /// Number of servers that are up, and that clients cannot use.
     pub suspicious: usize,
     /// Number of servers to which an operator permits no new connections.
     pub out_of_service: usize,

@@ -24,8 +24,8 @@ const BODY_MAX: usize = 16 << 10;
 /// Delay before a wrong token is refused.
 const WRONG_TOKEN: Duration = Duration::from_millis(500);
 
-/// The content security policy: a page may load scripts, styles and images only from lvsd, and may
-/// connect only to lvsd.
+/// The content security policy: a page may load scripts, styles and images only from lvsd (images
+/// also from `data:` URLs), and may connect only to lvsd.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

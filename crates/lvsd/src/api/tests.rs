@@ -16,7 +16,8 @@ use super::*;
 use crate::channels::{answer, channel};
 use crate::token::Role;
 
-/// An API for a fake daemon with one service; the receiver gets the API's requests to the daemon.
+/// An API for a fake daemon with one service; the receiver gets each requested change with its
+/// actor.
 fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(ChangeRequest, String)>) {
     let (sender, mut requests) = channel();
     let (done, received) = mpsc::unbounded_channel();
@@ -339,7 +340,7 @@ async fn every_api_answer_matches_openapi() {
     }
     let (ask, who) = received.recv().await.expect("the request arrives");
     assert!(matches!(ask, ChangeRequest::Admin(_)) && who == "token oncall");
-    // The API and the command have one source: both report the same.
+    // The API returns the same status as `lvsd status`.
     let (_, body) = get(&api, "/v1/status").await;
     let status: Status = serde_json::from_str(&body).expect("the JSON is valid");
     assert_eq!(status, snapshot("web").status);
@@ -472,7 +473,8 @@ async fn role_of_token_decides_about_each_change() {
     }
 }
 
-/// A reload replaces all tokens; a token whose file became unreadable stays valid with its new role.
+/// A reload replaces all tokens. A token whose file became unreadable stays valid with its new
+/// role.
 #[tokio::test(start_paused = true)]
 async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
     use std::os::unix::fs::PermissionsExt;
@@ -703,7 +705,7 @@ async fn answers_are_refused_and_counted_when_slow_readers_use_all_memory() {
             "{path}: {code} {body}"
         );
     }
-    // The response contains the shared page and the refusal.
+    // A page that clients share is not limited.
     assert_eq!(get(&api, "/v1/overview").await.0, 200);
     let text = metrics(&api).await;
     assert!(

@@ -56,7 +56,7 @@ pub(super) fn events(
     Ok(())
 }
 
-/// The events of the last `since`; at most the newest `last`.
+/// The events of the period `since` before `now_ms`, and of these at most the newest `last`.
 fn past(events: &[Event], last: Option<usize>, since: Option<Duration>, now_ms: u64) -> &[Event] {
     let since = since.map_or(0, |time| {
         now_ms.saturating_sub(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn event_line_has_date_and_the_address_once() {
+    fn event_line_contains_date_and_address_once() {
         let event = Event {
             seq: 1,
             time_ms: 1_795_856_749_838,

@@ -15,7 +15,7 @@ use crate::convert::{
 
 /// Exit code if some statements have no counterpart, and are comments in the result.
 const EXIT_LOSSY: u8 = 4;
-/// Exit code if keepalived could not run, so that the result was not compared.
+/// Exit code if the result was not compared, for example because keepalived could not run.
 const EXIT_NOT_COMPARED: u8 = 5;
 
 /// Format of the source file.
@@ -97,7 +97,7 @@ pub(super) fn check(file: &Path, from: Option<From>, config_id: Option<&str>) ->
     });
     let lost = counted(converted.lost.len(), "thing");
     text.push_str(&format!(
-        "{}; {lost} not converted, which `lvsd convert` without --check names\n",
+        "{}; {lost} not converted: `lvsd convert` without --check lists them\n",
         match compared.differences.len() {
             0 => "no difference".to_owned(),
             number => counted(number, "difference"),

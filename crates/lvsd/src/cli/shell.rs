@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_list_contains_all_commands_of_lvsd() {
+    fn lvsd_command_list_equals_commands_that_lvsadm_lacks() {
         let of_both = ["drain", "undrain", "maintenance", "completions", "man"];
         let command = Arguments::command();
         let own = command.get_subcommands().map(clap::Command::get_name);

@@ -34,7 +34,8 @@ const PERIOD: Duration = Duration::from_secs(2);
 pub(super) struct Selection {
     /// Shows only services with this name or address.
     pub(super) name: Option<String>,
-    /// Shows only broken services, and services with servers that are down or suspicious.
+    /// Shows only broken services, and services with servers that are down, suspicious, slow or
+    /// flapping.
     pub(super) broken: bool,
 }
 
@@ -70,7 +71,6 @@ fn has_name(service: &ServiceStatus, name: &str) -> bool {
 /// Format of the output.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
-    /// Whether the output has colours.
     colour: bool,
     /// Maximum width of a line; if `None`, each server has one line of any length.
     width: Option<usize>,
@@ -110,7 +110,7 @@ impl Look {
     }
 }
 
-/// Size of the terminal in lines and columns.
+/// Size of the terminal in lines and columns, if standard output is a terminal.
 fn window() -> Option<(usize, usize)> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then(|| (size.ws_row.into(), size.ws_col.into()))
@@ -144,7 +144,8 @@ pub(super) fn watch(dataplane: &Address, selection: &Selection) -> Result<(), St
     }
 }
 
-/// The first `lines` lines of a text: as many as the terminal can show.
+/// Shortens a text for a terminal with `lines` lines. If lines are omitted, the last line shows
+/// their number.
 fn first_lines(text: &str, lines: usize) -> String {
     let all = text.lines().count();
     if all < lines {
@@ -255,7 +256,8 @@ fn health_line(verdict: &Verdict) -> (String, u8) {
     (line, code)
 }
 
-/// Removes control characters, and `|`, after which plugins expect performance data.
+/// Replaces control characters by spaces, and `|` by `/`: monitoring systems read the text after a
+/// `|` as performance data.
 fn one_line(text: &str) -> String {
     let plain = |char: char| match char {
         '|' => '/',
@@ -265,8 +267,8 @@ fn one_line(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Prints the maintenance and VRRP state. Before, `Some(true)` in `on` starts maintenance, and
-/// `Some(false)` ends it.
+/// Starts maintenance if `on` is `Some(true)`, or ends it if `on` is `Some(false)`. Then prints the
+/// state of maintenance, VRRP and announcements.
 pub(super) fn maintenance(
     dataplane: &Address,
     on: Option<bool>,
@@ -285,7 +287,7 @@ pub(super) fn maintenance(
     super::write(text.as_bytes())
 }
 
-/// Lines about maintenance, VRRP and announcements.
+/// Lines about maintenance, VRRP, announcements and warnings.
 fn director(status: &DirectorStatus, now: u64) -> String {
     let mut text = String::new();
     match &status.maintenance {
@@ -315,7 +317,7 @@ fn director(status: &DirectorStatus, now: u64) -> String {
             let _ = write!(text, "; NOT READY, waits for {}", vrrp.waits_for);
         }
         if vrrp.ignored > 0 {
-            let _ = write!(text, "; {} lines were invalid", vrrp.ignored);
+            let _ = write!(text, "; {} lines in the FIFO were invalid", vrrp.ignored);
         }
         text.push('\n');
         for trouble in &vrrp.trouble {
@@ -505,8 +507,8 @@ fn network_lines(text: &mut String, status: &Status) {
     }
 }
 
-/// Appends a line about the reasons with most dropped packets. A reason without packets in the last
-/// minute has ended.
+/// Appends a line about the first [`DROPS_MAX`] reasons of dropped packets, and the number of the
+/// other reasons. A reason without packets in the last minute is omitted.
 fn drops_line(text: &mut String, drops: &[ReasonCount]) {
     let drops = drops.iter().filter(|drop| drop.packets.last_minute > 0);
     let drops: Vec<_> = drops.collect();
@@ -898,7 +900,7 @@ mod tests {
     }
 
     #[test]
-    fn status_text_shows_each_problem() {
+    fn status_text_shows_missing_dataplane_lost_quorum_and_failed_servers() {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
         };
@@ -994,7 +996,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_peers_is_shown() {
+    fn status_text_shows_peers_only_while_dataplane_is_connected() {
         let peer = |n: u8, state: &str, seconds: u64, missing: u64, trouble: &str| PeerStanding {
             peer: ([192, 0, 2, n], 8848).into(),
             state: state.to_owned(),
@@ -1121,7 +1123,7 @@ mod tests {
     }
 
     /// A status with long names, IPv6 addresses, large numbers, suspicious and down servers, and
-    /// every line about a director.
+    /// most of the lines about a director.
     fn wide() -> Status {
         let mut status = suspicious();
         status.version = "0.12.13-rc1".to_owned();
@@ -1222,7 +1224,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_server_has_one_row_of_80_columns() {
+    fn server_row_with_ipv4_address_fits_80_columns() {
         let mut status = suspicious();
         let server = &mut status.services[1].servers[0];
         server.server = "255.255.255.255:65535".parse().unwrap();
@@ -1240,7 +1242,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_services_and_servers_come_first() {
+    fn status_text_lists_worst_services_and_servers_first() {
         let look = Look {
             colour: true,
             width: Some(80),
@@ -1281,7 +1283,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_and_flapping_servers_are_shown_without_details() {
+    fn slow_and_flapping_servers_have_notes_even_without_details() {
         let shown = |slow_in_a_row, falls_in_day| {
             let mut status = suspicious();
             let server = &mut status.services[1].servers[0];

@@ -108,7 +108,7 @@ pub(super) struct Announced {
     /// The readiness of the dataplane; `None` before its first answer.
     pub(super) readiness: Option<Readiness>,
     pub(super) vips: Vec<AnnouncedVip>,
-    /// The reason why the dataplane does not answer.
+    /// The reason why the addresses could not be sent to the dataplane.
     pub(super) trouble: Option<String>,
 }
 

@@ -90,7 +90,7 @@ fn parse(line: &[u8]) -> Message {
                 "BACKUP" => Message::State(State::Backup),
                 "FAULT" => Message::State(State::Fault),
                 "STOP" | "DELETED" => Message::State(State::Stopped),
-                // Priorities, and other instances.
+                // For example `MASTER_PRIORITY`.
                 _ => Message::Other,
             }
         }
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fifo_lines_of_own_instance_are_used() {
+    fn fifo_parser_uses_only_lines_of_own_instance() {
         for (line, message) in [
             ("INSTANCE \"lvs\" MASTER 200", Message::State(State::Master)),
             ("INSTANCE \"lvs\" BACKUP 200", Message::State(State::Backup)),
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn fifo_input_is_bounded_and_counted() {
+    fn fifo_line_above_limit_is_ignored_and_counted() {
         let (mut lines, mut messages) = (Lines::default(), Messages::default());
         for _ in 0..1000 {
             lines.feed(&[b'x'; 4096], &mut messages);

@@ -48,7 +48,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The name of the VRRP instance in keepalived's configuration and messages.
 pub const INSTANCE: &str = "lvs";
 
-/// The paths and connections of a director with peers.
+/// The paths and connections for VRRP, announcements and maintenance.
 #[derive(Clone, Debug)]
 pub struct ClusterPaths {
     /// Address of the dataplane.
@@ -332,7 +332,8 @@ impl Cluster {
     /// keepalived and the dataplane are informed first, because a busy disk may take seconds.
     ///
     /// # Errors
-    /// The change cannot be stored, and is reverted.
+    /// The name or the reason is too long or not a single line, or the change cannot be stored and
+    /// is reverted.
     pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: Now) -> Result<bool, String> {
         let on = spec.on;
         let before = self.maintenance.clone();
@@ -417,7 +418,6 @@ impl Cluster {
         self.announcer.as_ref().map(Announcer::unapplied)
     }
 
-    /// Whether this director is in maintenance.
     pub(crate) const fn is_in_maintenance(&self) -> bool {
         self.maintenance.is_some()
     }
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn maintenance_survives_restart_and_fails_if_not_stored() {
+    fn maintenance_survives_restart_and_is_refused_if_not_stored() {
         let directory = tempfile::tempdir().unwrap();
         let places = ClusterPaths {
             dataplane: Address::new("@nobody"),

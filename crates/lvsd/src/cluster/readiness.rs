@@ -49,7 +49,7 @@ pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
     receiver
 }
 
-/// Sends one query to a dataplane.
+/// Queries the readiness of the dataplane once. A dataplane that does not answer is not ready.
 pub(super) fn ask(address: &Address, client: &mut Option<Client>) -> Readiness {
     let unready = |why: String| Readiness {
         ready: false,

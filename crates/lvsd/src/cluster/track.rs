@@ -20,7 +20,6 @@ pub(super) struct Fitness {
     pub(super) ready: bool,
     /// Whether all services of this director have their quorum.
     pub(super) quorum: bool,
-    /// Whether this director is in maintenance.
     pub(super) maintenance: bool,
     /// Whether the dataplane lacks configured peers.
     pub(super) lacks_peers: bool,
@@ -57,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn track_file_content_is_compared_with_the_number() {
+    fn track_file_matches_only_its_exact_number() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("track");
         assert!(!says(&path, 0));

@@ -1,6 +1,6 @@
-//! Rules about the addresses of services and servers, in a file and from other sources: finds services
-//! that conflict with each other, servers that are services themselves, and servers that do not fit
-//! their service.
+//! Rules about the addresses of services and servers, in a file and from other sources: finds
+//! services that conflict with each other, servers that are services themselves, and servers that
+//! do not fit their service.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -233,7 +233,7 @@ pub(crate) fn misfit(
         && method != Forwarding::Tunnel
     {
         return Some(Unfit::new(
-            "server and service are of different families",
+            "server and service have different address families",
             "use a server of the service's family, or set forward = \"tun\"",
         ));
     }

@@ -38,7 +38,7 @@ pub(super) struct Whole {
     pub(super) findings: Findings,
 }
 
-/// Reads the configuration at `path`.
+/// Reads the main file at `path`, and the files of `conf.d` next to it.
 pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
     let mut joined = Joined {
         text: read_one(path)?,

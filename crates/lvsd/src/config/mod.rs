@@ -1,7 +1,7 @@
 //! The configuration: reads TOML, and returns a checked [`Config`], or a [`Report`] of all errors.
 //!
 //! ```text
-//! text ── syntax ──▶ tree ── shape (raw.rs) ──▶ RawConfig ── meaning (check.rs) ──▶ Config
+//! text ── syntax ──▶ tree ── shape (raw.rs) ──▶ RawConfig ── meaning (check/) ────▶ Config
 //!           │                   │                               │
 //!           └───────────────────┴── findings with their place ──┘
 //! ```
@@ -262,7 +262,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// The reason for which the dataplane would refuse the key.
+    /// Returns the reason why the dataplane would refuse the key, if it would.
     pub fn unusable_key(&self) -> Option<String> {
         lvs_api::directors::read_key(Path::new(&self.key_file)).err()
     }
@@ -295,7 +295,8 @@ impl Dataplane {
 /// The owner of a VIP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// The dataplane, unless the host has the VIP when the file is loaded.
+    /// The dataplane, unless the host has the VIP when the file is loaded, or another service has
+    /// the VIP with [`Host`](Self::Host) or [`Announce`](Self::Announce).
     #[default]
     Auto,
     /// The dataplane, which answers ARP for the VIP and announces it.
@@ -358,11 +359,11 @@ pub struct Service {
     pub sorry: Option<Server>,
     /// Source of further servers.
     pub discovery: Option<Discovery>,
-    /// Whether the dataplane may have further servers of the service, because DNS, etcd or
-    /// Kubernetes has not answered. `false` until [`expand`](crate::expand) has added these
-    /// servers.
+    /// Whether the dataplane may have further servers of the service, because DNS or etcd has not
+    /// answered, or the pool does not exist in etcd. `false` until [`expand`](crate::expand) has
+    /// added the servers from DNS and etcd.
     pub incomplete: bool,
-    /// Whether all servers of the service come from a source that has not answered yet.
+    /// Whether the source in `discovery` has not answered yet.
     pub unheard: bool,
     /// Real servers: first those of the file in order, then those of DNS and etcd.
     pub servers: Vec<Server>,
@@ -394,7 +395,7 @@ pub enum BelowQuorum {
 }
 
 impl Service {
-    /// The virtual address; `None` for a service with a mark.
+    /// The virtual address and port; `None` for a service with a mark or with several ports.
     pub fn address(&self) -> Option<SocketAddr> {
         self.id.address()
     }
@@ -409,7 +410,7 @@ impl Service {
         servers.for_each(|server| server.line += by);
     }
 
-    /// The virtual address without its port or ports.
+    /// The virtual address without its port or ports; `None` for a service with a mark.
     pub fn virtual_ip(&self) -> Option<IpAddr> {
         let many = self.ports.as_ref().map(|many| many.ip);
         many.or_else(|| Some(self.address()?.ip()))
@@ -447,8 +448,8 @@ impl Config {
         Self::load_on(path, None)
     }
 
-    /// As [`load`](Self::load). With `facts`, settings with which the dataplane would not start on
-    /// that host are errors.
+    /// As [`load`](Self::load). With `facts`, settings that cannot work on that host are reported,
+    /// too, such as an unknown group.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -477,8 +478,8 @@ impl Config {
         check::remote(self, text)
     }
 
-    /// Whether the files at `path` may contain the dataplane's socket. This searches the text
-    /// without parsing it: false means that they do not.
+    /// Whether the configuration at `path` may set `socket`: its text contains this word or an
+    /// escape, or cannot be read. The text is not parsed.
     pub fn may_name_socket(path: &Path) -> bool {
         // TOML keys may contain escapes.
         let names = |text: &str| text.contains("socket") || text.contains('\\');

@@ -41,7 +41,8 @@ impl ManyPorts {
         Self::parse(raw.address.as_ref()?.get_ref(), protocol)
     }
 
-    /// Parses an address with several ports; `None` if the text has at most one port.
+    /// Parses an address with several ports; `None` if the text has at most one port, or if its
+    /// address is invalid.
     ///
     /// # Errors
     /// The ports are invalid; the text is the reason.
@@ -64,7 +65,7 @@ impl ManyPorts {
     /// The mark of the service. It depends only on protocol, address and ports, so that connections
     /// survive a reload.
     pub fn mark(&self) -> u32 {
-        // FNV-1a; only the lower bits are used.
+        // FNV-1a, folded to 24 bits.
         let hash = self
             .to_string()
             .bytes()
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn range_of_one_port_is_an_ordinary_service() {
+    fn many_ports_parse_of_single_port_or_invalid_address_returns_none() {
         for text in [
             "192.0.2.10:80",
             "[fd00::1]:443",
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn port_ranges_round_trip_as_text() {
+    fn port_ranges_are_sorted_and_invalid_ones_refused() {
         for (text, written) in [
             ("192.0.2.10:8000-8999", "tcp 192.0.2.10:8000-8999"),
             ("192.0.2.10:443,80", "tcp 192.0.2.10:80,443"),
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn service_of_one_port_keeps_its_port() {
+    fn mark_rule_excludes_ports_of_services_with_one_port() {
         let rule = |text: &str, apart: &[u16]| many(text).rule(apart).map(|rule| rule.to_string());
         let mark = many("192.0.2.10:80-90").mark();
         let expected =

@@ -122,7 +122,8 @@ pub(super) struct RawDataplane {
     /// Time without an answer after which the dataplane is killed and replaced. Default: 10s.
     #[serde(skip_serializing)]
     pub(super) hang_limit: Option<Spanned<RawDuration>>,
-    /// `kernel` or `modern`. Default: `kernel`.
+    /// Initial timeouts of connections: those of the kernel's IPVS (`kernel`) or of RFC 5382
+    /// (`modern`). Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
     /// The dataplane owns the address of every service, including manually added services. Default:
     /// false.
@@ -254,9 +255,9 @@ pub(super) struct RawDns {
     pub(super) name_servers: Option<Spanned<OneOrMore>>,
     /// Time after which a name server counts as silent, and lvsd tries the next one. Default: 2s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Shortest interval between two look-ups of a name, independent of its TTL. Default: 5s.
+    /// Shortest interval between two look-ups of a name, even if its TTL is shorter. Default: 5s.
     pub(super) min_ttl: Option<Spanned<RawDuration>>,
-    /// Longest interval between two look-ups of a name, independent of its TTL. Default: 5m.
+    /// Longest interval between two look-ups of a name, even if its TTL is longer. Default: 5m.
     pub(super) max_ttl: Option<Spanned<RawDuration>>,
 }
 
@@ -524,7 +525,8 @@ pub(super) struct RawLimits {
 pub(super) enum RawPassive {
     /// Whether a suspicious server counts as down.
     TakesOut(bool),
-    /// The number of failed attempts to connect.
+    /// Number of consecutive unanswered connection attempts of clients after which the server is
+    /// checked at once.
     Number(Whole),
 }
 

@@ -80,8 +80,8 @@ pub(super) fn part(text: &str) -> Findings {
     reader.findings
 }
 
-/// Checks the text of a service in etcd: like a file of `conf.d`, with only one service, and
-/// without settings that run programs.
+/// Checks the text of a service in etcd or of Kubernetes: like a file of `conf.d`, with only one
+/// service, and without settings that run programs.
 ///
 /// # Errors
 /// The first error, as text.
@@ -317,7 +317,7 @@ impl<'a> Reader<'a> {
 
     /// As [`read`](Self::read); the invalid parts are removed from `value`.
     fn read_in<T: Deserialize<'a>>(&mut self, value: &mut Spanned<DeValue<'a>>) -> Option<T> {
-        // Each round removes at least one key of `T`, so that the loop ends.
+        // Each round removes at least one key or item, so that the loop ends.
         loop {
             let error = match T::deserialize(ValueDeserializer::from(value.clone())) {
                 Ok(raw) => return Some(raw),
@@ -469,7 +469,6 @@ fn nowhere(table: DeTable<'_>) -> DeTable<'_> {
     all
 }
 
-/// Formats a table as text.
 fn as_text(table: &DeTable<'_>) -> String {
     let value = Spanned::new(0..0, DeValue::Table(table.clone()));
     let table = toml::Table::deserialize(ValueDeserializer::from(value));
@@ -572,14 +571,20 @@ fn only_item(array: &str) -> Option<&str> {
     (simple && !item.contains('\n')).then_some(item)
 }
 
+/// Replaces serde's word for the type of a value by that of the file; the value follows it.
 fn plain(found: &str) -> String {
-    found
-        .replace("map", "a table")
-        .replace("sequence", "an array")
-        .replace("integer", "the number")
-        .replace("floating point", "the number")
-        .replace("boolean", "the word")
-        .replace("string", "the string")
+    const WORDS: [(&str, &str); 6] = [
+        ("map", "a table"),
+        ("sequence", "an array"),
+        ("integer", "the number"),
+        ("floating point", "the number"),
+        ("boolean", "the word"),
+        ("string", "the string"),
+    ];
+    let known = WORDS
+        .iter()
+        .find_map(|(word, new)| Some((new, found.strip_prefix(word)?)));
+    known.map_or_else(|| found.to_owned(), |(new, value)| format!("{new}{value}"))
 }
 
 fn one_line(message: &str) -> String {

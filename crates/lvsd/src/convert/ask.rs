@@ -157,7 +157,7 @@ fn run(command: &mut Command, output: &Path) -> Result<String, String> {
     }
     let printed = read(output);
     if printed.contains("unshare failed") {
-        return Err("a separate network namespace needs root: run it as root".to_owned());
+        return Err("keepalived needs a separate network namespace, which only root can create: run `lvsd convert --check` as root".to_owned());
     }
     Ok(printed)
 }

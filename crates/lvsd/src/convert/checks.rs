@@ -162,7 +162,8 @@ fn timing(item: &Item, of_check: bool) -> Option<f64> {
     (number >= least).then_some(number)
 }
 
-/// The message about a time that keepalived refuses or lvsd limits; `None` for any other.
+/// The message about a time or number of retries that keepalived refuses or lvsd limits; `None` if
+/// the statement needs no message.
 pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     let name = item.name();
     let most = match name {

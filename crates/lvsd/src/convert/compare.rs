@@ -328,7 +328,7 @@ weight = 7
     }
 
     #[test]
-    fn each_difference_is_named() {
+    fn each_difference_from_keepalived_is_reported() {
         for [ours, theirs, expected] in cases(
             r#"
                 WEIGHT = 7 E | WEIGHT = 8 E | server 10.0.0.1, weight: 7 in the result, 8

@@ -364,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dump_names_services_servers_and_checks() {
+    fn keepalived_dump_yields_services_servers_and_checks() {
         let dump = read(
             "Fri Nov 27 08:55:06 2026: ------< LVS Topology >------\n\
              Fri Nov 27 08:55:06 2026:  ------< Virtual server group >------\n\

@@ -151,7 +151,7 @@ pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, Stri
 /// of both lengths.
 fn fits(pattern: &[char], name: &[char]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // The position of the last `*`, and the text that it has matched so far.
+    // The position of the last `*`, and the end of the text that it has matched so far.
     let mut star = None::<(usize, usize)>;
     loop {
         let step = match pattern.get(p) {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn include_without_file_is_reported() {
+    fn include_pattern_returns_matching_files_in_order_or_reason() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         std::fs::write(at("b.conf"), "b").unwrap();

@@ -411,7 +411,7 @@ impl Building {
             }
         };
         let mut keys = Keys::from([("forward", quote(forward))]);
-        let (asked, more) = flags_of_server(flags, &mut keys);
+        let (asked, unread) = flags_of_server(flags, &mut keys);
         for ip in ips {
             let mut server = Server {
                 at: format!("line {}", directive.line),
@@ -422,8 +422,8 @@ impl Building {
                 keys: keys.clone(),
                 ..Server::default()
             };
-            if !more.is_empty() {
-                server.lose(directive.lost(&format!("`{more}` cannot be read")));
+            if let Some(unread) = &unread {
+                server.lose(directive.lost(unread));
             }
             self.six |= ip.is_ipv6();
             self.service.servers.push(server);
@@ -492,7 +492,7 @@ impl Building {
         };
         if let Some((directive, _)) = other {
             self.service
-                .lose(directive.lost("its family is not the service's"));
+                .lose(directive.lost("its address family is not the service's"));
         }
         if let Some((directive, value)) = fallback {
             self.fallback(&directive, &value);
@@ -500,7 +500,6 @@ impl Building {
         Some(self.service)
     }
 
-    /// Sets the scheduler flags.
     fn scheduler_flags(&mut self) {
         let scheduler = self
             .service
@@ -788,7 +787,7 @@ impl Building {
         match address(target) {
             Some((ip, _)) if ip.is_ipv6() != self.six => {
                 self.service
-                    .lose(directive.lost("its family is not the service's"));
+                    .lose(directive.lost("its address family is not the service's"));
             }
             Some((ip, number)) => {
                 self.service.sorry = Some(Sorry {
@@ -808,9 +807,9 @@ impl Building {
 /// Request and expected response of a server.
 type Own = Option<(String, String)>;
 
-/// Parses the words after a server's method: `5 "request", "receive" l:10 u:20`. Also returns the
-/// unread rest.
-fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
+/// Parses the words after a server's method: `5 "request", "receive" l:10 u:20`. Also returns a
+/// message about the words that it does not use.
+fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, Option<String>) {
     let mut rest = text.trim();
     let word = rest.split_whitespace().next().unwrap_or_default();
     if let Ok(weight) = word.parse::<u32>() {
@@ -834,14 +833,15 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
     if let Some(upper) = upper {
         keys.insert("max_connections", upper.to_string());
     }
-    match lower {
-        Some(lower) if lower <= upper.unwrap_or(0) => {
+    let mut unread = (!left.is_empty()).then(|| format!("`{}` cannot be read", left.join(" ")));
+    if let Some(lower) = lower {
+        if lower <= upper.unwrap_or(0) {
             keys.insert("resume_below", lower.to_string());
+        } else {
+            unread.get_or_insert_with(|| format!("`l:{lower}` is above `u:`"));
         }
-        Some(_) => left.push("l: above u:"),
-        None => {}
     }
-    (asked, left.join(" "))
+    (asked, unread)
 }
 
 /// Splits `"request", "receive"` from the following text. Each part ends at the last quote that

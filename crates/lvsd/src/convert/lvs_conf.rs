@@ -126,7 +126,10 @@ fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
             Some(Ok(weight)) => {
                 server.keys.insert("weight", weight.to_string());
             }
-            Some(Err(_)) => server.lose(format!("weight {}", quote(weight.unwrap_or_default()))),
+            Some(Err(_)) => server.lose(format!(
+                "weight {}: not a number",
+                quote(weight.unwrap_or_default())
+            )),
         }
         service.servers.push(server);
     }

@@ -37,9 +37,9 @@ pub struct Converted {
     /// Statements without an equivalent, each with its line and the reason; `toml` contains them,
     /// too.
     pub lost: Vec<String>,
-    /// The lines that keepalived continues to use.
+    /// The lines that keepalived continues to use; empty for other formats.
     pub rest: String,
-    /// Whether keepalived's services are in another network namespace.
+    /// Whether keepalived's services are in another network namespace, at least on some hosts.
     pub elsewhere: bool,
 }
 
@@ -54,7 +54,7 @@ pub enum SourceFormat {
     LvsConf,
 }
 
-/// Detects the format of a file by its name, then by its text.
+/// Detects the format of a file by its name, then by its text; `None` if neither shows it.
 pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     let text = without_mark(text);
     let base = Path::new(name)
@@ -81,7 +81,6 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
 
 /// Maximum size of a file in bytes.
 pub const LENGTH_MAX: u64 = 16 << 20;
-/// Maximum number of included files.
 const INCLUDES_MAX: usize = 256;
 /// Maximum number of addresses in all ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;
@@ -119,7 +118,7 @@ struct Read {
 /// Converts the text of the file `name`.
 ///
 /// # Errors
-/// The file does not have this format; the text is the reason.
+/// The file does not have this format, or nothing in it can be converted; the text is the reason.
 pub fn convert(
     kind: SourceFormat,
     name: &str,
@@ -302,7 +301,7 @@ fn unique_names(services: &mut [Service]) {
     }
 }
 
-/// Removes servers that are virtual servers, whose packets would loop.
+/// Removes servers with the address of a virtual server, because their packets would loop.
 fn without_loops(services: &mut [Service]) {
     let mut all: HashMap<IpAddr, HashSet<u16>> = HashMap::new();
     for at in services.iter().flat_map(Service::endpoints) {

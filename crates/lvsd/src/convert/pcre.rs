@@ -422,7 +422,7 @@ mod tests {
 
     /// The expected results are Perl's.
     #[test]
-    fn pcre_expression_matches_the_same_texts() {
+    fn converted_pcre_matches_same_texts_as_perl() {
         let all: [(&str, &[u8], &[u8]); 32] = [
             ("^OK$", b"OK\n", b"OK\n\n"),
             ("^OK\\Z", b"OK\n", b"OK!"),

@@ -42,7 +42,6 @@ pub(super) struct Sorry {
     pub(super) origin: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
-    /// Keys of the sorry server.
     pub(super) keys: Keys,
 }
 

@@ -96,7 +96,7 @@ fn macros_are_expanded_in_any_order() {
 }
 
 #[test]
-fn macros_can_contain_several_words_and_blocks() {
+fn macros_with_several_words_and_blocks_are_expanded() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "$VS=192.0.2.1 80\n$CHECK=TCP_CHECK { connect_timeout 3 }\n$SERVER=10.0.0.1 8080\n\
@@ -114,7 +114,7 @@ fn macros_can_contain_several_words_and_blocks() {
 
 /// In keepalived 2.2.7, a comma or parenthesis ends a macro name, as in `$FIRST,$LAST`.
 #[test]
-fn macros_can_be_the_bounds_of_a_sequence() {
+fn macros_as_bounds_of_a_sequence_are_expanded() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "$RS= \\\n real_server 10.0.0.$HOST 80 { \\\n }\n$FIRST=3\n$LAST=5\n\
@@ -703,7 +703,7 @@ fn quorum_of_servers_equals_quorum_of_weights() {
 }
 
 #[test]
-fn converter_distinguishes_kinds_of_files() {
+fn format_of_file_is_detected_by_name_or_text() {
     assert_eq!(
         kind("/etc/keepalived/keepalived.conf", ""),
         Some(SourceFormat::Keepalived)
@@ -760,7 +760,7 @@ proptest! {
     }
 }
 
-/// Without the modifier, the expression would check the opposite.
+/// Without the modifier, the check would have another result.
 #[test]
 fn keepalived_regex_with_a_modifier_is_omitted_and_reported() {
     for modifier in [
@@ -929,7 +929,7 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
         "delay_loop 100000",
     ] {
         let reported = done.lost.iter().filter(|lost| lost.contains(line)).count();
-        // keepalived does not accept this number of retries in a check.
+        // `retry 0` is reported only once: keepalived accepts it in a check.
         assert_eq!(reported, 1, "{line}: {:#?}", done.lost);
     }
     assert_eq!(done.lost.len(), 10, "{:#?}", done.lost);
@@ -1048,7 +1048,7 @@ fn second_statement_on_a_line_is_reported_and_other_blocks_keep_their_lines() {
 }
 
 #[test]
-fn check_that_is_not_converted_is_reported_before_its_replacement() {
+fn keepalived_check_without_equivalent_is_reported() {
     for checks in [
         "BFD_CHECK {\nname b\n}\nPING_CHECK {\n}",
         "PING_CHECK {\n}\nFILE_CHECK {\n}",

@@ -13,7 +13,6 @@ pub(super) struct Word {
     pub(super) quoted: bool,
 }
 
-/// A word or a brace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Word(Word),

@@ -133,7 +133,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed != self.dataplane.found.unnamed && found.unnamed > 0 {
             tracing::warn!(
                 event = "unnamed",
-                "{} of the dataplane not in the file: unchanged until etcd and Kubernetes have answered",
+                "lvsd leaves {} of the dataplane unchanged that may come from etcd or Kubernetes, until all configured sources have answered",
                 counted(found.unnamed, "service")
             );
         }
@@ -164,26 +164,27 @@ impl<P: Prober> Inputs<P> {
         self.checks.health(key)
     }
 
-    /// Whether a server is up according to its check.
+    /// Whether a server is up according to its check, or has no check.
     pub(super) fn is_up(&self, service: &Service, server: &Server) -> bool {
         self.health(&(service.id, server.address)) == Health::Up
     }
 
-    /// The service `id`.
     pub(super) fn service(&self, id: &ServiceId) -> Option<&Service> {
         let mut services = self.expanded.services.iter();
         services.find(|service| service.id == *id)
     }
 
     /// Whether the state of a service is sufficiently known to announce its address: a server is
-    /// up, or all servers have been checked, or their first checks have timed out.
+    /// up, or all servers have been checked, or their first checks have timed out. False if
+    /// [`serves_unheard`](Self::serves_unheard) is true.
     pub(super) fn is_settled(&self, service: &Service) -> bool {
         !self.serves_unheard(service)
             && (service.servers.iter().any(|one| self.is_up(service, one))
                 || self.is_known(service))
     }
 
-    /// Whether the first checks of all servers of a service have ended or timed out.
+    /// Whether the first checks of all servers of a service have ended or timed out. False if
+    /// [`serves_unheard`](Self::serves_unheard) is true.
     pub(super) fn is_known(&self, service: &Service) -> bool {
         if self.serves_unheard(service) {
             return false;
@@ -209,7 +210,8 @@ impl<P: Prober> Inputs<P> {
     }
 
     /// Whether the VIP of a service that is not settled must not be announced yet. It may be
-    /// announced if all unchecked servers have through-VIP checks, which need the VIP.
+    /// announced if the file demands through-VIP checks, which need the VIP, for all unchecked
+    /// servers. It waits for the state of the dataplane while a source has not answered.
     pub(super) fn is_veiled(&self, service: &Service) -> bool {
         let unseen = service.unheard && !self.dataplane.compared;
         unseen || !self.waits_for_its_vip(service)

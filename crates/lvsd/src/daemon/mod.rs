@@ -97,7 +97,7 @@ pub struct Options {
     /// The runtime of the health checks: a separate thread, so that nothing delays them. `None`
     /// runs the checks in the main loop's thread.
     pub checks: Option<Handle>,
-    /// The paths and connections of a director with peers.
+    /// The paths and connections for VRRP, announcements and maintenance.
     pub cluster: Option<cluster::ClusterPaths>,
     /// The path of the stored answers of DNS, etcd and Kubernetes.
     pub sources: Option<PathBuf>,
@@ -171,7 +171,7 @@ enum Event {
     Sources,
     /// An input has changed.
     Input(Input),
-    /// The next pass of the main loop is due.
+    /// The next step towards the desired state is due.
     Step,
 }
 
@@ -188,7 +188,8 @@ enum Input {
 /// Runs until a signal stops the daemon.
 ///
 /// # Errors
-/// At start-up only: no dataplane runs and none can be started.
+/// No dataplane has answered since the start and none can be started, the proxy cannot be started,
+/// or the dataplane does not answer or exit while the daemon stops; the text is the reason.
 pub async fn run<P: Prober>(
     options: Options,
     config: Config,
@@ -322,7 +323,6 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Handles an input.
     fn take(&mut self, input: Input) {
         match input {
             Input::Cluster => self.take_cluster(),

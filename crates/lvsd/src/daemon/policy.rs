@@ -17,11 +17,12 @@ use crate::health::Prober;
 pub(super) struct Policy {
     /// The last decision about each service; quorum has hysteresis.
     pub(super) decisions: HashMap<ServiceId, Decision>,
-    /// The VIPs that may be owned: the first checks of their services have ended or timed out.
+    /// The VIPs that may be owned: the states of their services are known, or their unchecked
+    /// servers can be checked only through the VIP.
     pub(super) announced: BTreeSet<IpAddr>,
     /// Whether the state of every service is known well enough to announce its VIP.
     pub(super) settled: bool,
-    /// The number of services with a server that has not had its first check.
+    /// The number of services whose first checks have not all ended or timed out.
     unknown: usize,
 }
 
@@ -37,7 +38,8 @@ pub(super) struct Transition {
 }
 
 impl Policy {
-    /// Prepares for a configuration with these services.
+    /// Discards the decisions about services that `services` lacks. The state of every service must
+    /// then be determined again.
     pub(super) fn load(&mut self, services: &[Service]) {
         let wanted: HashSet<ServiceId> = services.iter().map(|service| service.id).collect();
         self.decisions.retain(|id, _| wanted.contains(id));
@@ -94,7 +96,7 @@ impl Policy {
         transitions
     }
 
-    /// The present decision about a service.
+    /// The last decision about a service; the default before the first one.
     pub(super) fn decision(&self, id: &ServiceId) -> Decision {
         self.decisions.get(id).copied().unwrap_or_default()
     }
@@ -104,7 +106,8 @@ impl Policy {
         self.decisions.values().all(|decision| decision.quorum)
     }
 
-    /// The VIPs to announce to routers, each with the state of its services.
+    /// The VIPs to announce to routers, each with the announcement that the states of its services
+    /// require; `None` while a state is unknown.
     pub(super) fn announcements<P: Prober>(
         &self,
         inputs: &Inputs<P>,

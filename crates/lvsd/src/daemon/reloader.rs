@@ -174,7 +174,8 @@ impl Reloader {
         }
     }
 
-    /// The reason for the refusal of a configuration that removes too many servers.
+    /// The reason for the refusal of a configuration that removes too many servers; `None` if it is
+    /// accepted.
     fn refusal(&self, config: &Config, expanded: &Expanded, what: &str) -> Option<String> {
         let followed = config.kubernetes.is_some();
         let before = self.standing.iter();
@@ -339,8 +340,10 @@ impl<P: Prober> Daemon<P> {
         };
         let peers = config.dataplane.peers.as_ref();
         if let Some(why) = peers.and_then(Peers::unusable_key) {
-            tracing::warn!("[sync.peers]: {why}; the dataplane will not start with it");
-            message.push_str(&format!("; the dataplane will not start with it: {why}"));
+            tracing::warn!("[sync.peers]: {why}; no dataplane can start until this is corrected");
+            message.push_str(&format!(
+                "; no dataplane can start until this is corrected: {why}"
+            ));
         }
         tracing::info!(event = "reloaded", who, "{message}");
         for table in config.dataplane.changed_tables(&before.dataplane) {
@@ -348,7 +351,7 @@ impl<P: Prober> Daemon<P> {
         }
         if peers.is_some() && peers != before.dataplane.peers.as_ref() {
             tracing::warn!(
-                "without a new peer in the dataplane, this director is not ready, and other directors are preferred for its addresses"
+                "if [sync.peers] has a new peer, this director is not ready until the dataplane is restarted, and other directors are preferred for its addresses"
             );
         }
         if config.daemon.log != before.daemon.log {
@@ -430,7 +433,7 @@ fn changed(before: &[Service], after: &[Service]) -> Numbers {
 /// been checked and count as up. `names` are the names of the running daemon's services.
 ///
 /// # Errors
-/// No dataplane runs, or it does not answer.
+/// No dataplane runs, or it does not answer, or refuses to list its services.
 pub fn plan(
     host: impl Host,
     (config, expanded): (&Config, &Expanded),
@@ -529,7 +532,7 @@ pub fn too_much_away(
         (services + 1, all + servers)
     });
     if expanded.services.is_empty() && services > 0 && config.kubernetes.is_none() {
-        // An empty file is as likely a write in progress as an intention, and means an outage.
+        // An empty file may be a write in progress, and would cause an outage.
         return Some((
             "no [[service]]".to_owned(),
             "to remove all services, stop lvsd",
@@ -541,9 +544,7 @@ pub fn too_much_away(
     let allowed = forced || config.daemon.may_shrink(servers, left);
     (!allowed).then(|| {
         (
-            format!(
-                "{left} of {servers} servers remain, which is less than `max_removed_percent` allows"
-            ),
+            format!("{left} of {servers} servers left, fewer than `max_removed_percent` allows"),
             "if this is intended, use `lvsd reload --force`",
         )
     })
@@ -601,9 +602,9 @@ mod tests {
         assert_eq!(refusal(&file(30), 1), None);
         assert_eq!(refusal(&file(30), 0), None);
         let why = refusal(&file(14), 100).expect("the file has lost most servers");
-        assert!(why.starts_with("x has 14 of 30 servers remain"), "{why}");
+        assert!(why.starts_with("x has 14 of 30 servers left"), "{why}");
         // A file that has lost its table is refused.
         let why = refusal(&service("192.0.2.1:80", 30), 100).expect("the table is missing");
-        assert!(why.starts_with("x has 30 of 130 servers remain"), "{why}");
+        assert!(why.starts_with("x has 30 of 130 servers left"), "{why}");
     }
 }

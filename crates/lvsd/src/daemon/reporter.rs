@@ -135,8 +135,8 @@ impl Reporter {
         self.events.send(event, about, words);
     }
 
-    /// Reports that a server does not answer connections of clients, with the reason and a fix, or
-    /// that it answers them again.
+    /// Reports that clients cannot use a server, with the reason and a fix, or that they can use it
+    /// again.
     pub(super) fn suspicion<P: Prober>(
         &mut self,
         inputs: &Inputs<P>,
@@ -200,7 +200,7 @@ impl Reporter {
 
     /// Reports a service that is removed because lvsd exits.
     pub(super) fn end(&mut self, service: &Service, before: Decision) {
-        let words = "the service ends with lvsd (remove_on_exit)";
+        let words = "the service is removed, because lvsd exits (remove_on_exit)";
         tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");
         let about = About {
             service: Some((&service.name, service.id)),

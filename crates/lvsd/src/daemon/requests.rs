@@ -225,7 +225,7 @@ impl<P: Prober> Daemon<P> {
         }
         for entry in &over {
             let words = format!(
-                "the {} of {} is over ({})",
+                "the {} of {} has expired ({})",
                 entry.spec.state.name(),
                 entry.spec.target,
                 described(entry)

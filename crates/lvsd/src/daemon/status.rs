@@ -23,7 +23,6 @@ use crate::sources::etcd::Director;
 use crate::verdict;
 
 impl<P: Prober> Daemon<P> {
-    /// The state of daemon and dataplane.
     pub(super) fn status(&self) -> Status {
         let (inputs, dataplane) = (&self.inputs, &self.inputs.dataplane);
         let now = Now::read();
@@ -113,7 +112,7 @@ impl<P: Prober> Daemon<P> {
         all
     }
 
-    /// The counters of synchronisation daemons, if there are any or have been.
+    /// The counters of synchronisation daemons, if the file has such daemons or a counter is not 0.
     fn sync_counts(&self) -> Option<SyncCounts> {
         let counts = self.inputs.dataplane.found.seen.info.sync;
         let wanted = self
@@ -337,7 +336,7 @@ pub(super) fn lacking_peers<'a>(
 ) -> impl Iterator<Item = SocketAddr> + 'a {
     let wanted = wanted.filter(|_| info.pid != 0);
     let wanted = wanted.map_or(&[][..], |peers| &peers.addresses);
-    // A port that the file does not have is 0 here, and the usual one in the dataplane.
+    // A peer without a port in the file has port 0 here, and the default port in the dataplane.
     let is_missing = move |peer: &SocketAddr| {
         let peer = directors::with_port(*peer);
         let mut known = info.peers.iter().map(|known| known.peer);
@@ -354,12 +353,10 @@ fn recent_drops(reasons: &[ReasonCount]) -> Vec<ReasonCount> {
     drops
 }
 
-/// A duration in whole milliseconds.
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The servers of each service.
 fn by_service(
     servers: &HashMap<(ServiceId, SocketAddr), ObservedServer>,
 ) -> HashMap<ServiceId, Vec<(SocketAddr, ObservedServer)>> {
@@ -377,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_unknown_to_running_dataplane_is_away() {
+    fn peer_unknown_to_running_dataplane_is_alarming_and_requires_restart() {
         let [first, second] = [2, 3].map(|n| SocketAddr::from(([192, 0, 2, n], 8848)));
         let wanted = Peers {
             addresses: vec![first, second],
@@ -414,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_of_the_last_minutes_are_sorted_by_number() {
+    fn only_recent_drops_are_listed_most_packets_first() {
         let reason = |name: &str, action: &str, recent| ReasonCount {
             action: action.to_owned(),
             reason: name.to_owned(),

@@ -13,7 +13,7 @@ use crate::reconcile::Health;
 #[derive(Debug, PartialEq, Eq)]
 struct Change {
     key: Key,
-    /// `None`: the server answers clients again.
+    /// `None`: clients can use the server again.
     suspicion: Option<Suspicion>,
 }
 

@@ -1,6 +1,6 @@
-//! Requests to a dataplane: a trait, its implementation over the control socket, and the application
-//! of a list of changes with as few requests as possible, without the changes that the dataplane
-//! refuses.
+//! Requests to a dataplane: a trait, its implementation over the control socket, and the
+//! application of a list of changes with as few requests as possible, without the changes that the
+//! dataplane refuses.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -30,16 +30,16 @@ pub enum ControlError {
     /// The dataplane refused the request; nothing has changed.
     #[error("{}", .0.message)]
     Refused(Failure),
-    /// The dataplane closed the connection.
+    /// The connection to the dataplane failed, for example because the dataplane closed it.
     #[error("the dataplane does not answer: {0}")]
     Lost(String),
-    /// The dataplane does not answer, although it is connected.
+    /// The dataplane is connected and does not answer, or reports that a part of it hangs.
     #[error("the dataplane hangs: {0}")]
     Silent(String),
 }
 
 impl ControlError {
-    /// The reason, without a word about the dataplane.
+    /// The reason, without the beginning that names the dataplane.
     pub(super) fn why(self) -> String {
         match self {
             Self::Refused(failure) => failure.message,
@@ -326,11 +326,11 @@ impl<'a> CarryOut<'a> {
         }
     }
 
-    /// Applies the changes in order. If `news` is set, stops early and returns false, because new
-    /// input must be handled first.
+    /// Applies the changes in order, and returns true. If `news` is set between two requests, stops
+    /// there and returns false, because new input must be handled first.
     ///
     /// # Errors
-    /// The connection to the dataplane is lost.
+    /// The connection to the dataplane is lost, or the dataplane hangs.
     pub(super) fn run(
         &mut self,
         changes: &[Call],
@@ -429,7 +429,7 @@ impl<'a> CarryOut<'a> {
         let mut refusal = format!("cannot {what}: {}", failure.message);
         if let Call::ServiceAdd(spec) = change {
             self.broken.insert(spec.service);
-            refusal.push_str("; its servers are not added until the service is");
+            refusal.push_str("; its servers are added only after the service");
         }
         self.refusals.push(refusal);
     }
@@ -644,7 +644,7 @@ mod tests {
         assert!(
             refusals[1].starts_with(
                 "cannot add service web (tcp 192.0.2.1:80, scheduler no-such) at lvsd.toml:7: "
-            ) && refusals[1].ends_with("; its servers are not added until the service is"),
+            ) && refusals[1].ends_with("; its servers are added only after the service"),
             "{refusals:#?}"
         );
         assert!(

@@ -209,7 +209,8 @@ pub struct Planned {
 }
 
 impl fmt::Display for Planned {
-    /// Writes one line for each change, and a line with the numbers.
+    /// Writes one line for each change and each note, then a line with the numbers, and a line
+    /// about services that are not compared.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines = self.changes.iter().chain(&self.left);
         for line in lines.chain([&self.summary]).chain(&self.not_compared) {

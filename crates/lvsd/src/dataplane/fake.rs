@@ -68,7 +68,6 @@ impl FakeDataplane {
         (0..clients).map(choice).collect()
     }
 
-    /// Returns the content of the dataplane.
     pub(crate) fn held(&self) -> Held {
         let control = &self.0;
         let service = |service: &lvs_core::Service| ServiceInfo {
@@ -188,7 +187,7 @@ pub(crate) enum Fault {
 }
 
 impl World {
-    /// Sets the faults of the next requests.
+    /// Sets the faults of the next requests, the last fault for the first request.
     pub(crate) fn go_wrong(&self, faults: &[Fault]) {
         self.state().faults = faults.to_vec();
     }

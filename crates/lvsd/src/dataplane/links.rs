@@ -111,7 +111,11 @@ impl Links {
         if self.proxy.is_none() {
             let proxy = match Proxy::start() {
                 Ok(proxy) => proxy,
-                Err(error) => return Step::Fatal(format!("cannot start the proxy: {error}")),
+                // A reload that adds the first proxied service does not end a running lvsd.
+                Err(error) => {
+                    let why = format!("cannot start the proxy: {error}");
+                    return self.dataplane.give_up_or_wait(why, now);
+                }
             };
             let mut link = Link::new(Box::new(ProxyHost(proxy.clone())), true, now);
             // New input interrupts both.

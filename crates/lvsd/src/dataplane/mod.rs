@@ -100,7 +100,8 @@ pub trait Host: Send + 'static {
     /// The dataplane cannot be started; the text contains the reason and a fix.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
-    /// Exit status of the dataplane that [`start`](Self::start) started; `None` while it runs.
+    /// Exit status of the dataplane that [`start`](Self::start) started; `None` while it runs, or
+    /// if no dataplane was started.
     fn ended(&mut self) -> Option<String>;
 
     /// Kills a started dataplane that has never answered.
@@ -141,8 +142,8 @@ pub trait Host: Send + 'static {
 pub struct Goal {
     /// Services, servers, sysctls, and VIPs.
     pub desired: Desired,
-    /// VIPs that the dataplane may take over, because their services have been checked. Other VIPs
-    /// that it already owns stay.
+    /// VIPs that the dataplane may take over. VIPs whose services are in an unknown state are
+    /// missing, and stay if the dataplane already owns them.
     pub announced: BTreeSet<IpAddr>,
     /// Options for starting a dataplane.
     pub dataplane: Dataplane,
@@ -181,7 +182,8 @@ pub enum Step {
     Interrupted,
     /// No dataplane answers at present. The next step is due after this time.
     Waiting(Duration),
-    /// No dataplane is available. Occurs only at the start.
+    /// The daemon must exit, for this reason: no dataplane has answered since the start, and the
+    /// dataplane or the proxy cannot be started.
     Fatal(String),
 }
 
@@ -243,13 +245,14 @@ pub struct ObservedServer {
 /// Result of stopping the dataplane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// The dataplane accepted the request to stop, or none runs.
+    /// The dataplane accepted the request to stop, or none runs. From a dataplane that no lvsd
+    /// started, lvsd's services and VIPs were removed instead.
     Asked,
     /// The dataplane had already exited; contains its exit status, if known.
     Already(String),
     /// The dataplane did not answer and was killed; contains the reason.
     Killed(String),
-    /// The dataplane did not answer, and was not killed; contains the reason.
+    /// The dataplane may still run or have lvsd's services; contains the reason.
     Not(String),
 }
 
@@ -285,7 +288,7 @@ pub struct Link {
 struct Starts {
     /// Whether lvsd never starts a dataplane.
     attach: bool,
-    /// Whether a dataplane has ever answered. Afterwards, no error stops lvsd.
+    /// Whether a dataplane has ever answered. Afterwards, no fault of a dataplane stops lvsd.
     ever: bool,
     /// The time of the last connection.
     connected: Instant,
@@ -639,7 +642,7 @@ impl Link {
         (desired.generation, (is_new || settles) && !is_complete)
     }
 
-    /// State of the dataplane after the changes of this step: `base`.
+    /// Returns the findings of a step; `base` is the state of the dataplane after its changes.
     fn found(&self, desired: &Desired, actual: &Actual, plan: &Plan, base: &Base) -> Found {
         let services = actual.services.iter();
         let seen = services.flat_map(|service| {
@@ -694,7 +697,7 @@ impl Link {
     /// connections.
     ///
     /// # Errors
-    /// No dataplane runs, or it does not answer.
+    /// No dataplane is connected, or it does not answer, or refuses to list its services.
     pub fn plan(
         &mut self,
         goal: &Goal,
@@ -887,7 +890,7 @@ impl Link {
         )
     }
 
-    /// Whether the dataplane that this daemon started still runs.
+    /// Whether a dataplane that an lvsd started still runs.
     pub fn still_running(&mut self) -> bool {
         self.ours && self.host.ended().is_none() && !self.absent()
     }
@@ -926,7 +929,6 @@ fn log_drained(names: &Names<'_>, changes: &[DrainChange]) {
     }
 }
 
-/// The connection to the dataplane.
 fn connected(
     control: &mut Option<Box<dyn DataplaneControl>>,
 ) -> Result<&mut dyn DataplaneControl, ControlError> {

@@ -52,7 +52,7 @@ impl Machine {
 /// Locks the dataplane at `address` for this daemon until the returned value is dropped.
 ///
 /// # Errors
-/// Another daemon has the lock; the text names it.
+/// Another daemon has the lock, or the lock file cannot be used; the text is the reason.
 pub fn lock(address: &Address) -> Result<Steering, String> {
     // A command such as `lvsd reload` locks the file for a moment to check whether a daemon runs.
     let mut tries = 0..10;
@@ -152,7 +152,9 @@ impl Host for Machine {
         };
         match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
             Ok(1) => Ok(()),
-            _ => Err(format!("process {pid} does not exit (state D in `ps`?)")),
+            _ => Err(format!(
+                "process {pid} has not exited within {END_LIMIT:?} after SIGKILL: if its state in `ps` is D, it waits for the kernel, whose log may name the cause (`dmesg`)"
+            )),
         }
     }
 

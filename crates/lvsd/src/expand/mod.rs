@@ -8,8 +8,8 @@
 //! ```
 //!
 //! In each service, the servers of DNS and etcd follow those that the service itself names.
-//! The file has precedence. Each key of etcd is checked separately, and an invalid value is
-//! replaced by the last valid value of its key.
+//! The file has precedence. Each key of etcd and each Service of Kubernetes is checked separately,
+//! and an invalid text is replaced by the last valid one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -122,8 +122,9 @@ impl Expanded {
         self.services.iter().filter_map(dns_name).collect()
     }
 
-    /// Parses the services in the values of `keys`. `origin` returns the name of a key in messages,
-    /// and the name of its text in the list of files.
+    /// Adds the services in the values of `keys`, and returns which keys are used and which are
+    /// refused. `origin` returns the name of a key in messages, and the name of its text in the
+    /// list of files.
     fn take_services(
         &mut self,
         config: &Config,
@@ -178,7 +179,7 @@ impl Expanded {
             let mut there: HashSet<SocketAddr> = servers.collect();
             for record in records.unwrap_or_default() {
                 let address = SocketAddr::new(record.ip, record.port.unwrap_or(discovery.port));
-                // Each service uses only addresses of its own family.
+                // Only servers behind a tunnel may have another address family than the service.
                 let family = Family::of(&record.ip) == ServiceKey::from(service.id).family();
                 let fits = family || discovery.config.forwarding == Forwarding::Tunnel;
                 if !fits || !there.insert(address) {
@@ -195,7 +196,7 @@ impl Expanded {
         }
     }
 
-    /// Whether both are equal, regardless of the state of etcd.
+    /// Whether both are equal, regardless of the revision of etcd.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.services == other.services
             && self.files == other.files
@@ -266,8 +267,8 @@ impl Expanded {
 }
 
 /// Returns the services of a key and their text, and the reason if the present text of the key is
-/// refused. The last valid text then replaces it, unless its services conflict with those in
-/// `present`.
+/// refused. The last valid text then replaces it, unless that text is now invalid, too, or
+/// conflicts with the services in `present`.
 fn choose<'a>(
     config: &Config,
     present: &Present,
@@ -371,7 +372,7 @@ impl Present {
         }
     }
 
-    /// The conflict of a key's services with the present ones.
+    /// Returns the reason why the services of a key cannot be added to the present ones, if any.
     fn clash(&self, services: &[Service]) -> Option<String> {
         if self.count + services.len() > SERVICES_MAX {
             return Some(format!("there are more than {SERVICES_MAX} services"));
@@ -394,7 +395,10 @@ impl Present {
             return Some(format!("two services are called `{}`", service.name));
         }
         let reported = |server: SocketAddr, other: &Service| {
-            format!("the server {server} is the service {}", label(&other.id))
+            format!(
+                "the address of the server {server} belongs to the service {}",
+                label(&other.id)
+            )
         };
         let mut own = own_servers(service);
         let theirs =

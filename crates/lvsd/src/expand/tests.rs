@@ -1,4 +1,4 @@
-//! The services and servers that DNS and etcd add to a file.
+//! The services and servers that DNS, etcd and Kubernetes add to a file.
 
 use super::*;
 use crate::cases::cases;
@@ -183,7 +183,7 @@ fn etcd_services_are_listed_after_services_of_the_file() {
     let place = expanded.files.place(expanded.services[1].line);
     assert_eq!(place, "etcd:/lvs/services/a:1");
     assert!(!expanded.awaits_services && !expanded.services[0].incomplete);
-    // A name with another prefix belongs to no pool.
+    // Keys with another prefix are not used.
     let other = Gathered {
         etcd: gathered.etcd.map(|etcd| Etcd {
             prefix: "/other/".to_owned(),
@@ -194,7 +194,7 @@ fn etcd_services_are_listed_after_services_of_the_file() {
     let other = merged(&other);
     assert_eq!((vips(&other).len(), servers(&other).len()), (1, 1));
     assert!(other.awaits_services && other.services[0].unheard);
-    // The pool has no servers, so that those in the dataplane may stay.
+    // The pool does not exist in etcd, so that its servers in the dataplane stay.
     let expanded = merged(&Gathered {
         etcd: Some(Etcd {
             prefix: "/lvs/".to_owned(),
@@ -207,7 +207,7 @@ fn etcd_services_are_listed_after_services_of_the_file() {
 }
 
 #[test]
-fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
+fn invalid_etcd_service_is_ignored_or_replaced_by_its_last_valid_text() {
     let good = remote("192.0.2.2:80", "10.0.0.2:80");
     let other = remote("192.0.2.3:80", "10.0.0.3:80");
     let exec = good.replace(
@@ -231,7 +231,10 @@ fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
         ),
         (&remote("192.0.2.2:80", "nonsense"), "line 4"),
         // Another service of the file has the address of this server.
-        (&remote("10.0.0.1:80", "10.0.0.7:80"), "is the service"),
+        (
+            &remote("10.0.0.1:80", "10.0.0.7:80"),
+            "belongs to the service",
+        ),
     ] {
         let services =
             |good: Option<&str>| merged(&etcd(&[("a", wrong, good), ("b", &other, None)], &[]));
@@ -256,7 +259,7 @@ fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
 }
 
 #[test]
-fn conflicting_etcd_services_leave_the_service_with_the_first_key() {
+fn etcd_service_that_conflicts_with_earlier_key_is_refused() {
     let first = remote("192.0.2.2:80,8000-8999", "10.0.0.2");
     let elsewhere = remote("192.0.2.4:80", "10.0.0.4:80");
     let of =
@@ -281,12 +284,12 @@ fn conflicting_etcd_services_leave_the_service_with_the_first_key() {
         (
             elsewhere.clone(),
             remote("192.0.2.5:80", "192.0.2.4:80"),
-            "the server 192.0.2.4:80 is the service tcp 192.0.2.4:80",
+            "the server 192.0.2.4:80 belongs to the service tcp 192.0.2.4:80",
         ),
         (
             remote("192.0.2.5:80", "192.0.2.4:80"),
             elsewhere.clone(),
-            "the server 192.0.2.4:80 is the service tcp 192.0.2.4:80",
+            "the server 192.0.2.4:80 belongs to the service tcp 192.0.2.4:80",
         ),
         (
             remote("192.0.2.5:80", "127.0.0.1:8080"),
@@ -294,7 +297,7 @@ fn conflicting_etcd_services_leave_the_service_with_the_first_key() {
                 &remote("0.0.0.0:8080", "10.0.0.4:80"),
                 "forward = \"proxy\"\n",
             ),
-            "the server 127.0.0.1:8080 is the service tcp 0.0.0.0:8080",
+            "the server 127.0.0.1:8080 belongs to the service tcp 0.0.0.0:8080",
         ),
         (
             of(
@@ -302,7 +305,7 @@ fn conflicting_etcd_services_leave_the_service_with_the_first_key() {
                 "forward = \"proxy\"\n",
             ),
             remote("192.0.2.5:80", "127.0.0.1:8080"),
-            "the server 127.0.0.1:8080 is the service tcp 0.0.0.0:8080",
+            "the server 127.0.0.1:8080 belongs to the service tcp 0.0.0.0:8080",
         ),
     ] {
         let expanded = merged(&etcd(&[("a", &a, None), ("b", &b, None)], &[]));
@@ -374,7 +377,7 @@ fn etcd_service_with_several_addresses_is_accepted_or_omitted_as_a_whole() {
 }
 
 #[test]
-fn pool_in_etcd_service_is_equal_to_pool_in_file() {
+fn etcd_service_with_pool_gets_usable_servers_of_the_pool() {
     let key = "\n[[service]]\naddress = \"192.0.2.2:80\"\ndiscover = { etcd = \"web\", port = 8080 }\n\
          check = { type = \"tcp\" }\nsorry = \"10.0.0.8:8080\"\n";
     let gathered = etcd(
@@ -487,7 +490,7 @@ fn kubernetes_services_are_listed_after_services_of_the_file() {
         assert_eq!(vips(&expanded), ["192.0.2.1:80"]);
         assert!(expanded.awaits_services);
     }
-    // Without the table, none of the services is used.
+    // Without `[kubernetes]` in the file, its services are not used.
     let plain = expand(&read(MAIN), &kubernetes(name, &all));
     assert_eq!(vips(&plain), ["192.0.2.1:80"]);
 }

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentage_advice_refers_to_configured_weight() {
+    fn advice_changes_configured_weight_of_server() {
         let percent = |n| Advice::weight(Weight::Percent(n));
         for (advice, configured, wanted) in [
             (Advice::NONE, 7, 7),

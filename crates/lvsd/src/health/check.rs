@@ -26,7 +26,7 @@ pub struct Check {
     pub rise: u32,
     /// Number of consecutive failed checks after which the server is down.
     pub fall: u32,
-    /// The effect of clients that get no answer from the server.
+    /// The effect of clients that get no answer from the server; `None` for no effect.
     pub passive: Option<Passive>,
 }
 
@@ -77,7 +77,8 @@ impl Check {
         }
     }
 
-    /// Returns all fields except the timing. Checks with equal identity share one state.
+    /// Returns the probe, the server and the path. A check keeps the state of an earlier check with
+    /// an equal identity.
     pub fn identity(&self) -> (Probe, SocketAddr, Option<Via>) {
         (self.probe.clone(), self.server, self.via)
     }

@@ -102,7 +102,7 @@ pub struct News {
     pub changes: Vec<Change>,
     /// Servers that are still down, for a reason that was not logged since they went down.
     pub reasons: Vec<(Key, Reason)>,
-    /// Whether the server requests a new weight.
+    /// Whether the server's advice about its weight has changed.
     pub advice: bool,
 }
 
@@ -113,7 +113,7 @@ pub struct Change {
     pub key: Key,
     /// Whether the server is up now.
     pub up: bool,
-    /// The reason why the server is down.
+    /// The reason why the server is down; empty if it is up.
     pub reason: Reason,
     /// Duration of the old state; `None` for the first result.
     pub lasted: Option<Duration>,
@@ -162,7 +162,7 @@ struct Task {
     id: u64,
     keys: Vec<Key>,
     up: Option<bool>,
-    /// The reason why the server is down.
+    /// The reason why the server is down; empty while it is up.
     reason: Reason,
     /// The reasons that were logged since the server went down, up to [`REASONS_MAX`].
     logged: Vec<Reason>,
@@ -235,7 +235,7 @@ impl<P: Prober> Checks<P> {
     }
 
     /// Sets the checks, each for a server of a service. An unchanged check continues; a check with
-    /// the same probe and a changed timing keeps its state.
+    /// the same probe, server and path and a changed timing keeps its state.
     #[expect(
         clippy::mutable_key_type,
         reason = "the settings of a check do not change"
@@ -420,7 +420,7 @@ impl<P: Prober> Checks<P> {
     }
 
     /// Marks an up server as down, as if its check had failed: its clients get no answer, for this
-    /// `cause`. Successful checks mark it as up again, but not before `OUT` has passed.
+    /// `cause`. Successful checks mark it as up again, but not before a minute has passed.
     pub fn take_out(&self, key: &Key, cause: Reason) {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
@@ -446,7 +446,7 @@ impl<P: Prober> Checks<P> {
         self.tasks.get(self.questions.get(key)?)
     }
 
-    /// The health of a server.
+    /// The health of a server; [`Health::Up`] without a check.
     pub fn health(&self, key: &Key) -> Health {
         match self.task(key).map(|task| task.up) {
             None | Some(Some(true)) => Health::Up,
@@ -472,13 +472,13 @@ impl<P: Prober> Checks<P> {
         })
     }
 
-    /// The reason why checks on the path of clients fail, although the server is up: its own address
-    /// answers.
+    /// The reason why checks on the path of clients fail, although the server's own address
+    /// answers; `None` if they do not fail.
     pub fn client_path(&self, key: &Key) -> Option<Reason> {
         lock(&self.task(key)?.record).client_path()
     }
 
-    /// The durations of the checks of each server, unless more than `most` servers are checked.
+    /// The durations of the checks of each server; empty if more than `most` servers are checked.
     pub fn times(&self, most: usize) -> HashMap<Key, Times> {
         if self.questions.len() > most {
             return HashMap::new();
@@ -487,7 +487,7 @@ impl<P: Prober> Checks<P> {
         self.questions.keys().filter_map(times).collect()
     }
 
-    /// Number of checks that this host has been unable to make several times in a row.
+    /// Number of checks that this host has been unable to make at least three times in a row.
     pub fn not_made(&self) -> usize {
         let tasks = self.tasks.values();
         tasks.filter(|task| task.not_made.is_some()).count()
@@ -690,9 +690,10 @@ impl<P: Prober> Runner<P> {
         result
     }
 
-    /// Makes the check on the path that `via` sets. Without `via`, makes the check through the
-    /// service. If this check fails, a check of the server's own address decides whether the server
-    /// is up. A server that is up, but fails on the path of clients, becomes suspicious.
+    /// Makes the check on the path that `via` sets in the file. Without `via`, makes the check
+    /// through the service if that is possible. If this check fails, a check of the server's own
+    /// address decides whether the server is up. A server that is up, but fails on the path of
+    /// clients, becomes suspicious.
     async fn probe_path(&mut self) -> Result<Advice, ProbeError> {
         if !self.has_choice() {
             return self.prober.probe(&self.check).await;

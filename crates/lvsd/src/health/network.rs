@@ -14,15 +14,15 @@ use super::{Advice, Check, Code, Pins, ProbeError, Reason, Via, next_hop, revers
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
-    /// Performs one check within its timeout. The search for the reason for a failure may take as
-    /// long again.
+    /// Performs one check within its timeout. After a check through a service, each of up to two
+    /// queries to the dataplane may take as long again.
     fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
 /// A prober that uses this host's own network.
 #[derive(Clone, Debug, Default)]
 pub struct Network {
-    /// The connection to the dataplane, for checks through a service.
+    /// The connection to the dataplane, without which no check through a service can be made.
     pub pins: Option<Pins>,
 }
 
@@ -51,7 +51,6 @@ impl From<Result<Advice, ProbeError>> for OwnAddress {
 }
 
 impl OwnAddress {
-    /// Whether the server's own address answers.
     const fn answers(&self) -> bool {
         matches!(self, Self::Good | Self::Failed(_))
     }
@@ -273,7 +272,7 @@ impl Network {
     }
 
     /// Returns the host that forwarded the server's reply to a through-VIP check that got no
-    /// answer. `None` if no reply has arrived at the dataplane since `began`.
+    /// answer. `None` for other checks, and if the dataplane reports no reply since `began`.
     async fn forwarder(&self, check: &Check, began: Instant) -> Option<Forwarder> {
         let (Some(pins), Some(_)) = (&self.pins, check.via) else {
             return None;

@@ -1,9 +1,9 @@
 //! Limits of concurrent probes: in total, for one target, and for targets that may not answer.
 //!
-//! A probe of an unreachable host keeps its permit for the whole timeout. So targets whose last
-//! check did not succeed get at most half of all permits, and never delay the probes of good
-//! servers. The limit for each address prevents one host with many services from delaying the
-//! others. A probe that needs several descriptors counts as several.
+//! A probe of an unreachable host keeps its permit for the whole timeout. So targets that are not
+//! up get at most half of all permits, and never delay the probes of good servers. The limit for
+//! each address prevents one host with many services from delaying the others. A probe that needs
+//! several descriptors counts as several.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -26,9 +26,9 @@ const OTHERS_PART: usize = 4;
 /// The state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TargetHealth {
-    /// The server answered the last check.
+    /// The server is up.
     Good,
-    /// The server did not answer the last check, or was not checked yet.
+    /// The server is down, or was not checked yet.
     Doubtful,
 }
 
@@ -51,7 +51,8 @@ pub(super) struct Permit<'a> {
 }
 
 impl Permits {
-    /// Permits for as many probes as the process may open descriptors.
+    /// Permits for the descriptors that the process may open, without those reserved for other
+    /// purposes.
     pub(super) fn new() -> Self {
         let limit = getrlimit(Resource::Nofile).current;
         let files = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_use_three_quarters_of_all_descriptors() {
+    fn probes_use_at_most_three_quarters_of_all_descriptors() {
         for (files, most) in [
             (100, LEAST),
             (1024, 640),
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn check_with_several_descriptors_waits_for_several_permits() {
+    async fn check_with_several_descriptors_uses_several_permits() {
         let permits = Permits::with(8);
         let _many = permits.get(host(1), TargetHealth::Good, 5).await;
         let _few = permits.get(host(2), TargetHealth::Good, 3).await;

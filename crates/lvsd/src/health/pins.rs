@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const WAITING: usize = 1024;
 
 /// The reason why the result of a check does not concern its server.
-const NOT_FORWARDED: &str = "the dataplane received no packet of the check, or dropped each (lvsadm drops), or an earlier check had the same source port";
+const NOT_FORWARDED: &str = "the dataplane received no packet of the check, or dropped all of them (see `lvsadm drops`), or an earlier check had the same source port";
 
 /// Sends requests of checks to the dataplane.
 #[derive(Clone, Debug)]
@@ -101,7 +101,7 @@ impl Pins {
     }
 
     /// Queries the host that forwarded the latest reply of `server` to a check; `None` if no reply
-    /// arrived after `began`.
+    /// arrived after `began`, or the dataplane does not answer.
     pub(super) async fn forwarder(&self, server: IpAddr, began: Instant) -> Option<Forwarder> {
         let (answer, _) = self.ask(Call::ServerReturnPath { server }).await.ok()?;
         let path: ReturnPath = serde_json::from_value(answer).ok()?;

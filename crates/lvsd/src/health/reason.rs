@@ -1,4 +1,4 @@
-//! The reason why a server is down, with its fix.
+//! The reason why a server is down or suspicious, with its fix.
 
 use std::fmt;
 
@@ -80,7 +80,7 @@ impl Code {
     }
 }
 
-/// The reason why a server is down, with its fix.
+/// The reason why a server is down or suspicious, with its fix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reason {
     /// The code of the reason.
@@ -92,7 +92,7 @@ pub struct Reason {
 }
 
 impl Reason {
-    /// Adds a fix to the reason.
+    /// Replaces the fix of the reason.
     #[must_use]
     pub fn with_fix(mut self, fix: String) -> Self {
         self.fix = fix;

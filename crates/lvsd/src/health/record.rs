@@ -9,17 +9,15 @@ use tokio::time::Instant;
 use super::Reason;
 use crate::counters::Times;
 
-/// Number of classes of durations: four for each doubling, from 64 µs to 64 s.
+/// Number of classes of durations: four for each doubling, from 64 µs to 67 s.
 const CLASSES: usize = 80;
 /// Binary logarithm of the shortest class in microseconds.
 const SHORTEST: u32 = 6;
 /// A check that takes at least this time is slow.
 const SLOW: Duration = Duration::from_millis(500);
-/// Number of seconds in a minute.
 const MINUTE: u64 = 60;
 /// Length of `Record::minutes`.
 const MINUTES: u64 = 5;
-/// Number of seconds in an hour.
 const HOUR: u64 = 3600;
 /// Length of `Record::hours`.
 const DAY: u64 = 24;
@@ -43,10 +41,10 @@ pub(super) struct Record {
     minutes: [Minute; 5],
     /// The last hours. The index of each is its number modulo 24.
     hours: [Hour; 24],
-    /// The second until which downtime has been counted.
+    /// Time until which downtime has been counted, in seconds after `begun`.
     counted: u64,
     is_down: bool,
-    /// The second in which the server last went down.
+    /// Time at which the server last went down, in seconds after `begun`.
     last_fall: Option<u64>,
     /// The reason of the check with which the server last went down.
     fall_reason: String,

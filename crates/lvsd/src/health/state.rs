@@ -5,9 +5,10 @@
 pub enum Health {
     /// The server serves, or has no check.
     Up,
-    /// The server gets no new connections.
+    /// The server is down: its checks fail, or its clients get no answer (`passive = true`).
     Down,
-    /// The server has not been checked yet: its state in the dataplane stays unchanged.
+    /// The server has not been checked yet: its state in the dataplane stays unchanged, unless the
+    /// service has `start_down`.
     Unknown,
 }
 
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn state_changes_after_rise_and_fall() {
+    fn check_state_changes_after_rise_successes_or_fall_failures() {
         let mut state = State::new(2, 3, None);
         assert_eq!(flips(&mut state, "+++--+---+-++-", false), "U.......D...U.");
         assert_eq!(flips(&mut State::new(2, 3, None), "-++", false), "D.U");
@@ -119,13 +120,13 @@ mod tests {
     }
 
     #[test]
-    fn single_failed_check_keeps_serving_server_up() {
+    fn unchecked_serving_server_is_down_only_after_fall_failures() {
         assert_eq!(flips(&mut State::new(2, 3, None), "-+", true), ".U");
         assert_eq!(flips(&mut State::new(2, 3, None), "---++", true), "..D.U");
     }
 
     #[test]
-    fn state_is_uncertain_until_rise_or_fall() {
+    fn health_state_is_uncertain_without_result_or_while_results_contradict_it() {
         let mut state = State::new(2, 2, None);
         let mut reported = Vec::new();
         for good in [true, false, true, false, false, true, true] {

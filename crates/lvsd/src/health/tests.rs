@@ -369,7 +369,7 @@ async fn server_is_checked_again_soon_after_contradicting_result() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn intervals_vary_within_their_limit() {
+async fn check_interval_varies_within_jitter() {
     let well = Well::default();
     let (mut checks, _reports) = Checks::new(well.clone(), None);
     checks.set(checks_of(
@@ -498,7 +498,6 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     assert_eq!(asked(&well), before, "two more");
 }
 
-/// Long answers of servers and programs are shortened in messages.
 #[tokio::test(start_paused = true)]
 async fn long_reasons_are_truncated() {
     struct Wordy;
@@ -529,7 +528,7 @@ async fn long_reasons_are_truncated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn checks_reserve_their_descriptors() {
+async fn descriptors_of_identical_checks_are_counted_once() {
     let (mut checks, _reports) = Checks::new(Well::default(), None);
     let exec = "type = \"exec\", command = \"/bin/true\"";
     checks.set(checks_of(
@@ -538,7 +537,7 @@ async fn checks_reserve_their_descriptors() {
     assert_eq!(checks.descriptors(), 1 + 4);
 }
 
-/// A probe with a fixed answer.
+/// A prober whose answer the test sets.
 #[derive(Clone)]
 struct Told(Arc<Mutex<Result<Advice, ProbeError>>>);
 

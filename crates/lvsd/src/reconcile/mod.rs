@@ -46,7 +46,7 @@ pub struct Desired {
     pub sysctls: Vec<(String, String)>,
     /// Synchronisation daemons; `None` leaves the dataplane's daemons unchanged.
     pub sync: Option<Vec<SyncDaemon>>,
-    /// Rules for marks; `None` leaves the dataplane's rules unchanged.
+    /// Rules for marks; `None` leaves the rules of other programs unchanged.
     pub marks: Option<Vec<String>>,
     /// Rules that set the marks of services with many ports, after the other rules.
     pub port_marks: Vec<String>,
@@ -137,8 +137,8 @@ pub struct DesiredServer {
     /// Whether the server gets weight 0 instead of being removed, because its through-VIP checks
     /// need it in the table.
     pub stays: bool,
-    /// Whether the server is in maintenance, and therefore removed like one that is no longer
-    /// configured.
+    /// Whether the server is removed like one that is no longer configured: it is in maintenance,
+    /// or the sorry server replaces it and weight 0 would not stop its new connections.
     pub leaves: bool,
 }
 
@@ -186,11 +186,12 @@ pub struct Plan {
     pub changes: Vec<Call>,
     /// Desired services that another owner has in the dataplane. They stay unchanged.
     pub conflicts: Vec<ServiceId>,
-    /// Removed servers whose connections continue, with the remaining drain time.
+    /// Removed servers whose connections continue, with the drain time of their service.
     pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
-    /// Removed servers that stay until their replacements are checked.
+    /// Servers that are not desired, but stay for now: their replacements are not checked yet,
+    /// their source has not answered, or lvsd has not decided whether the sorry server is needed.
     pub held: Vec<(ServiceId, SocketAddr)>,
-    /// Services that no source contains, and that stay until all sources have answered.
+    /// Services of lvsd that no source contains, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,
 }
 
@@ -206,7 +207,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
             }));
         }
     }
-    // Some sysctls take effect only when a daemon starts, so they are set first.
+    // Some sysctls take effect only when a synchronisation daemon starts, so they are set first.
     follow_daemons(desired, actual, &mut plan.changes);
     let wanted: HashSet<ServiceId> = desired.services.iter().map(|s| s.id).collect();
     let unnamed = actual.services.iter();
@@ -447,7 +448,7 @@ impl OneService<'_> {
 
     /// Sorts the servers as in the file if the scheduler depends on their order. Without sorting,
     /// the order would follow the times at which checks succeed, which differ between directors.
-    /// `before` is the number of changes for other services.
+    /// `before` are the numbers of urgent and of other changes that precede those of this service.
     fn arrange(&mut self, there: &[ServerInfo], before: (usize, usize)) {
         let about = About::of(&self.desired.config.scheduler);
         if !about.is_some_and(|about| about.goes_by_order) {
@@ -560,8 +561,8 @@ fn target_config(
     match (server.health, on_check_failure) {
         (Health::Up, _) => Some(server.config),
         (Health::Down, OnCheckFailure::Quiesce) => Some(quiesced),
-        // The server was removed with its connections; it is added again for its through-VIP
-        // checks.
+        // A server in use is removed with its connections. The next plan adds it again with weight
+        // 0 for its through-VIP checks.
         (Health::Down, OnCheckFailure::Remove) if server.stays => match now {
             Some(ServerConfig { weight: 1.., .. }) => None,
             _ => Some(quiesced),

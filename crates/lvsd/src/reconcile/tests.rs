@@ -176,8 +176,8 @@ fn service_in_no_source_keeps_vip_and_marks_until_all_sources_answered() {
     assert_eq!(plan.changes, []);
     let unnamed: HashSet<ServiceId> = plan.unnamed.into_iter().collect();
     assert_eq!(unnamed, [id(0), many].into());
-    // The desired state decides about addresses of named services, and about all addresses that
-    // other services have, too.
+    // Only the desired VIPs count for a VIP of a service in the file or the sources, and for all
+    // VIPs if this director may own none.
     let given_up = [own(&[named].into())];
     assert_eq!(diff(&desired(Some(vip)), &before).changes, given_up);
     assert_eq!(diff(&desired(None), &before).changes, given_up);
@@ -271,7 +271,7 @@ proptest! {
     /// At any point of a plan, each service has at least as many usable servers as before or after
     /// it, whichever is less.
     #[test]
-    fn changes_leave_no_service_without_servers(desired in desired(), history in history()) {
+    fn usable_servers_between_changes_are_never_fewer_than_before_and_after(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
         let before = actual(&dataplane);
         let plan = diff(&desired, &before);
@@ -303,9 +303,10 @@ proptest! {
         }
     }
 
-    /// A server in both states is never deleted, and no service is deleted and re-added.
+    /// No desired service is deleted. No desired server is deleted, unless it is down and
+    /// `on_check_failure` removes it.
     #[test]
-    fn reconciliation_leaves_unchanged_servers_alone(desired in desired(), history in history()) {
+    fn reconciliation_deletes_no_desired_service_or_server(desired in desired(), history in history()) {
         let plan = diff(&desired, &actual(&dataplane(&history)));
         for change in &plan.changes {
             match change {
@@ -323,7 +324,7 @@ proptest! {
 }
 
 #[test]
-fn order_of_changes_keeps_connections() {
+fn vips_are_released_before_other_changes_and_taken_over_after_them() {
     let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
     let old = ServerConfig::new(1, Forwarding::Nat);
     let service = |n| {
@@ -465,8 +466,8 @@ fn changed_tunnel_edits_the_existing_server() {
     }
 }
 
-/// A desired service that replaces the servers `there`, given with weight and number of active
-/// connections.
+/// The plan for a service whose servers `there` (number, weight, active connections) are replaced
+/// by the servers `wanted`.
 fn replaced(
     there: &[(u8, i32, u32)],
     wanted: &[(u8, Health)],
@@ -508,7 +509,8 @@ fn replaced(
     diff(&desired, &actual)
 }
 
-/// Abbreviates changes: for example, that server 2 is added, gets weight 0, or is deleted.
+/// Abbreviates changes: `+2`, `02`, `e2` and `-2` mean that server 2 is added, gets weight 0, is
+/// edited in another way, or is deleted.
 fn reported(plan: &Plan) -> String {
     let mut reported = String::new();
     for change in &plan.changes {
@@ -569,7 +571,7 @@ fn removed_server_is_drained() {
 }
 
 #[test]
-fn sync_daemons_match_the_file() {
+fn sync_daemons_are_stopped_and_started_to_match_the_file() {
     let daemon = |role, syncid| SyncDaemon {
         role,
         interface: "eth0".to_owned(),

@@ -34,7 +34,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Parses a URL without a path, such as `https://10.0.0.5:2379`; `usual` is the default port.
+    /// Parses a URL without a path and a user name, such as `https://10.0.0.5:2379`; `usual` is the
+    /// default port. Returns `None` for other texts.
     pub(crate) fn parse(text: &str, usual: u16) -> Option<Self> {
         let uri: hyper::Uri = text.parse().ok()?;
         let secure = match uri.scheme_str()? {
@@ -71,7 +72,6 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     /// No answer, or an invalid one; the text is the reason.
@@ -133,8 +133,9 @@ pub(super) struct Reopened(Option<Connection>);
 impl Reopened {
     /// Sends a request, and reads the headers of its answer.
     ///
-    /// If the server had closed the connection, the request is sent over a new one. With `reads`, a
-    /// request that received no answer is also repeated, because it changes nothing.
+    /// If the server had closed the connection, the request is sent over a new one. If `reads` is
+    /// true, the request changes nothing on the server, and is also repeated if it was sent and the
+    /// server did not answer.
     pub(super) async fn send(
         &mut self,
         endpoint: &Endpoint,
@@ -184,7 +185,8 @@ impl Lines {
         }
     }
 
-    /// Waits for the next line; `None` at the end of the body. Dropping the future loses no data.
+    /// Waits for the next line, and returns it with its line end; `None` at the end of the body. An
+    /// incomplete last line is dropped. Dropping the future loses no data.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         loop {
             let end = self.text[self.seen..].iter().position(|b| *b == b'\n');
@@ -246,7 +248,7 @@ pub(super) fn failed(error: &impl fmt::Display) -> Error {
     Error::Failed(error.to_string())
 }
 
-/// Converts an HTTP error with its cause.
+/// Converts an HTTP error with its cause to [`Error::Failed`].
 fn in_words(error: &hyper::Error) -> Error {
     let cause = std::error::Error::source(error);
     let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();

@@ -24,8 +24,8 @@ pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
     ))
 }
 
-/// Reads the stored answers. Without a readable file, there are none; this is logged if the file
-/// exists.
+/// Reads the stored answers. Returns none if the file does not exist, is longer than [`FILE_MAX`],
+/// or cannot be read or parsed; all but the first of these cases are logged.
 pub(super) fn read(path: &Path) -> Gathered {
     let text = std::fs::metadata(path).and_then(|file| match file.len() {
         0..=FILE_MAX => std::fs::read(path),

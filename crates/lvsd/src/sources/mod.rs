@@ -42,7 +42,7 @@ use kubernetes::Kubernetes;
 #[doc(hidden)]
 pub use dns::fuzz as fuzz_dns;
 
-/// Maximum pause between two attempts after failures.
+/// Maximum pause between two attempts after failures, unless the minimum pause is longer.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Settings in `[dns]`.
@@ -50,11 +50,11 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 pub struct Lookups {
     /// Name servers; empty for those of `/etc/resolv.conf`.
     pub name_servers: Vec<SocketAddr>,
-    /// Time limit of a name server.
+    /// Time limit for an answer of a name server. It starts again if a query is repeated over TCP.
     pub timeout: Duration,
-    /// Minimum interval between two look-ups of a name.
+    /// Minimum pause after a successful look-up of a name.
     pub min: Duration,
-    /// Maximum interval between two look-ups of a name.
+    /// Maximum pause after a successful look-up of a name.
     pub max: Duration,
 }
 
@@ -113,7 +113,9 @@ impl Gathered {
     }
 }
 
-/// Pause after `failures` consecutive failures: it grows, and has a random part.
+/// Returns a random pause after `failures` consecutive failures. Its upper limit is `least` after
+/// the first failure, and doubles with each further one, up to [`RETRY_MAX`] (or `least`, if that
+/// is longer) and at most 32 times `least`. Its lower limit is half of the upper one.
 pub(crate) fn retry(failures: u32, least: Duration) -> Duration {
     let doubled = least.saturating_mul(1 << failures.saturating_sub(1).min(5));
     let whole = doubled.min(RETRY_MAX.max(least));
@@ -178,7 +180,7 @@ impl SourceState {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Notifies the daemon of a new state.
+    /// Notifies the daemon of changed answers.
     news: Notify,
     /// Notifies the task that stores answers.
     keep: Notify,
@@ -209,7 +211,8 @@ impl State {
     }
 }
 
-/// Whether a key belongs to the Kubernetes Service `service`.
+/// Whether the key of a service, such as `default/web/tcp/80`, belongs to the Kubernetes Service
+/// `service`, such as `default/web`.
 fn is_of(key: &str, service: &str) -> bool {
     let rest = key.strip_prefix(service);
     rest.is_some_and(|rest| rest.starts_with('/'))
@@ -237,7 +240,7 @@ impl Shared {
         }
     }
 
-    /// The last known content of etcd below `prefix`; empty before the first answer.
+    /// Returns the last known content of etcd below `prefix`; it is empty if none is known.
     fn etcd(&self, prefix: &str) -> Etcd {
         let state = self.lock();
         let known = state.gathered.etcd.clone();
@@ -297,7 +300,8 @@ impl Shared {
         state.etcd.take(&format!("etcd, {prefix}"), known, &result);
     }
 
-    /// Sets the services of Kubernetes. Those of the Services in `held` stay unchanged.
+    /// Sets the services of Kubernetes. A service that is missing in `now` stays unchanged if it
+    /// belongs to a Kubernetes Service in `held`.
     fn take_kubernetes(&self, mut now: Kubernetes, held: &[String], view: kubernetes::View) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -370,7 +374,7 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) struct Sources {
     shared: Arc<Shared>,
-    /// Path of the stored answers.
+    /// File of the stored answers; `None` if they are not stored.
     path: Option<PathBuf>,
     /// Runtime of the sources' thread, which starts with the first source.
     runtime: Option<Handle>,
@@ -542,7 +546,7 @@ impl Sources {
         }
     }
 
-    /// Sets the record of this director, which is written to etcd.
+    /// Sets the record of this director, which is written to etcd. Has no effect without etcd.
     pub(crate) fn announce(&self, announced: Director) {
         if self.etcd.is_none() {
             return;
@@ -575,7 +579,7 @@ impl Sources {
         self.runtime.clone()
     }
 
-    /// Waits for a new answer.
+    /// Waits until answers have changed.
     pub(crate) async fn changed(&self) {
         self.shared.news.notified().await;
     }
@@ -584,7 +588,7 @@ impl Sources {
         self.shared.lock().gathered.clone()
     }
 
-    /// Status of the sources; times follow the present wall clock.
+    /// Returns the status of the sources. Times since boot are converted to Unix time with `now`.
     pub(crate) fn status(&self, now: Now) -> Vec<SourceStatus> {
         let state = self.shared.lock();
         let gathered = &state.gathered;

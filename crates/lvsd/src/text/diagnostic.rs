@@ -166,8 +166,8 @@ impl Diagnostic {
     }
 }
 
-/// Returns the lines of `part` with `spans`, because the renderer would otherwise read the whole
-/// file for each finding.
+/// Returns the range of the lines from the first to the last of `spans`, within `part`. With the
+/// whole file instead, the renderer would read all of it for each finding.
 fn window<'a>(
     text: &str,
     part: &Range<usize>,
@@ -217,7 +217,6 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Adds a finding.
     pub(crate) fn push(&mut self, finding: Diagnostic) {
         self.reported += usize::from(finding.severity == Severity::Error);
         let mut hasher = DefaultHasher::new();
@@ -232,7 +231,7 @@ impl Findings {
         }
     }
 
-    /// Adds the findings of another read.
+    /// Adds all findings of `other`.
     pub(crate) fn append(&mut self, other: Self) {
         let more = other.more();
         other
@@ -250,12 +249,11 @@ impl Findings {
         self
     }
 
-    /// Number of errors so far.
+    /// Number of errors so far, including repeated ones.
     pub(crate) const fn reported(&self) -> usize {
         self.reported
     }
 
-    /// Whether there are no findings.
     pub(crate) fn is_empty(&self) -> bool {
         self.counts == [0, 0]
     }
@@ -265,7 +263,7 @@ impl Findings {
         self.counts[Severity::Error as usize] >= COUNTED_MAX
     }
 
-    /// Number of errors and warnings that are not stored.
+    /// Numbers of errors and of warnings that are not stored.
     pub(crate) fn more(&self) -> [usize; 2] {
         self.counts.map(|count| count.saturating_sub(KEPT_MAX))
     }
@@ -288,7 +286,7 @@ pub struct Report {
     pub files: Files,
     /// The findings in the order of the text; if there are too many, the first ones.
     pub findings: Vec<Diagnostic>,
-    /// Number of further errors and warnings.
+    /// Numbers of further errors and of further warnings.
     pub more: [usize; 2],
 }
 
@@ -331,7 +329,7 @@ impl Report {
         })
     }
 
-    /// The findings as texts, without colours.
+    /// At most 20 findings as texts without colours, followed by the number of the others, if any.
     pub fn lines(&self) -> Vec<String> {
         let renderer = Renderer::plain();
         let mut all: Vec<String> = self
@@ -343,7 +341,7 @@ impl Report {
         all
     }
 
-    /// Prints the report to standard error, with colours on a terminal.
+    /// Prints the texts of [`lines`](Self::lines) to standard error, with colours on a terminal.
     pub fn print(&self) {
         let renderer = match std::io::stderr().is_terminal() {
             true => Renderer::styled(),

@@ -36,7 +36,7 @@ impl From<&str> for Files {
 }
 
 impl Files {
-    /// Returns `FILE:LINE` for a line of the joined text.
+    /// Returns `FILE:LINE` for a line of the joined text, or `line N` if no file contains it.
     pub fn place(&self, line: usize) -> String {
         let after = self.parts.partition_point(|part| part.lines < line);
         match after.checked_sub(1).and_then(|n| self.parts.get(n)) {
@@ -69,7 +69,8 @@ impl Files {
         });
     }
 
-    /// Appends another text, whose positions are lines. Returns the number of lines before it.
+    /// Appends a file whose text is not in the joined text, so that only its lines have positions.
+    /// Returns the number of lines before it.
     pub(crate) fn push(&mut self, path: String, text: &str) -> usize {
         let before = self.lines;
         self.parts.push(Part {

@@ -150,7 +150,6 @@ impl Keys<'_> {
         );
     }
 
-    /// Reads a string.
     pub(crate) fn string(&mut self, key: &str) -> Option<Option<String>> {
         let Some(value) = self.value(key).cloned() else {
             return Some(None);
@@ -192,7 +191,6 @@ impl Keys<'_> {
         self.value(key).map_or_else(|| self.table(), Spanned::span)
     }
 
-    /// Reads `true` or `false`.
     pub(crate) fn boolean(&mut self, key: &str) -> Option<Option<bool>> {
         let Some(value) = self.value(key).cloned() else {
             return Some(None);

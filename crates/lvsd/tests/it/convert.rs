@@ -42,7 +42,7 @@ fn checked(path: &Path) -> (Converted, Config) {
 }
 
 #[test]
-fn published_files_are_converted() {
+fn typical_files_of_keepalived_ldirectord_and_lvs_howto_are_converted() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let all = files(&directory);
     assert_eq!(all.len(), 20);
@@ -67,7 +67,7 @@ fn published_files_are_converted() {
 
 /// Known numbers of services and servers, so that an empty result does not pass.
 #[test]
-fn published_files_convert_to_expected_numbers() {
+fn published_files_convert_to_expected_numbers_of_services_and_servers() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let counts = |name: &str| {
         let (_, config) = checked(&directory.join(name));

@@ -14,7 +14,7 @@ fn errors(output: &Output) -> String {
 }
 
 #[test]
-fn full_disk_makes_commands_fail() {
+fn commands_fail_if_output_disk_is_full() {
     let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let keepalived = directory.path().join("keepalived.conf");
     std::fs::write(&keepalived, "virtual_server 192.0.2.1 80 {\n delay 5\n}\n")

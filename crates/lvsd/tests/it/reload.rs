@@ -1,4 +1,4 @@
-//! Requests a reload as soon as lvsd can receive it.
+//! `lvsd reload` during the start of the daemon, and with an invalid or missing file.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -46,7 +46,7 @@ fn reload_during_start_does_not_end_lvsd() {
     }
 }
 
-/// The running daemon's file is another one, with a relative path.
+/// The running daemon uses another file than the default, with a relative path.
 #[test]
 fn reload_names_the_file_of_the_daemon() {
     let directory = tempfile::tempdir().expect("a temporary directory can be created");

@@ -110,7 +110,8 @@ pub(super) fn check_call<'a>(
 
 /// Checks whether a synchronisation daemon can be started. As in the kernel (`start_sync_thread`),
 /// it checks in this order: that no service has a server of another address family, that the
-/// interface exists, and that no daemon of this role is running.
+/// interface exists, and that no daemon of this role is running. Then it checks that the group is
+/// a multicast address, and that the host permits the daemon.
 fn start_daemon<'a>(
     view: &impl View,
     daemon: &SyncDaemon,
@@ -224,7 +225,9 @@ fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
             )));
         }
         if !seen.insert(addr) {
-            return Err(invalid(format!("{addr} is named twice")));
+            return Err(invalid(format!(
+                "{addr} is listed twice among the local addresses"
+            )));
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The host's part in the checks of a configuration change.
+//! The checks of a configuration change that depend on the host.
 
 use core::net::IpAddr;
 
@@ -8,12 +8,12 @@ use crate::mark::MarkRule;
 use crate::sync::SyncDaemon;
 use crate::{Forwarding, ServiceKey};
 
-/// The host's part in the checks of a configuration change.
+/// The checks of a configuration change that depend on the host.
 ///
 /// Implementations answer from memory: the caller holds the lock of [`Control`](crate::Control).
 pub trait Host {
-    /// Checks whether the host's packet interception permits `need`. Except for a synchronisation
-    /// daemon, this is the first check of a change.
+    /// Checks whether the host's packet interception permits `need`. For services and servers, this
+    /// is the first check of a change.
     ///
     /// # Errors
     /// The reason for the refusal, and the fix.

@@ -64,7 +64,8 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// Services that were added, edited or deleted, or whose servers changed.
+    /// Services that were added, edited or deleted themselves, or whose servers were. Services that
+    /// a flush deleted are not included ([`flushed`](Self::flushed)).
     pub fn services(&self) -> impl ExactSizeIterator<Item = ServiceKey> + '_ {
         self.services.iter().map(|&key| key.into())
     }
@@ -98,9 +99,9 @@ impl Control {
     }
 }
 
-/// The application of a list of changes to a [`Control`] in several steps; [`Control::apply`] needs
-/// one step. A caller that protects the `Control` with a lock can release the lock between two
-/// steps, so that a long list does not delay packets.
+/// The application of a list of changes to a [`Control`] in several steps; [`Control::apply`] does
+/// the same in one step. A caller that protects the `Control` with a lock can release the lock
+/// between two steps, so that a long list does not delay packets.
 ///
 /// All changes are checked before the first is applied. Between two steps, packets may be handled
 /// and the clock may advance, but no other change may be made.

@@ -38,8 +38,8 @@ pub(super) enum Step<'a> {
 }
 
 impl Control {
-    /// Applies the change. New lists of firewall-mark rules are collected in `marks`; the caller
-    /// sets the last list after all changes.
+    /// Applies the change. Changes of the firewall-mark rules are made in the list `marks`; the
+    /// caller sets this list after all changes.
     pub(super) fn make(
         &mut self,
         step: Step<'_>,

@@ -105,7 +105,8 @@ impl ConnTable {
     }
 
     /// The connection of a packet from `source` to `client` (`ip_vs_conn_out_get`): `source` is the
-    /// real server if the connection is translated, otherwise the virtual address.
+    /// real server if the connection uses NAT, otherwise the virtual address. Connections with full
+    /// NAT are not found.
     #[inline]
     pub(crate) fn find_out(
         &self,

@@ -118,7 +118,7 @@ impl Index {
     )]
     fn lines(&self, hash: u64) -> (usize, usize) {
         let one = hash as usize & self.mask;
-        // The second line is independent of the first, and always differs from it.
+        // The second line is independent of the first, and differs from it if there are several.
         let other = one ^ ((hash >> 29) as usize | 1) & self.mask;
         (self.first + one * WIDTH, self.first + other * WIDTH)
     }

@@ -1,4 +1,4 @@
-//! The memory that contains a connection table, and the description of its layout.
+//! The memory that contains a connection table, and its layout.
 //!
 //! By default, the memory is on the heap. The creator of a table may instead supply a memory file
 //! that outlives the process, or BPF maps that the kernel fast path also reads. The structure is
@@ -59,11 +59,12 @@ impl core::error::Error for OutOfMemory {}
 /// Reasons to refuse the memory that a previous process has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutError {
-    /// The words are not the description of a connection table.
+    /// The words are not the encoded layout of a connection table.
     Foreign,
-    /// Another version of this crate wrote the description, with this layout version.
+    /// The layout has this version, which another version of this crate uses.
     Version(u64),
-    /// The numbers in the description contradict each other, or the memory is too short for them.
+    /// The numbers in the encoded layout contradict each other, or the memory is too short for
+    /// them.
     Damaged,
 }
 
@@ -76,7 +77,9 @@ impl fmt::Display for LayoutError {
                 "the connection table has layout {version}, and this program reads layout {}",
                 Layout::VERSION
             ),
-            Self::Damaged => f.write_str("the description of the connection table is damaged"),
+            Self::Damaged => f.write_str(
+                "the layout of the connection table is damaged, or its memory is too short",
+            ),
         }
     }
 }
@@ -84,7 +87,8 @@ impl fmt::Display for LayoutError {
 impl core::error::Error for LayoutError {}
 
 impl Layout {
-    /// The version of this layout. It changes with the content of slots, tags or descriptions.
+    /// The version of this layout. It changes with the content of slots, of tags or of
+    /// the encoded layout.
     pub const VERSION: u64 = 1;
     /// Number of slots in a bucket.
     pub const WAYS: usize = 8;
@@ -92,7 +96,7 @@ impl Layout {
     pub const NARROW_WORDS: usize = 8;
     /// Number of words in a wide slot.
     pub const WIDE_WORDS: usize = 16;
-    /// Number of words in a description ([`to_words`](Self::to_words)).
+    /// Number of words in an encoded layout ([`to_words`](Self::to_words)).
     pub const HEADER_WORDS: usize = 16;
     const MAGIC: u64 = u64::from_le_bytes(*b"LVSCONNS");
     /// Maximum number of slots: handles are 31 bits wide.
@@ -100,8 +104,9 @@ impl Layout {
     /// Minimum number of overflow slots; a table for fewer connections has one for each connection.
     const OVERFLOW_MIN: usize = 1 << 18;
 
-    /// A layout for at most `connections`, which may all be IPv4 or all IPv6: 85 of 100 slots of a
-    /// width are used when the table is full. `seed` keys the hash function.
+    /// A layout for at most `connections` (limited to 1 to 2^29), which may all be IPv4 or all
+    /// IPv6: 85 of 100 slots of a width are used when the table is full. `seed` keys the hash
+    /// function.
     pub fn new(connections: usize, seed: u64) -> Self {
         // The handles of the three regions together fit into 31 bits.
         let connections = connections.clamp(1, 1 << 29);
@@ -157,7 +162,7 @@ impl Layout {
         [narrow, tags[0], wide, tags[1], self.overflow_words()]
     }
 
-    /// The description, to be stored next to the memory.
+    /// Encodes the layout, to be stored next to the memory.
     pub const fn to_words(&self) -> [u64; Self::HEADER_WORDS] {
         let mut words = [0; Self::HEADER_WORDS];
         words[0] = Self::MAGIC;
@@ -173,10 +178,10 @@ impl Layout {
         words
     }
 
-    /// Reads the layout from the description next to existing memory.
+    /// Decodes the layout that was stored next to existing memory.
     ///
     /// # Errors
-    /// If the description is invalid, inconsistent, or of another version.
+    /// If the words are not a layout, or it is inconsistent or of another version.
     pub fn from_words(words: &[u64; Self::HEADER_WORDS]) -> Result<Self, LayoutError> {
         let &[magic, version, ways, narrow, wide, rest @ ..] = words;
         if magic != Self::MAGIC {
@@ -340,7 +345,7 @@ impl Memory {
     /// Each region begins at a cache line.
     ///
     /// # Errors
-    /// [`LayoutError::Damaged`] if a region is too short.
+    /// [`LayoutError::Damaged`] if a region is too short, or the layout has no narrow buckets.
     pub fn new(layout: Layout, regions: [Region; 5]) -> Result<Self, LayoutError> {
         let mut both = regions.iter().zip(layout.region_words());
         if both.any(|(region, words)| region.len() < words) || layout.narrow_buckets == 0 {
@@ -411,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn layout_with_few_wide_slots_is_small() {
+    fn layout_with_fewer_wide_slots_needs_less_memory() {
         let all = Layout::new(10_000_000, 1);
         let few = all.with_wide(2_500_000);
         assert!(all.bytes() > 2_300_000_000);
@@ -455,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_beyond_the_limit_is_an_error() {
+    fn region_larger_than_available_memory_returns_none() {
         for words in [usize::MAX / 32, usize::MAX / 8, usize::MAX] {
             assert!(Region::heap(words).is_none());
         }

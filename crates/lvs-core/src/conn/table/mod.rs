@@ -170,7 +170,8 @@ impl Slots {
         Entry::wide(region.line(line), region.line(line + 1))
     }
 
-    /// Loads the cache lines that the removal of an entry will need.
+    /// Loads the cache lines that the removal of an entry will need. Returns a word of them, so
+    /// that the compiler keeps the access.
     #[inline]
     fn warm(&self, handle: u32) -> u64 {
         if !self.in_place(handle) {
@@ -213,7 +214,7 @@ pub(crate) struct ConnTable {
     /// not reused.
     quarantined: VecDeque<(Instant, u32)>,
     clock: Instant,
-    /// A cache of addresses and ports for which no entry with this client was found.
+    /// A cache of addresses and ports that are the client of no entry.
     strangers: find::Strangers,
 }
 
@@ -282,7 +283,7 @@ impl ConnTable {
         Entry::narrow(self.slots.narrow_line(handle as usize))
     }
 
-    /// Whether look-ups find the entry in its buckets: it needs no search in the overflow's index.
+    /// Whether the entry is in one of its buckets, and not in the overflow.
     pub(crate) fn is_in_place(&self, handle: u32) -> bool {
         self.slots.in_place(handle)
     }
@@ -517,7 +518,7 @@ impl ConnTable {
         self.due = due;
     }
 
-    /// The time at which the caller must next look for due entries.
+    /// The time at which the caller must next look for due entries; `None` if there are none.
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
         self.wheel.next_wakeup()
     }

@@ -85,7 +85,7 @@ pub(super) struct Overflow {
     /// Number of entries in the overflow for each first bucket. The key is whether the bucket has
     /// narrow slots, and the number of the bucket.
     pub(super) homes: BTreeMap<(bool, usize), u32>,
-    /// Incremented for each inserted entry.
+    /// Incremented for each entry that is inserted into the overflow or changed in it.
     pub(super) sequence: u64,
 }
 
@@ -130,7 +130,7 @@ impl Overflow {
         self.free.push(slot);
     }
 
-    /// Hash of the client's address and port and of the other address and port.
+    /// Hash of the protocol, of the client's address and port, and of `peer`.
     pub(super) fn hash(&self, protocol: Protocol, client: SocketAddr, peer: SocketAddr) -> u64 {
         if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), peer.ip()) {
             let from = narrow(from.octets(), client.port()) | protocol_part(protocol);

@@ -227,8 +227,8 @@ pub(in crate::control) fn classify<S: State>(
     }
 }
 
-/// Tries the next servers in the list, because full NAT has no free local port towards the chosen
-/// server.
+/// Tries up to [`OTHERS`] usable servers that follow the chosen server in the list, because full
+/// NAT has no free local port towards the chosen one.
 fn next_server<S: State>(
     state: &mut S,
     number: u32,

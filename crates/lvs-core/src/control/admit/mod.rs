@@ -328,8 +328,8 @@ impl<'a> Ask<'a> {
         }
     }
 
-    /// The part of the datagram that the persistence engine uses; `None` for embedded packets and
-    /// for protocols other than UDP.
+    /// The part of the datagram that the persistence engine uses; `None` if the datagram has no
+    /// such part, for embedded packets, and for protocols other than UDP.
     fn engine_data(&self) -> Option<&'a [u8]> {
         let message = self.payload.filter(|_| self.protocol == Protocol::UDP);
         message.and_then(persistence_sip::call_id)
@@ -466,7 +466,7 @@ impl State for Admission<'_> {
         let mut slot = self.control.draft(server, port, ask, packets);
         if let By::Pin = by {
             // A health check is no attempt of a client.
-            slot.flags = (slot.flags | flag::PROBE) & !flag::TIMED;
+            slot.flags = (slot.flags | flag::PROBE) & !(flag::TIMED | flag::AWAITED);
         }
         self.control.bind(self.shard, server, slot, template, now)
     }

@@ -6,7 +6,8 @@ use crate::conn::Key;
 use crate::control::FTP;
 use crate::{Protocol, Server, ServiceKey};
 
-/// Whether a template of this server may be used (`ip_vs_check_template`).
+/// Whether a template of this server may be used (`ip_vs_check_template`): the server must be
+/// available and, with `quiescent` (`expire_quiescent_template`), have a weight other than 0.
 pub(in crate::control) fn may_lead_to(server: &Server, quiescent: bool) -> bool {
     server.is_available() && !(quiescent && server.weight() == 0)
 }

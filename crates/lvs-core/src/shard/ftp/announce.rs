@@ -16,8 +16,8 @@ pub(super) enum FtpCommand {
     Active(SocketAddr),
 }
 
-/// The FTP command in a client's segment. PASV and EPSV are recognised anywhere in it, PORT and
-/// EPRT only at its start.
+/// The FTP command in a client's segment; `None` if there is none for this address family. PASV and
+/// EPSV are recognised anywhere in the segment, PORT and EPRT only at its start.
 pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
     let digit = family_digit(family);
     // Nothing shorter than "PASV" and a line break counts.
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(
             six("PASV\r\n"),
             None,
-            "the command contains an IPv4 address"
+            "PASV, which is for IPv4 only, was accepted over IPv6"
         );
         assert_eq!(four("EPSV\r\n"), EXTENDED);
         assert_eq!(six("epsv\r\n"), EXTENDED);
@@ -215,7 +215,11 @@ mod tests {
         assert_eq!(four("port   192,0,2,7,0,20\r\n"), active("192.0.2.7:20"));
         assert_eq!(four("PORT192,0,2,7,0,20\r\n"), active("192.0.2.7:20"));
         assert_eq!(four("PORT 192,0,2,7,,20,\r\n"), active("192.0.2.7:20"));
-        assert_eq!(four("PORT 192,0,2,7,0,20"), None, "the line may continue");
+        assert_eq!(
+            four("PORT 192,0,2,7,0,20"),
+            None,
+            "an incomplete line was parsed"
+        );
         assert_eq!(four("PORT 192,0,2,7,0,256\r\n"), None);
         assert_eq!(four("PORT 192,0,2,7,0\r\n"), None);
         assert_eq!(four("PORT -192,0,2,7,0,20\r\n"), None);

@@ -55,7 +55,6 @@ pub fn helper_ports(text: &str) -> Result<Vec<u16>, Error> {
     Ok(ports)
 }
 
-/// Checks the ports of the helper.
 pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
     let twice = |(at, port): (usize, &u16)| ports[..at].contains(port);
     if ports.iter().enumerate().any(twice) || ports.contains(&0) || ports.len() > FTP_PORTS_MAX {
@@ -67,7 +66,8 @@ pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
 impl Replacement {
     /// The text of a reply to PASV or EPSV (`mode`) that announces `listens`; it replaces the bytes
     /// `place` of the server's reply. After EPSV, a client connects to the address of its control
-    /// connection, so the text contains only the port.
+    /// connection, so the text contains only the port. `None` if `place` is beyond the maximum
+    /// length of a segment, or after PASV with an IPv6 address.
     fn new(place: &Range<usize>, mode: Mode, listens: SocketAddr) -> Option<Self> {
         let mut new = Self::of(place)?;
         match (mode, listens.ip()) {
@@ -93,8 +93,8 @@ impl Replacement {
 /// The client's last command on a control connection, PASV or EPSV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
-    /// Neither PASV nor EPSV since the server's last reply: the helper does not search the replies
-    /// for an address.
+    /// Neither PASV nor EPSV since the last announcement of an address: the helper does not search
+    /// the replies for an address.
     #[default]
     Active,
     Passive,
@@ -301,7 +301,7 @@ impl Shard {
     }
 
     /// Creates the data connection that a reply announces, and returns the text that replaces the
-    /// server's address.
+    /// server's address; `None` if the segment announces none.
     fn announced(
         &mut self,
         index: u32,
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn ftp_control_entry_is_reused_after_reset() {
+    fn ftp_control_entry_with_data_connection_is_reused_after_reset() {
         for data in [false, true] {
             let mut control = Control::new("conn_reuse_mode", data);
             let (seq, ack) = if data { (5018, 1007) } else { (5001, 1001) };

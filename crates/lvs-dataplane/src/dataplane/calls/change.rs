@@ -165,7 +165,8 @@ impl Handle {
 /// A synchronisation daemon to be started, and its sockets or the error.
 type Attempt = (SyncDaemon, Result<Prepared, Failure>);
 
-/// The host's view, for changes that start synchronisation daemons whose sockets are already open.
+/// Checks changes against the host's snapshot, given the sockets that were opened for
+/// synchronisation daemons.
 struct WithDaemons<'a> {
     view: &'a View,
     daemons: &'a [Attempt],
@@ -197,7 +198,8 @@ impl Host for WithDaemons<'_> {
     }
 }
 
-/// The host's view, for a check that assumes that every daemon can open its sockets.
+/// Checks changes against the host's snapshot, as if every synchronisation daemon could open its
+/// sockets.
 struct Willing<'a>(&'a View);
 
 impl Host for Willing<'_> {

@@ -7,8 +7,9 @@ use super::end;
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
 
-/// Budget of one job of a listing: the job examines up to 8,192 slots if they are free, and returns
-/// up to 512 connections. A listing therefore never delays packets for long.
+/// Budget of one job of a listing. A free slot costs 1 and a connection 16, so that a job examines
+/// up to 8,192 slots and returns up to 512 connections. A listing therefore never delays packets
+/// for long.
 const PIECE: usize = 8192;
 
 impl Handle {

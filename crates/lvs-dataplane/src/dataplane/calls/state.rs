@@ -94,7 +94,6 @@ impl Handle {
         Ok(info)
     }
 
-    /// The counters of the synchronisation daemons.
     fn sync_counts(&self, report: &Report) -> SyncCounts {
         let mut counts = self.threads.daemons.counts.read();
         counts.queue_full += report.unsynced;

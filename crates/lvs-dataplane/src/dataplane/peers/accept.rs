@@ -117,7 +117,9 @@ fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
             Err(error) => {
                 let text = error.to_string();
                 if last_text != text {
-                    warn!("cannot listen at {listen}: {text}: is another program using the port?");
+                    warn!(
+                        "peers cannot connect: cannot listen at {listen}: {text}: is another program using the port?"
+                    );
                 }
                 last_text = text;
             }
@@ -132,7 +134,9 @@ fn plain(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// Performs the handshake, in which each side proves that it has the key.
+/// Performs the handshake, in which each side proves that it has the key. Then waits until this
+/// director owns the connections of an earlier run of the peer, for [`SETTLE`] at most. Counts a
+/// failure, and returns `None`.
 fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
     let met = try_greet(peers, peer, stream);
     match met {
@@ -146,7 +150,7 @@ fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
             state.complained = Some(Instant::now());
             drop(state);
             warn!(
-                "{} has not proved that it has the key: compare `sha256sum` of the key files",
+                "peer {} has not proved that it has the key: compare `sha256sum` of the key files",
                 peer.address.ip()
             );
             None
@@ -201,7 +205,8 @@ pub(super) fn read_until(
     Ok(())
 }
 
-/// Closes an older session with a peer, and sends all connections to the peer.
+/// Closes an older session with a peer, and sends connections to the peer until the new session
+/// ends.
 fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &Handshake) {
     let Ok(sending) = stream.try_clone() else {
         return;

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn proof_is_valid_for_one_side_one_key_and_one_session() {
+    fn handshake_proof_is_valid_for_one_side_one_key_and_one_session() {
         let ours = handshake(b"one", 1);
         assert!(ours.is_sender(&ours.sender_proof()) && ours.is_receiver(&ours.receiver_proof()));
         assert!(
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn short_or_exposed_key_is_refused() {
+    fn peer_key_of_wrong_length_or_unsafe_mode_is_refused() {
         let dir = std::env::temp_dir().join(format!("lvs-key-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a directory");
         let path = dir.join("key");
@@ -455,8 +455,9 @@ mod tests {
         };
         let good = "0123456789abcdef0123456789abcdef";
         assert_eq!(write(&format!(" {good}\n"), 0o640), Ok(good.into()));
-        write(good, 0o660).expect_err("the key's group may write it");
-        let output = write(good, 0o644).expect_err("all users may read the key");
+        write(good, 0o660).expect_err("a key file that its group may write was accepted");
+        let output =
+            write(good, 0o644).expect_err("a key file that all users may read was accepted");
         assert!(output.contains("chmod 600"), "{output}");
         let output = write("short", 0o600).expect_err("the key is too short");
         assert!(output.contains("openssl rand -hex 32"), "{output}");
@@ -468,7 +469,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn frame_of_random_bytes_is_refused(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+        fn peer_frame_of_random_bytes_is_refused(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             let mut from = &bytes[..];
             proptest::prop_assert!(handshake(b"one", 1).replicated().read(&mut from).is_err());
         }

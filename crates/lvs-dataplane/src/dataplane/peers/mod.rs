@@ -125,23 +125,24 @@ struct Peer {
 #[derive(Debug, Default)]
 struct State {
     step: Step,
-    /// Identifies the run of the peer from which this director receives.
+    /// Identifies the run of the peer from which this director may have borrowed connections;
+    /// `None` if it has borrowed none.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
-    /// Whether this director has borrowed connections of this peer.
+    /// Whether this director may have borrowed connections of this peer.
     lends: bool,
     trouble: Option<(Trouble, String)>,
     /// Number of connections received so far in the full sync.
     received: u64,
     bulk: Option<(u64, Duration, Instant)>,
-    /// Whether the borrowed connections were compared with a digest of the peer.
+    /// Whether, in this session, the borrowed connections were compared with a digest of the peer.
     compared: bool,
     /// Whether the borrowed connections still differ from the peer's digest after several repairs.
     given_up: bool,
     replicated: u64,
     missing: u64,
     last_message: Option<Instant>,
-    /// The last time at which the peer was in sync.
+    /// The last time at which the peer was in sync; `None` if it never was.
     in_step: Option<Instant>,
     /// Whether a warning was logged that the peer is not in sync.
     warned: bool,
@@ -316,7 +317,7 @@ impl Peers {
         context.map_or(lvs_core::Instant::ZERO, |context| context.now())
     }
 
-    /// Number of running packet workers.
+    /// Number of packet workers; 0 if the dataplane has ended.
     fn workers(&self) -> usize {
         let threads = self.workers.upgrade();
         threads.map_or(0, |threads| threads.workers().len())
@@ -368,7 +369,8 @@ impl Peers {
         Some(sum)
     }
 
-    /// Returns the digest of the connections that this director has borrowed from a peer.
+    /// Returns the digest of the connections that this director has borrowed from a peer; `None` if
+    /// a packet worker does not answer.
     fn borrowed(&self, peer: usize) -> Option<Digest> {
         self.digest_of_workers(move |decider| decider.shard.borrowed(peer))
     }
@@ -492,8 +494,9 @@ impl Peers {
     }
 
     /// Returns the reason why this director is not ready: the first peer that has not sent all
-    /// connections. Peers that stay unreachable for too long, or never send some of their
-    /// connections, do not count. `None` if it is ready; it then stays ready.
+    /// connections. Peers that stay unreachable for longer than `wait`, or never send some of their
+    /// connections, do not count; if `wait` is zero, no peer counts. `None` if it is ready; it then
+    /// stays ready.
     fn look_whether_ready(&self) -> Option<String> {
         if self.ready.load(Ordering::Acquire) {
             return None;
@@ -611,7 +614,8 @@ impl State {
         text.unwrap_or_default()
     }
 
-    /// Whether no digest has arrived for two periods, so that the state of the peer is unknown.
+    /// Whether the peer has sent a digest in this session, but none for [`SILENT`]: its state is
+    /// unknown.
     fn is_silent(&self) -> bool {
         self.compared && self.last_message.is_some_and(|at| at.elapsed() >= SILENT)
     }
@@ -630,7 +634,8 @@ impl Peer {
         lock(&self.tables)
     }
 
-    /// The state of the replication from this peer, in a dataplane that started at `started`.
+    /// The state of the replication from this peer, in a dataplane that started at `started`. A
+    /// peer that was never in sync counts as out of sync since then.
     fn standing(&self, started: Instant) -> PeerStanding {
         let state = self.state();
         let mut standing = PeerStanding {
@@ -704,8 +709,9 @@ impl Peer {
         self.changed.notify_all();
     }
 
-    /// Ends a session with an earlier run of the peer, and waits until this director owns the
-    /// connections that it borrowed from that run. `identity` is that of the present run.
+    /// Ends a session with an earlier run of the peer, and waits, for `patience` at most, until
+    /// this director owns the connections that it borrowed from that run. `identity` is that of the
+    /// present run.
     fn settle(&self, identity: [u8; 16], patience: Duration) {
         let state = self.state();
         let old = |state: &mut State| {

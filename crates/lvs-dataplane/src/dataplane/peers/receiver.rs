@@ -119,7 +119,8 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, borrowed: &mut bool) -> Result<(
     }
 }
 
-/// Performs the handshake, in which each side proves that it has the key.
+/// Performs the handshake, in which each side proves that it has the key. Also returns the number
+/// that identifies the peer's run.
 fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handshake), Ended> {
     let until = Instant::now() + CONNECT;
     stream.set_write_timeout(Some(CONNECT)).map_err(away)?;
@@ -176,7 +177,8 @@ impl<'a> Portions<'a> {
     }
 
     /// Passes each item to the packet worker that receives the packets of the connection. Waits if
-    /// a worker has too many portions. Returns false if a worker has exited.
+    /// a worker has too many portions. Returns false if the dataplane has ended, or the workers
+    /// answer nothing for [`SILENCE`].
     fn deliver(&mut self, items: Vec<Item>) -> bool {
         let Some(context) = self.peers.context.upgrade() else {
             return false;
@@ -206,6 +208,7 @@ impl<'a> Portions<'a> {
     }
 
     /// Sends a portion to a packet worker, as soon as fewer than [`PORTIONS_MAX`] are queued.
+    /// Returns false if the workers answer nothing for [`SILENCE`].
     fn post(&mut self, worker: usize, portion: Vec<Item>) -> bool {
         while self.under_way[worker] >= PORTIONS_MAX {
             if !self.wait() {
@@ -229,7 +232,8 @@ impl<'a> Portions<'a> {
         true
     }
 
-    /// Waits until the packet workers have handled all portions.
+    /// Waits until the packet workers have handled all portions. Returns false if they answer
+    /// nothing for [`SILENCE`].
     fn wait_for_all(&mut self) -> bool {
         while self.under_way.iter().any(|&count| count > 0) {
             if !self.wait() {

@@ -57,7 +57,7 @@ impl Walk {
     }
 }
 
-/// Sends to one peer until the session ends.
+/// Sends the connections, their changes and digests to one peer until the session ends.
 pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &Handshake) {
     let outgoing = Arc::new(Outgoing::default());
     let ended = thread::scope(|scope| {
@@ -109,7 +109,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
     }
 }
 
-/// Reads the receiving peer's requests.
+/// Reads the receiving peer's requests and its answers to digests, until the session fails.
 fn read(
     asked: &mut Sequence,
     mut stream: &TcpStream,

@@ -87,7 +87,7 @@ struct Difference {
 
 impl Comparison {
     /// Begins a session with a peer. `compares`: the peer sends digests of its services. Returns a
-    /// line to log.
+    /// line to log if the peer has restarted after an alarm.
     pub(super) fn begin(&mut self, identity: [u8; 16], compares: bool) -> Option<LogLine> {
         let mut line = None;
         // A restarted peer has no services at first.
@@ -180,7 +180,7 @@ impl Comparison {
         }
     }
 
-    /// The first services that differ.
+    /// Up to [`NAMED_MAX`] services that differ; none before the first comparison of a session.
     pub(super) fn differences(&self, now: Instant) -> Vec<TableDifference> {
         let differ = self.differ.iter().filter(|_| self.compared);
         let named = differ.take(NAMED_MAX).map(|one| TableDifference {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_difference_raises_one_alarm() {
+    fn lasting_difference_of_services_raises_one_alarm() {
         let ours = digests(1);
         let begun = Instant::now();
         let at = |second| begun + Duration::from_secs(second);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn comparison_starts_again_for_restarted_peer_and_skips_older_peer() {
+    fn service_comparison_starts_again_for_restarted_peer_and_skips_older_peer() {
         let (own, none) = (digests(1), ServiceDigests::default());
         let now = Instant::now();
         let mut it = Comparison::default();

@@ -101,7 +101,8 @@ impl Worker {
         }
     }
 
-    /// Returns the reason why no connection at all can be offloaded in this epoch.
+    /// Returns the reason why no connection at all can be offloaded in this epoch; `None` if
+    /// connections can be.
     fn publishes_none(&self, epoch: u16) -> Option<WithDataplane> {
         if epoch == 0 {
             return Some(WithDataplane::Change);
@@ -256,8 +257,9 @@ impl Worker {
         }
     }
 
-    /// Reports that the dataplane is running, begins the next walk for the synchronisation master,
-    /// and evicts all connections from the kernel fast path when all epoch numbers are used.
+    /// Permits a successor to take over for the next minutes, reports which slots the BPF programs
+    /// examine first, begins the next walk for the synchronisation master, and evicts all
+    /// connections from the kernel fast path when all epoch numbers are used.
     pub(super) fn keep_kernel(&mut self, now: Instant) {
         let Some(kernel) = &self.kernel.path else {
             return;

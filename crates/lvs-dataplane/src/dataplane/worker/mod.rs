@@ -59,8 +59,8 @@ const QUEUE_BYTES: usize = 16 << 10;
 /// Longest time that SYNs wait during a SYN flood.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
-/// A stopping worker sends the synchronisation messages that are due within this time. Each message
-/// is due within it.
+/// A stopping worker sends the synchronisation messages that are due within this time, which are
+/// all of them.
 const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
 /// Interval between two rounds of housekeeping.
@@ -307,7 +307,8 @@ impl Worker {
         next.saturating_since(now) + Duration::from_millis(1)
     }
 
-    /// Switches to the latest snapshot, if it is newer.
+    /// Switches to the latest snapshot, if it is newer, and sends the packets that have waited for
+    /// it.
     fn take_view(&mut self) {
         if self.context.generation() == self.network.view().generation {
             return;
@@ -468,8 +469,8 @@ impl Worker {
         self.captures = captures;
     }
 
-    /// Passes requests to the keeper, sends frames, and passes packets to the workers that own
-    /// their connections.
+    /// Passes requests to the keeper, sends frames or returns them to the host, and passes packets
+    /// to the workers that own their connections.
     fn flush(&mut self) {
         self.heed_lessons();
         if !self.output.requests.is_empty() {
@@ -503,7 +504,8 @@ impl Worker {
         self.post_parcels();
     }
 
-    /// Sets the port on which the next frames arrived.
+    /// Sets the interface on which the next frames arrived, and whether the decider ignores packets
+    /// from it.
     fn comes_from(&mut self, port: PortId) {
         let view = self.network.view();
         if let Some(known) = view.tables.port(port) {
@@ -619,7 +621,7 @@ impl Worker {
 
     // --- synchronisation -------------------------------------------------------------------------
 
-    /// Passes messages to the sync master.
+    /// Passes the messages that are due to the synchronisation master.
     fn send_sync(&mut self) {
         if let Some(at) = self.decider.shard.next_sync_message() {
             let now = self.context.now();
@@ -654,8 +656,8 @@ impl Worker {
         }
     }
 
-    /// As [`queue_changes`](Self::queue_changes), but only after [`QUEUE_PERIOD`] or if enough
-    /// bytes are waiting.
+    /// As [`queue_changes`](Self::queue_changes), but only if [`QUEUE_PERIOD`] has passed since the
+    /// last call that queued changes, or [`QUEUE_BYTES`] are waiting.
     fn queue_changes_if_due(&mut self) {
         let waiting = self.decider.shard.changes_len();
         if waiting == 0 {
@@ -759,7 +761,8 @@ impl Worker {
         }
     }
 
-    /// Continues to remove the connections of servers that went down.
+    /// Continues to remove the connections of servers that went down, sends their TCP resets, and
+    /// reports the end to the keeper.
     fn end_down(&mut self, now: Instant) {
         let resets = self.decider.shard.end_down(now, DOWN_BUDGET);
         self.send_resets(&resets, now);
@@ -838,7 +841,8 @@ impl Worker {
         explanation
     }
 
-    /// The host that forwarded the latest reply of `server` to a health check.
+    /// The host that forwarded the latest reply of `server` to a health check; `None` if no such
+    /// reply is known, or its interface was removed.
     pub(super) fn forwarder_of(&self, server: IpAddr) -> Option<Forwarder> {
         let last = self.pipeline.common().return_paths.find(server)?;
         let tables = &self.network.view().tables;

@@ -480,8 +480,8 @@ fn worker_with_long_round_is_demoted_between_two_pieces() {
     assert_eq!(worker.report().workers[0].demoted, 1);
 }
 
-/// Packets that other workers pass to a flooded worker are not displaced, and no worker waits for
-/// it.
+/// A worker does not wait for a stuck worker to which it passes packets: it drops only the packets
+/// for which the stuck worker's inbox has no room.
 #[test]
 fn stuck_worker_loses_only_its_own_packets() {
     let count = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");

@@ -122,7 +122,7 @@ impl Shield {
     /// `given_back` are never hidden; the table clears this mark.
     ///
     /// # Errors
-    /// Without the privilege, or if the kernel lacks a feature.
+    /// The process has no permission, the kernel lacks a feature, or it refuses the table.
     pub fn open(given_back: Option<u32>) -> Result<Self, ShieldError> {
         let unsupported = |source| ShieldError::Unsupported { source };
         let mut socket = Socket::new(NETLINK_NETFILTER).map_err(unsupported)?;
@@ -192,8 +192,8 @@ impl Shield {
     /// interface was removed and created with the same name.
     ///
     /// # Errors
-    /// The interface does not exist. (Since Linux 6.16 this is not an error: the kernel waits for
-    /// the interface.)
+    /// The interface does not exist, or the kernel refuses the rules. (Since Linux 6.16, a missing
+    /// interface is not an error: the kernel waits for it.)
     pub fn add_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {

@@ -46,7 +46,7 @@ enum Label {
 #[derive(Default)]
 struct Assembler {
     ops: Vec<Op>,
-    /// Jumps whose target is not added yet.
+    /// Jumps to labels, whose distances `finish` computes.
     jumps: Vec<(usize, Label)>,
     places: Vec<(Label, usize)>,
 }
@@ -457,7 +457,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn kernel_and_workers_choose_the_same_worker(
+        fn fanout_program_and_steering_choose_the_same_worker(
             (src, dst) in ends(),
             ports: (u16, u16),
             shape in shape(),
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_of_a_connection_have_one_worker() {
+    fn fanout_program_selects_one_worker_for_both_directions() {
         let all = addresses();
         let steering = steering(false);
         let pairs: [(IpAddr, IpAddr, IpAddr); 2] = [

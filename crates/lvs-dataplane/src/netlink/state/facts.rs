@@ -12,7 +12,7 @@ pub struct Link {
     pub index: u32,
     /// Name of the interface.
     pub name: String,
-    /// The driver's kind for virtual devices: `veth`, `vlan`, `bridge`, `macvlan`, `tun`.
+    /// The driver's kind for virtual devices, for example `veth`, `vlan`, `bridge` or `tun`.
     pub kind: Option<String>,
     /// The hardware type (`ARPHRD_*`): 1 is Ethernet, 772 the loopback.
     pub hardware: u16,
@@ -148,7 +148,7 @@ impl Neighbour {
         self.state & libc::NUD_FAILED != 0
     }
 
-    /// Whether the operator has set a permanent entry.
+    /// Whether the entry is permanent, or does not need to be resolved (`NUD_NOARP`).
     pub fn is_static(&self) -> bool {
         self.state & (libc::NUD_PERMANENT | libc::NUD_NOARP) != 0
     }

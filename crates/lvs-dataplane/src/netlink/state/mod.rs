@@ -98,7 +98,7 @@ impl NetState {
         hits.filter_map(|hit| Some((hit.oif, hit.gateway?)))
     }
 
-    /// The interfaces that routes use, without duplicates.
+    /// The interfaces of unicast routes in the tables `main` and `default`, without duplicates.
     pub(crate) fn routed_links(&self) -> impl Iterator<Item = u32> {
         let tables = [&self.v4, &self.v6].into_iter();
         let tables = tables.flat_map(|family| [&family.main, &family.default]);
@@ -129,9 +129,10 @@ impl NetState {
             .min()
     }
 
-    /// The source address that the host would use towards `dst`: the route's, else the interface's
-    /// address in the next hop's network, else the interface's first address, else any other
-    /// address of this host (inet_select_addr()).
+    /// The source address that the host would use towards `dst` (inet_select_addr()): the route's,
+    /// or `dst` itself if it is local; else an address of the interface (the first in the next
+    /// hop's network, else the first global one, else the first); else a global address of another
+    /// interface. `None` without a route or such an address.
     pub fn source_address(&self, dst: IpAddr) -> Option<IpAddr> {
         let hit = self.lookup(dst)?;
         if hit.kind == RouteKind::Local {
@@ -534,7 +535,8 @@ fn via_of(value: &[u8]) -> Option<IpAddr> {
     ip_of(family, value.get(2..)?)
 }
 
-/// Reads the first live next hop of a multipath route. Returns its flags.
+/// Reads the first live next hop of a multipath route into `hit`. Returns its flags, or flags with
+/// `RTNH_F_DEAD` if no next hop is alive.
 fn first_hop(family: u8, mut value: &[u8], hit: &mut RouteHit) -> Option<u32> {
     let mut last = RTNH_F_DEAD;
     while let Some(len) = u16_at(value, 0) {

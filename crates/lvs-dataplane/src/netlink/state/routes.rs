@@ -23,8 +23,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Adds a route; with `replace`, in place of another one. Returns true if the table has
-    /// changed.
+    /// Adds a route; with `replace`, in place of the first one with the same metric and TOS, if
+    /// any. Returns true if the table has changed.
     pub(super) fn insert(&mut self, prefix: Prefix, route: Route, replace: bool) -> bool {
         let routes = self.routes.entry(prefix, Vec::new);
         if routes.is_empty() {

@@ -179,7 +179,7 @@ fn neighbour_address_is_lowest_that_is_not_excluded() {
 
 proptest::proptest! {
     #[test]
-    fn state_update_of_any_bytes_does_not_panic(kind in 16_u16..40, payload: Vec<u8>) {
+    fn netlink_state_update_of_any_bytes_does_not_panic(kind in 16_u16..40, payload: Vec<u8>) {
         let message = Message { kind, flags: 0, seq: 0, payload: &payload };
         NetState::default().apply(&message, &mut Changes::default());
     }

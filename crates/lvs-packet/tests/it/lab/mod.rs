@@ -102,7 +102,7 @@ pub fn server_mac(addr: Ipv4Addr) -> Mac {
     made_up_mac(addr.into())
 }
 
-/// A stateless decider with one virtual service, which has one server.
+/// A stateless decider with a list of services, each with at most one server.
 #[derive(Debug, Default)]
 pub struct OneServer {
     pub services: Vec<Service>,
@@ -361,7 +361,7 @@ pub fn header(src: IpAddr, dst: IpAddr) -> PacketBuilderStep<IpHeaders> {
     match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
         (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
-        other => panic!("two families: {other:?}"),
+        other => panic!("the addresses have different families: {other:?}"),
     }
 }
 

@@ -39,7 +39,7 @@ impl Lab {
         let found = self.doctor(0)?;
         ensure!(
             found.len() == 1 && found[0].contains("restart keepalived"),
-            "{found:?}"
+            "doctor does not report only `restart keepalived` on the active director: {found:?}"
         );
         self.reported.extend(found);
         Ok(())
@@ -63,7 +63,11 @@ impl Lab {
         self.wait_state(1 - index, "backup")?;
         for index in [0, 1] {
             let found = self.doctor(index)?;
-            ensure!(found.is_empty(), "director {}: {found:?}", index + 1);
+            ensure!(
+                found.is_empty(),
+                "doctor has findings on director {}: {found:?}",
+                index + 1
+            );
         }
         Ok(())
     }
@@ -85,8 +89,8 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// Findings of `lvsadm doctor`, without packets that were dropped because a host answered ARP
-    /// late: at a takeover on a loaded machine, more packets of the downloads wait than may.
+    /// Findings of `lvsadm doctor`, without `no_neighbour`: at a takeover on a loaded machine, more
+    /// packets may wait for an ARP answer than the dataplane stores.
     fn doctor(&self, index: usize) -> Result<Vec<String>> {
         let lvsadm = programs::find("lvsadm")?;
         let reported = self.directors[index]

@@ -343,7 +343,8 @@ impl Dialogue {
         }
     }
 
-    /// Sends all segments of a valid data connection, which the side `opens` opens.
+    /// Sends the first one to three segments of a valid data connection, which the side `opens`
+    /// opens.
     fn data(&mut self, opens: Side, client: SocketAddr, vip: SocketAddr, server: SocketAddr) {
         let other = if opens == Side::Clients {
             Side::Servers

@@ -13,7 +13,7 @@ use crate::packet;
 
 /// The director's link-layer addresses on the two links.
 const DIRECTOR: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xc1], [2, 0, 0, 0, 0, 0x51]];
-/// The gateway to the clients.
+/// The link-layer address of the gateway to the clients.
 const GATEWAY: [u8; 6] = [2, 0, 0, 0, 0, 0xc2];
 
 const SYN: u8 = 2;
@@ -63,7 +63,8 @@ impl Traffic {
         }
     }
 
-    /// Generates the next steps: a packet, possibly in fragments, or a change of the configuration.
+    /// Generates the next steps: a packet, possibly in fragments, a change of the configuration, or
+    /// an ICMP error about a tunnel packet between two requests. May return no step.
     pub(super) fn next_steps(&mut self) -> Vec<Value> {
         let tunnels = self.scene.method.forward == "tunnel";
         let (note, side, ip) = match self.entropy.below(64) {
@@ -357,7 +358,7 @@ impl Traffic {
         let quoted = self.quoted(vip, client);
         let to = self.scene.vip.ip();
         let mut error = self.error(source, to, &quoted);
-        // The host learns the path MTU from errors about packets to a client.
+        // Errors that report a path MTU are omitted, because the host would use this MTU.
         while matches!((to.is_ipv4(), error.get(20..22)), (true, Some([3, 4])))
             || matches!((to.is_ipv6(), error.get(40)), (true, Some(2)))
         {
@@ -374,7 +375,7 @@ impl Traffic {
         self.error(self.scene.bystander, client.ip(), &quoted)
     }
 
-    /// An error from the clients' side, for a server.
+    /// Creates an ICMP error from a client to a server, about a packet from the server to the client.
     fn stray_error(&mut self) -> Vec<u8> {
         let client = self.client();
         let mut server = self.server();
@@ -609,8 +610,10 @@ impl Traffic {
         packet::relength(ip);
     }
 
-    /// Splits a packet into fragments in random order. With `df`, some fragments of a packet with
-    /// "don't fragment" also have the flag; only replies may use this.
+    /// Splits a packet into fragments. Some sequences are in another order, or have a duplicate or
+    /// missing fragment. With `df`, some fragments of a packet with "don't fragment" also have the
+    /// flag; only requests use this. Returns packets that are short, or have IPv4 options or some
+    /// IPv6 extension headers, whole.
     fn fragments(&mut self, ip: &[u8], df: bool) -> Vec<Vec<u8>> {
         let six = ip[0] >> 4 == 6;
         let header = if six { 40 } else { 20 };

@@ -23,8 +23,8 @@ pub(crate) fn site(options: SiteOptions) -> Result<Site> {
 /// Text in the last log message of a dataplane's start.
 pub(crate) const READY: &str = "ready at";
 
-/// Waits until the dataplane's log contains `what`, and returns the log. A separate thread writes
-/// the log, so the dataplane may answer a request before its line is written.
+/// Waits until the dataplane's log contains `what`, and returns the log. A separate thread of the
+/// dataplane writes the log, so the answer to a request may arrive before its log line.
 pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     let dataplane = site
         .dataplane
@@ -37,17 +37,17 @@ pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     Ok(dataplane.log())
 }
 
-/// Time limit for events that happen soon, which [`wait_until`](lvs_testbed::wait_until) extends on
-/// a busy machine.
+/// Time limit for most events. For a busy machine, [`wait_until`](lvs_testbed::wait_until) waits up
+/// to four times as long.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// Time limit for the effect of one packet, which is four times as long on a busy machine; then the
-/// test sends it again. The kernel drops packets while a processor's queue of received packets is
+/// Time limit for the effect of one packet. [`send_until`] waits up to four times as long, and then
+/// sends the packet again. The kernel drops packets while a processor's queue of received packets is
 /// full, and all network namespaces share this queue.
 pub(crate) const IN_TIME: Duration = Duration::from_millis(500);
 
-/// Repeats `send` until its effect is there, but no longer than `limit`; returns how often it was
-/// called. Each call has the time [`IN_TIME`] for its effect.
+/// Calls `send` until it succeeds and `has_effect` is true within [`IN_TIME`]; returns the number of
+/// calls. Fails if there is no effect after four times `limit`.
 pub(crate) fn send_until(
     what: &str,
     limit: Duration,
@@ -70,8 +70,8 @@ pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
         .with_context(|| format!("before:\n{before}\nnow:\n{}", now()))
 }
 
-/// Waits until the director's listing with counters is right: the listing shows a snapshot that is
-/// up to two seconds old.
+/// Waits until `is_right` accepts the director's listing with counters. The listing shows a snapshot
+/// that is up to two seconds old.
 pub(crate) fn wait_for_counters(
     site: &Site,
     what: &str,
@@ -88,7 +88,8 @@ pub(crate) fn wait_for_counters(
     .with_context(|| listing.clone())
 }
 
-/// Names of the servers that answer requests over several connections.
+/// Sends six requests, each over its own connection. Returns the names of the servers that answered,
+/// sorted and each once.
 pub(crate) fn answering(site: &Site) -> Result<Vec<String>> {
     let text = site.client.sh(&format!(
         "for i in 1 2 3 4 5 6; do curl -sS --max-time 60 http://{}/id; done",
@@ -100,7 +101,8 @@ pub(crate) fn answering(site: &Site) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Waits until the listing contains exactly these servers (by number), with these weights.
+/// Waits until `listing` returns exactly the servers in `expected`: the number of each server,
+/// counted from 0, and its weight.
 pub(crate) fn wait_listed(
     site: &Site,
     listing: impl Fn() -> Result<String>,
@@ -131,7 +133,8 @@ pub(crate) fn wait_listed(
 const MEASUREMENTS: usize = 8;
 
 /// Repeats a measurement until its result is good. `once` measures once, and returns the fault of a
-/// bad result. An error ends the measurements.
+/// bad result. Fails with all faults after [`MEASUREMENTS`] bad results, or at the first error of
+/// `once`.
 pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Result<()> {
     let mut all = Vec::new();
     for _ in 0..MEASUREMENTS {
@@ -144,10 +147,10 @@ pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Resu
     bail!("{all:#?}")
 }
 
-/// A download at 6 MB/s, until the server is permitted to send the rest at full speed.
+/// A download of 400 MiB: at 6 MB/s until [`Download::finish`], then at full speed.
 pub(crate) struct Download {
     client: Proc,
-    /// If this file exists, the server sends the remaining bytes at full speed.
+    /// If this file exists, the client reads the remaining bytes at full speed.
     hurry: PathBuf,
 }
 
@@ -179,7 +182,7 @@ impl Download {
         Ok(())
     }
 
-    /// Lets the server send the rest, and checks that the download succeeds.
+    /// Downloads the remaining bytes at full speed, and checks that the download succeeds.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.goes_on()?;
         std::fs::write(&self.hurry, "")?;
@@ -193,7 +196,7 @@ impl Download {
     }
 }
 
-/// Returns the numbers of the servers that have a weight above 0, counted from 0.
+/// Returns the numbers, counted from 0, of the servers that have a weight above 0.
 pub(crate) fn usable(site: &Site) -> Vec<usize> {
     let listing = site.lvsadm("-L -n").unwrap_or_default();
     let rows = rows(&listing);
@@ -229,7 +232,7 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     })
 }
 
-/// Returns these drop counters, from `lvsadm drops`.
+/// Returns the counts of `reasons`, from `lvsadm drops --all`.
 pub(crate) fn drops<const N: usize>(site: &Site, reasons: [&str; N]) -> Result<[u64; N]> {
     let all: Value = serde_json::from_str(&site.lvsadm("drops --json --all")?)?;
     let items = all.as_array().context("the JSON value is not a list")?;
@@ -238,12 +241,13 @@ pub(crate) fn drops<const N: usize>(site: &Site, reasons: [&str; N]) -> Result<[
         let item = items.iter().find(|item| item["reason"] == reason);
         *count = item
             .and_then(|item| item["count"].as_u64())
-            .with_context(|| format!("{reason} in {all}"))?;
+            .with_context(|| format!("no count of {reason} in {all}"))?;
     }
     Ok(counts)
 }
 
-/// Checks that the first servers received these numbers of requests.
+/// Checks that the first servers answered the numbers of requests in `expected`, and that no other
+/// server answered.
 pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
     let names: Vec<String> = (1..=expected.len())
         .map(|number| format!("rs{number}"))
@@ -254,7 +258,7 @@ pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
         .collect();
     ensure!(
         counts == expected && report.servers.keys().all(|name| names.contains(name)),
-        "expected {expected:?}, found {:?}",
+        "the servers did not answer {expected:?} requests: {:?}",
         report.servers
     );
     Ok(())
@@ -306,7 +310,10 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
 
     let listing = listing_of_ended_connections(site)?;
     let servers: Vec<_> = rows(&listing).into_iter().filter(Row::is_server).collect();
-    ensure!(servers.len() == 4, "not 4 servers are listed: {listing}");
+    ensure!(
+        servers.len() == 4,
+        "the number of listed servers is not 4: {listing}"
+    );
     let listed = connections(&site.lvsadm("-L -n -c")?)?;
     let resets = resets(site)? - before;
     for server in &servers {
@@ -319,7 +326,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     let count = listed.len() as u64;
     ensure!(
         count <= total && count + resets >= total,
-        "{count} connections are listed, {resets} were reset"
+        "the number of listed connections is wrong: {count}; {resets} were reset"
     );
     let client = client_address(site)?;
     for connection in &listed {
@@ -333,14 +340,17 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
         );
         ensure!(
             connection.state != "ESTABLISHED" && connection.expires <= 120,
-            "the ended connection is still established: {connection:?}"
+            "the ended connection is still established, or expires after more than 120 s: {connection:?}"
         );
     }
 
     wait_for_whole_snapshot(site)?;
     let listing = site.lvsadm("-L -n --stats --exact")?;
     let rows = rows(&listing);
-    ensure!(rows.len() == 5, "not 4 servers are listed: {listing}");
+    ensure!(
+        rows.len() == 5,
+        "the listing does not contain exactly 1 service and 4 servers: {listing}"
+    );
     for row in &rows {
         let share = if row.is_server() { share } else { total };
         ensure!(
@@ -379,13 +389,13 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     if matches!(site.options.forward, Forward::Nat | Forward::FullNat) {
         ensure!(
             rows[0].number(4)? > report.bytes,
-            "fewer bytes went out than the bodies have: {listing}"
+            "fewer outgoing bytes were counted than the bodies of the answers have: {listing}"
         );
     }
     Ok(())
 }
 
-/// Downloads and uploads the bulk file, compares each copy byte by byte, and accepts few
+/// Downloads and uploads a large file, compares each copy byte by byte, and accepts at most 2 % of
 /// retransmitted segments.
 pub(crate) fn bulk(site: &Site) -> Result<()> {
     bulk_with(site, 2)
@@ -415,7 +425,7 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
         .sh(&format!(
             "curl --fail --silent --show-error --max-time 400 http://{vip}/bulk | cmp - {path}"
         ))
-        .context("the download differs")?;
+        .context("the download failed, or differs from the file")?;
     let between = senders()?;
     site.client.sh(&format!(
         "curl --fail --silent --show-error --max-time 400 -T {path} http://{vip}/up/bulk"
@@ -468,7 +478,7 @@ pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     .with_context(|| format!("iperf3 {options}: {report}"))?;
     ensure!(
         report["error"].is_null() && report["end"].is_object(),
-        "iperf3 {options}: {report}"
+        "iperf3 {options} failed: {report}"
     );
     Ok(report)
 }
@@ -507,13 +517,18 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
             let lost = lost.saturating_sub(no_room()? - before);
             println!("iperf3 {option}: {lost} of {packets} lost");
             let good = packets > 1000 && lost * 20 < packets;
-            Ok((!good).then(|| format!("iperf3 {option}: {lost} lost: {}", end["sum"])))
+            Ok((!good).then(|| {
+                format!(
+                    "iperf3 {option}: too many datagrams were lost ({lost}), or too few sent: {}",
+                    end["sum"]
+                )
+            }))
         } else {
             let received = end["sum_received"]["bits_per_second"]
                 .as_f64()
                 .context("iperf3 reports no bits_per_second")?;
             println!("iperf3 {option}: {:.0} Mbit/s", received / 1e6);
-            Ok((received <= 1e6).then(|| format!("iperf3 {option}: {end}")))
+            Ok((received <= 1e6).then(|| format!("iperf3 {option}: at most 1 Mbit/s: {end}")))
         }
     };
     for option in options.as_flattened() {
@@ -528,8 +543,8 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     answers_alternate(site, 8)
 }
 
-/// Checks that two DNS servers answer the same number of `requests`. If a datagram was lost, the
-/// requests are made again.
+/// Checks that the DNS servers `rs1` and `rs2` each answer half of the `requests`. If a datagram was
+/// lost, the requests are made again.
 pub(crate) fn answers_alternate(site: &Site, requests: usize) -> Result<()> {
     let script = format!(
         "for i in $(seq {requests}); do dig +short +tries=1 +time=10 @{} id.test txt || true; done",
@@ -552,7 +567,8 @@ pub(crate) fn answers_alternate(site: &Site, requests: usize) -> Result<()> {
     })
 }
 
-/// Adds a server, sets a weight to 0, and deletes and re-adds a server.
+/// Adds a server, sets a weight to 0, and deletes a server and adds it again. Checks after each
+/// change which servers receive the new connections.
 pub(crate) fn administration(site: &Site) -> Result<()> {
     let service = site.service(80);
     let server = |index: usize| SocketAddr::from((site.real_address(index), 80));
@@ -597,11 +613,10 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     let report = under_way.finish_ok()?;
     ensure!(
         report.servers.len() == 3 && report.ok > 3,
-        "not all 3 servers answered: {report:?}"
+        "not all 3 servers answered, or at most 3 requests: {report:?}"
     );
 
-    // A deleted server is neither listed nor chosen. After it is re-added, its existing connections
-    // are counted again.
+    // A deleted server receives no new connections. After it is added again, it receives its share.
     site.lvsadm(&format!("-d -t {service} -r {}", server(1)))?;
     load.requests = 10;
     spread(&ok(site.client.load(&load)?, 10)?, &[0, 0, 10])?;
@@ -614,8 +629,9 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Tests the other schedulers one connection at a time. The balance of parallel connections depends
-/// on the speed of the servers.
+/// Checks the shares of the servers with the schedulers wrr, lc and wlc. lc and wlc are tested with
+/// one connection at a time, because the balance of parallel connections depends on the speed of the
+/// servers.
 pub(crate) fn schedulers(site: &Site) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
@@ -626,8 +642,8 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
     site.lvsadm("-C")?;
 
     load.concurrency = 1;
-    // Servers that return soon still have their earlier connections; new connections first
-    // compensate for the difference.
+    // A server that is added again soon still has its earlier connections: lc compensates for the
+    // different shares of wrr.
     for (scheduler, shares) in [("lc", [10, 20, 30, 40]), ("wlc", [25; 4])] {
         site.add_service(80, scheduler)?;
         let report = ok(site.client.load(&load)?, 100)?;
@@ -651,7 +667,7 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Returns the load of 40 requests to the service, for answers from one byte to many segments.
+/// Returns the options of 40 requests to port 80 of the VIP, for answers of 1 to 300,007 bytes.
 pub(crate) fn mixed_load(site: &Site) -> LoadOptions {
     let mut load = site.load();
     load.sizes = vec![1, 1448, 20_011, 300_007];
@@ -707,8 +723,8 @@ pub(crate) fn ok(report: LoadReport, requests: u64) -> Result<LoadReport> {
     Ok(report)
 }
 
-/// Sends a TCP segment with ACK from an odd port of the client until a RST for it arrives. Returns
-/// whether the RST has the right number.
+/// Sends a TCP segment with ACK from port 999 of the client to `port` of the VIP, up to 30 times,
+/// until a RST for it arrives. Returns whether the RST has the right flags and sequence number.
 pub(crate) fn stray_ack_is_reset(site: &Site, port: u16) -> Result<bool> {
     let script = format!(
         r#"perl -MSocket -e '
@@ -752,8 +768,9 @@ pub(crate) fn client_address(site: &Site) -> Result<String> {
     Ok(printed.trim().to_owned())
 }
 
-/// Returns the state of the host that the dataplane may have changed: rules, interfaces, routes,
-/// permanent neighbours, open ports.
+/// Returns the state of the host that the dataplane may have changed: nftables rules, interfaces,
+/// IPv4 routes and policy rules, proxy and permanent neighbours, open ports, `ip_forward` and
+/// `rp_filter`.
 pub(crate) fn host_state(site: &Site) -> Result<String> {
     site.director.sh(
         "nft list ruleset; ip -o link | sed 's/^[0-9]*: //; s/ mtu.*//'; ip route; ip rule; ip neigh show proxy; ip neigh show nud permanent; ss -Hltunx | awk '{print $1,$5}' | sort; cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/*/rp_filter",
@@ -761,14 +778,14 @@ pub(crate) fn host_state(site: &Site) -> Result<String> {
 }
 
 /// Prints the outcomes of cluster scenarios, and checks that no download broke, and that no
-/// director set a server down.
+/// director reported a faulty server.
 pub(crate) fn nothing_breaks(outcomes: &[Outcome]) -> Result<()> {
     println!("{}", serde_json::to_string(outcomes)?);
     let mut outcomes = outcomes.iter();
     let broken = outcomes.find(|outcome| outcome.broken > 0 || !outcome.blamed.is_empty());
     ensure!(
         broken.is_none(),
-        "a download broke, or a director blamed a server: {broken:?}"
+        "a download broke, or a director reported a faulty server: {broken:?}"
     );
     Ok(())
 }

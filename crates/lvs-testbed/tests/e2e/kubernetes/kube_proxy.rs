@@ -23,7 +23,7 @@ impl Bed {
             found = self.servers(0, address);
             found == *wanted
         })
-        .with_context(|| format!("it has {found:?}"))
+        .with_context(|| format!("the service has {found:?}"))
     }
 }
 
@@ -59,10 +59,11 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts kube-proxy, and waits until it has written all rules once.
+    /// Starts kube-proxy, and waits until its `/healthz` answers. It may not have written its rules
+    /// yet.
     fn start_proxy(&mut self) -> Result<()> {
         let program = std::env::var("LVS_KUBE_PROXY")
-            .context("LVS_KUBE_PROXY names no kube-proxy: make test-kubernetes")?;
+            .context("LVS_KUBE_PROXY is not set to a kube-proxy; run `make test-kubernetes`")?;
         let (kubeconfig, file) = (
             self.bed.path("proxy.kubeconfig"),
             self.bed.path("proxy.yaml"),
@@ -198,11 +199,17 @@ fn kube_proxy_in_ipvs_mode_serves_clients_and_its_own_node() -> Result<()> {
     cluster.web()?;
     let client = cluster.bed.site.client.clone();
     let seen = cluster.source(&client, WEB)?;
-    ensure!(seen == "192.0.2.100", "not `192.0.2.100`: {seen}");
+    ensure!(
+        seen == "192.0.2.100",
+        "the servers see another address of the client than 192.0.2.100: {seen}"
+    );
     // kube-proxy masquerades clients on the node, whose source would otherwise be the cluster
     // address.
     let seen = cluster.source(&cluster.bed.site.director, WEB)?;
-    ensure!(seen == "192.0.2.1", "not `192.0.2.1`: {seen}");
+    ensure!(
+        seen == "192.0.2.1",
+        "the servers see another address of the node than 192.0.2.1: {seen}"
+    );
     let left = endpoint_added_and_removed(&mut cluster)?;
     client_stays_with_its_server(&cluster)?;
     datagrams_leave_a_removed_endpoint(&cluster)?;
@@ -239,7 +246,10 @@ fn kube_proxy_with_full_nat_serves_node_ports_with_endpoints_on_other_nodes() ->
     let at = format!("192.0.2.1:{NODE_PORT}");
     for host in [&cluster.bed.site.client, &cluster.bed.site.director] {
         let source = cluster.source(host, &at)?;
-        ensure!(source == "192.0.2.1", "not `192.0.2.1`: {source}");
+        ensure!(
+            source == "192.0.2.1",
+            "the servers see another address than the local address 192.0.2.1: {source}"
+        );
     }
     let listing = cluster.bed.site.lvsadm("-S -n")?;
     ensure!(
@@ -376,8 +386,8 @@ fn kube_proxy_restarted(cluster: &mut Cluster, left: &[Endpoint]) -> Result<()> 
     Ok(())
 }
 
-/// The successor of a killed dataplane gets all services, although the running kube-proxy added
-/// none of them.
+/// The successor of a killed dataplane gets all services, also if the running kube-proxy was
+/// restarted and has added none of them.
 fn dataplane_killed(cluster: &mut Cluster, options: &[&str], servers: usize) -> Result<()> {
     let rules = |cluster: &Cluster| -> BTreeSet<String> {
         let text = cluster.bed.site.lvsadm("-S -n").unwrap_or_default();

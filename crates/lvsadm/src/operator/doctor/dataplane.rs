@@ -158,7 +158,8 @@ fn state(info: &Info, findings: &mut Findings) {
     }
 }
 
-/// How established connections are forwarded; `None` if a finding reports this.
+/// How established connections are forwarded; `None` if a finding reports this, or if the dataplane
+/// reports no reason for an inactive fast path.
 pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
     if info.active {
         let by = &info.attached_by;

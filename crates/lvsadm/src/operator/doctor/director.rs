@@ -50,7 +50,7 @@ impl Director {
         let file = self.file();
         let Some(status) = self.service(service) else {
             return format!(
-                "lvsd manages the service, and does not answer, or its configuration no longer contains the service: start lvsd, or check {file}"
+                "lvsd manages the service, but does not answer or no longer has it in its configuration: start lvsd, or check {file}"
             );
         };
         let servers = status
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_standby_is_healthy() {
+    fn doctor_standby_director_has_no_finding() {
         let standby = director("backup", false, true);
         assert!(standby.has_given_up(VIP) && standby.stands_by().is_some());
         assert!(found(&standby).is_empty());
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_reports_warnings_of_lvsd() {
+    fn doctor_reports_vrrp_troubles_of_lvsd() {
         let mut director = director("master", true, true);
         let vrrp = director
             .0
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_address_released_below_quorum_is_a_finding() {
+    fn doctor_address_below_quorum_counts_as_given_up() {
         let text = r#"{"name": "web", "service": {"protocol": "tcp", "address": "192.0.2.10:80"}, "usable": 0,
             "quorum": false, "panic": false, "withdrawn": true, "servers": []}"#;
         let service: ServiceStatus = serde_json::from_str(text).expect("the JSON is valid");

@@ -37,8 +37,8 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
             if place != Place::Ingress && again {
                 continue;
             }
-            // Usually, only root may list programs and nf_tables rules. Others get no findings
-            // about them.
+            // Usually, only root may list programs and nf_tables rules. For other users, there are
+            // no findings about them.
             let names = attached::names(name, place).unwrap_or_default();
             programs(device, place, &names, findings);
         }

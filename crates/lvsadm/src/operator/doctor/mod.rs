@@ -248,7 +248,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(u8::from(!findings.is_empty()))
 }
 
-/// Removes counters of packets that cause no finding in the period `since`.
+/// Removes packets that exceeded the MTU, and lost frames, if they cause no finding in the period
+/// `since`.
 fn forget_old(info: &mut Info, reasons: &[ReasonCount], since: Since) {
     let is_old = |name: &str| {
         let mut reasons = reasons.iter();
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_without_a_packet_in_the_last_minute_are_not_reported() {
+    fn doctor_losses_without_a_packet_in_the_last_minute_are_not_reported() {
         let left = |last_minute, since| {
             let text = r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#;
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn tun_backend_counts_as_routed() {
+    fn doctor_host_with_tun_backend_counts_as_routed() {
         let info = |backend: &str| -> Info {
             let text = format!(
                 r#"{{"interfaces": [{{"name": "x", "backend": "{backend}", "mtu": 1500, "up": true}}]}}"#

@@ -241,7 +241,7 @@ fn narrow_tunnels(services: &[ServiceInfo], info: &Info, findings: &mut Findings
             Code::TunnelMtu,
             format!(
                 "servers are reached through tunnels, and the MTU is {mtu}: full packets of clients do not fit, and \
-                 connections hang where ICMP is filtered"
+                 connections hang if ICMP is filtered"
             ),
             format!(
                 "raise the MTU between director and servers by at least 20, or have servers announce a smaller MSS: \
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn service_without_usable_server_is_reported_with_the_command() {
+    fn doctor_service_without_usable_server_is_reported_with_command() {
         let mut findings = Findings::default();
         usable(&services("nat", 0)[0], &Director::default(), &mut findings);
         assert!(findings.0[0].what.contains("weight 0"));

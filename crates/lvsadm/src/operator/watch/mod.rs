@@ -80,7 +80,7 @@ fn refresh(
     }
 }
 
-/// How the table is shown: redrawn on a terminal, or else printed again and again.
+/// How the table is shown: redrawn on a terminal, or else printed again at each interval.
 struct Screen {
     terminal: Option<Terminal>,
     colors: bool,

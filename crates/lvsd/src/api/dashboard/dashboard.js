@@ -119,8 +119,8 @@
 
   function alerts(o) {
     const all = [];
-    if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: packets of services reach nobody that lvsd knows of. To do: the log of lvsd says why (journalctl -u lvsd).");
-    if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, the old configuration holds: ${o.loaded.message}`);
+    if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: lvsd does not know whether packets of services are forwarded. To do: the log of lvsd contains the reason (journalctl -u lvsd).");
+    if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, and the old configuration stays: ${o.loaded.message}`);
     all.push(...o.network);
     for (const line of o.refused) all.push(`Refused by the dataplane: ${line}`);
     for (const line of o.drift) all.push(`Changed by hand: ${line}`);
@@ -288,9 +288,9 @@
   }
 
   const WHAT = {
-    drain: ["Drain", "gets no new connections; those that it has go on."],
-    maintenance: ["Maintenance", "is drained, for as long as the service's drain says, and then taken out."],
-    ready: ["Put back", "may have connections again, if its checks succeed."],
+    drain: ["Drain", "gets no new connections; its present connections continue."],
+    maintenance: ["Maintenance", "is drained for the time that `drain` of the service sets, and is then removed from the dataplane."],
+    ready: ["Put back", "gets new connections again if its checks succeed."],
   };
 
   function ask(name, service, server, state) {

@@ -1,4 +1,4 @@
-//! `[cluster]`: services in etcd, and pools of servers that register themselves.
+//! Checks `[cluster]`: services in etcd, and pools of servers that register themselves.
 
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::MetadataExt;
@@ -305,7 +305,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns the name of a pool. Reports an invalid name, and returns `None` then.
+    /// Returns the name of a pool, or reports an invalid name and returns `None`.
     pub(super) fn pool(&mut self, pool: &Spanned<String>) -> Option<String> {
         let name = pool.get_ref();
         if !Cluster::is_name(name) {

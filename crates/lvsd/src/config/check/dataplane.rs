@@ -133,7 +133,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::error(
                         interfaces.span(),
-                        format!("`{name}` cannot be an interface"),
+                        format!("`{name}` cannot be the name of an interface"),
                     )
                     .help(INTERFACE_NAME),
                 );
@@ -258,7 +258,7 @@ impl Checker<'_> {
             let used = raw.interface.as_ref().map(|names| &names.get_ref().0);
             if !is_interface(name) {
                 self.report(
-                    Diagnostic::error(xdp.span(), format!("`{name}` cannot be an interface"))
+                    Diagnostic::error(xdp.span(), format!("`{name}` cannot be the name of an interface"))
                         .help("write the name of an interface (`ip -br link` lists the interfaces), or auto"),
                 );
             } else if used.is_some_and(|names| !names.contains(name)) {
@@ -373,7 +373,7 @@ impl Checker<'_> {
         let (first, last) = (ports::MARKS.start(), ports::MARKS.end());
         self.report(
             Diagnostic::error(span, "this mark is reserved for services of several ports")
-                .help(format!("use one below {first} or above {last}")),
+                .help(format!("use a mark below {first} or above {last}")),
         );
     }
 
@@ -445,7 +445,7 @@ fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
 fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
     let alone = |key: &[String]| -> Vec<String> {
         let mut rule = key.to_vec();
-        // Every rule has a destination, which must be of the same family.
+        // A rule needs a destination of the same address family as the source.
         let six = key.last().is_some_and(|value| value.contains(':'));
         if key[0] != "--destination" {
             let other = if six { "2001:db8::1" } else { "192.0.2.1" };

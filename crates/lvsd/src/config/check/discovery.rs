@@ -1,4 +1,4 @@
-//! Sources of further servers: `discover` of a service, and `[dns]`.
+//! Checks the sources of further servers: `discover` of a service, and `[dns]`.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};

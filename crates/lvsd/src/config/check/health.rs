@@ -17,7 +17,8 @@ use crate::text::{Diagnostic, Findings, Keys, unknown_key};
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The default of `fast_interval` is `interval` divided by this number, but at least [`FAST_MIN`].
+/// The default of `fast_interval` is `interval` divided by this number, but at least [`FAST_MIN`]
+/// and at most `interval`.
 const FAST_PART: u32 = 5;
 const FAST_MIN: Duration = Duration::from_millis(100);
 const DEFAULT_JITTER: u8 = 5;
@@ -114,7 +115,7 @@ impl Checker<'_> {
         method: Forwarding,
         raw: &RawService,
     ) -> Option<Check> {
-        // With other settings, the dataplane does not always have the server and the VIP, and a
+        // With these two settings, the dataplane does not always have the server and the VIP, and a
         // through-VIP check would fail.
         let is_kept = !is(raw.on_check_failure.as_ref(), "remove")
             && !is(raw.below_quorum.as_ref(), "give-up");
@@ -245,7 +246,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Returns the kind of a check. Reports a missing or unknown kind, and returns `None` then.
+    /// Returns the kind of a check, or reports a missing or unknown kind and returns `None`.
     fn kind(&mut self, table: &RawCheckTable, span: Range<usize>) -> Option<&'static KindInfo> {
         let names = || Probe::KINDS.iter().map(|kind| kind.name);
         let kind = table

@@ -1,4 +1,5 @@
-//! `[kubernetes]`: Services of type `LoadBalancer`, and the addresses that they are assigned.
+//! Checks `[kubernetes]`: Services of type `LoadBalancer`, and the addresses that they are
+//! assigned.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;

@@ -207,7 +207,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads a value that is one of a few words.
     fn word<T: Copy>(&mut self, value: Option<&Spanned<String>>, known: &[(&str, T)]) -> Option<T> {
         let value = value?;
         let word = value.get_ref().as_str();
@@ -249,7 +248,6 @@ impl Checker<'_> {
         self.report(Diagnostic::error(value.span(), title).help(help));
     }
 
-    /// Reads a whole number within a range.
     fn number(
         &mut self,
         value: Option<&Spanned<Whole>>,

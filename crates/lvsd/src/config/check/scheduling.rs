@@ -197,7 +197,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks the limits of a service.
     fn limits(&mut self, raw: &RawLimits) -> Limits {
         let mut number = |value: &Option<Spanned<Whole>>, what: &str, most: i64| {
             let n = self.number(value.as_ref(), what, 1..=most);
@@ -300,7 +299,8 @@ impl Checker<'_> {
     }
 }
 
-/// The fix for a scheduler that refuses clients: the flag of the scheduler, or the setting `key`.
+/// The fix for a scheduler that refuses clients: the setting `key`, or the flag `fallback` of the
+/// scheduler, if it has one.
 fn fix(fallback: Option<&str>, key: &str) -> String {
     match fallback {
         Some(flag) => format!("set {key}; or set scheduler_flags = [\"{flag}\"]"),

@@ -26,7 +26,8 @@ pub(super) struct ServerPlace {
 }
 
 impl Checker<'_> {
-    /// Checks the consistency of the whole file.
+    /// Checks servers against the addresses of all services, marks against the rules that set them,
+    /// and weights against the scheduler.
     pub(super) fn sense(&mut self, raw: &RawConfig, services: &[Service], marks: &[String]) {
         self.servers_that_are_services(services);
         if !self.complete {
@@ -38,7 +39,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Reports servers that are services themselves: their packets would loop in the director.
+    /// Reports servers whose address belongs to a service: their packets would loop in the
+    /// director. Also reports loopback addresses that the dataplane cannot reach.
     pub(super) fn servers_that_are_services(&mut self, services: &[Service]) {
         let mut vips: HashMap<IpAddr, Vec<&Service>> = HashMap::new();
         for service in services {
@@ -80,7 +82,7 @@ impl Checker<'_> {
                 listeners.find(|one| listens_at(one, &server.service, server.address, has));
             if let Some(listener) = listener {
                 let title = format!(
-                    "the server {} is the service {}, which listens on this address",
+                    "the address of the server {} belongs to the service {}, which listens on it",
                     server.address,
                     label(&listener.id)
                 );
@@ -96,7 +98,7 @@ impl Checker<'_> {
                 continue;
             };
             let title = format!(
-                "the server {} is the service {}",
+                "the address of the server {} belongs to the service {}",
                 server.address,
                 label(&other.id)
             );

@@ -83,7 +83,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Checks the upper and the lower threshold.
+    /// Reads `max_connections` and `resume_below`, of which the latter must not be higher.
     fn thresholds(&mut self, raw: &RawServer) -> (Option<i64>, Option<i64>) {
         let bound = 0..=i64::from(i32::MAX);
         let upper = self.number(
@@ -112,8 +112,8 @@ impl Checker<'_> {
         (upper, lower)
     }
 
-    /// Returns the forwarding method: the server's own, or the service's. Reports an error in it,
-    /// and returns `None` then.
+    /// Returns the forwarding method: the server's own, or the service's. Returns `None` if it is
+    /// missing or invalid, which is reported.
     fn method(
         &mut self,
         raw: &RawServer,
@@ -158,7 +158,7 @@ impl Checker<'_> {
         own.or(defaults.tunnel).unwrap_or_default()
     }
 
-    /// Reports why the servers of a service cannot use full NAT, and returns `None` then.
+    /// Returns `None` if the servers of a service cannot use full NAT, and reports the reason.
     pub(super) fn fits_full_nat(
         &mut self,
         at: &Range<usize>,
@@ -217,8 +217,8 @@ impl Checker<'_> {
         None
     }
 
-    /// Reads an address with its port; `default_port` if the text has no port. Reports an invalid
-    /// text, and returns `None` then.
+    /// Reads an address with its port; `default_port` if the text has no port. Returns `None` for
+    /// an invalid text, which is reported.
     pub(super) fn socket_address(
         &mut self,
         text: &Spanned<String>,

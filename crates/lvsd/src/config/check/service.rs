@@ -126,7 +126,7 @@ impl Checker<'_> {
                 .as_ref()
                 .map_or(span.clone(), Spanned::span);
             self.report(
-                Diagnostic::error(at, "a released VIP would never be taken over again")
+                Diagnostic::error(at, "the VIP would stay released, because the through-VIP check needs it")
                     .help("remove `below_quorum`, or `via = \"service\"` of the check, which needs the VIP"),
             );
         }
@@ -375,7 +375,7 @@ impl Checker<'_> {
             }
             Err(reason) => {
                 self.report(
-                    Diagnostic::error(text.span(), format!("not the ports of a service: {reason}"))
+                    Diagnostic::error(text.span(), format!("invalid ports of a service: {reason}"))
                         .help("write \"192.0.2.10:80\", \"192.0.2.10:80,8000-8999\" or \"192.0.2.10:*\""),
                 );
                 return None;
@@ -428,7 +428,11 @@ impl Checker<'_> {
                 quorum_of(most, least)
             }
         };
-        if self.complete && servers > 0 && usize::try_from(read.up).is_ok_and(|up| up > servers) {
+        if self.complete
+            && servers > 0
+            && raw.discover.is_none()
+            && usize::try_from(read.up).is_ok_and(|up| up > servers)
+        {
             self.report(
                 Diagnostic::warning(
                     quorum.span(),

@@ -125,7 +125,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     spanned.span(),
-                    "the directors share no connections: all break when the addresses move",
+                    "the directors share no connections: all connections break when the addresses move",
                 )
                 .help("add [sync.peers] with addresses and key_file"),
             );
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn own_vip_is_refused_as_keepalived_address() {
+    fn vip_of_dataplane_is_reported_as_keepalived_address() {
         for (vip, warned) in [("own", true), ("auto", true), ("host", false)] {
             let service = SERVICE.replace("forward", &format!("vip = \"{vip}\"\nforward"));
             let text = format!(

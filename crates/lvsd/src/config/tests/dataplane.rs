@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn dataplane_icmp_options_become_arguments() {
+fn dataplane_keys_become_options_and_invalid_values_are_refused() {
     let text = "[dataplane]\ninterface = [\"eth0.100\", \"eth1\"]\necho = 10\n\
                 clamp_mss = 1360\nicmp_limit = 0\n";
     assert_eq!(
@@ -31,7 +31,7 @@ fn dataplane_icmp_options_become_arguments() {
 }
 
 #[test]
-fn helpers_are_parsed_with_their_ports() {
+fn helper_ftp_is_accepted_with_ports_and_other_helpers_are_refused() {
     for (line, arguments) in [
         ("helper = \"ftp\"", "--helper ftp"),
         ("helper = [\"ftp=21,2121\"]", "--helper ftp=21,2121"),
@@ -97,7 +97,7 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
 }
 
 #[test]
-fn synchronisation_requires_an_interface() {
+fn sync_ipvs_table_sets_daemons_and_invalid_values_are_refused() {
     use lvs_core::sync::SyncRole;
     assert_eq!(
         load("").sync,
@@ -172,7 +172,7 @@ fn sync_peers_table_is_converted_to_options_of_dataplane() {
 }
 
 #[test]
-fn sysctls_have_the_ranges_of_the_dataplane() {
+fn sysctl_outside_its_range_is_refused() {
     let message = errors("[sysctl]\nest_nice = 20\n");
     assert!(
         message.contains("help: use a whole number from -20 to 19"),

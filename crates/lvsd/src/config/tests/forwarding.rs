@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn services_with_many_ports_are_parsed() {
+fn mark_rule_of_many_ports_excludes_ports_of_other_services() {
     let config = load(
         r#"[[service]]
 address = "192.0.2.10:8000-8999"
@@ -130,7 +130,7 @@ fn tunnels_of_every_type_are_parsed() {
     let servers = &load(&nat).services[0].servers;
     assert_eq!(servers[0].config.tunnel, Tunnel::Ipip);
     assert_eq!(servers[1].config.tunnel, gre(Sum::None));
-    // One tunnelled server is enough for the warning, which is reported once.
+    // `tunnel` of the service is accepted if at least one server uses it.
     load(&tunnelled(
         "forward = \"nat\"\ntunnel = \"gre\"",
         "forward = \"tun\"",
@@ -188,7 +188,7 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
 }
 
 #[test]
-fn proxied_service_requires_address_of_this_host() {
+fn settings_unsuitable_for_proxied_service_are_refused() {
     let proxied = |keys: &str, server: &str| {
         format!(
             "[[service]]\n{keys}\nforward = \"proxy\"\n[[service.server]]\naddress = \"127.0.0.1:8081\"\n{server}\n"
@@ -259,9 +259,9 @@ fn proxied_service_is_refused_as_its_own_server() {
     };
     for [listen, server, words] in cases(
         r#"
-            0.0.0.0:8080 | 127.0.0.1:8080 | which listens on this address
-            0.0.0.0:8080 | 127.9.9.9:8080 | which listens on this address
-            [::]:8080 | [::1]:8080 | which listens on this address
+            0.0.0.0:8080 | 127.0.0.1:8080 | which listens on it
+            0.0.0.0:8080 | 127.9.9.9:8080 | which listens on it
+            [::]:8080 | [::1]:8080 | which listens on it
             127.0.0.1:8080 | 127.0.0.1:8080 | would loop
             0.0.0.0:8080 | 0.0.0.0:8080 | cannot be the address
             [::]:8080 | [::ffff:127.0.0.1]:8080 | cannot be the address
@@ -287,8 +287,8 @@ fn proxied_service_is_refused_as_its_own_server() {
     );
     let message = errors(&two);
     assert!(
-        message.contains("127.0.0.1:8081 is the service"),
-        "no `127.0.0.1:8081 is the service` in {message}"
+        message.contains("127.0.0.1:8081 belongs to the service"),
+        "no `127.0.0.1:8081 belongs to the service` in {message}"
     );
     // Other addresses of the host are known only if the host is examined.
     let own = "192.0.2.77".parse().unwrap();
@@ -296,5 +296,5 @@ fn proxied_service_is_refused_as_its_own_server() {
     let files = Files::from("test.toml");
     let text = text("0.0.0.0:8080", "192.0.2.77:8080", "");
     let read = Config::read("test.toml", &text, files, Some(&facts));
-    assert!(read.is_err_and(|report| report.to_string().contains("which listens on this address")));
+    assert!(read.is_err_and(|report| report.to_string().contains("which listens on it")));
 }

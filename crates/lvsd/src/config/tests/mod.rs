@@ -38,7 +38,7 @@ const EXAMPLES: [(&str, &str); 9] = [
     ),
 ];
 
-/// A configuration with every table and every key.
+/// A configuration with most tables and keys.
 const FULL: &str = r#"
 [lvsd]
 manage_all_services = true
@@ -272,7 +272,7 @@ fn unknown_key_is_refused_in_each_table() {
 }
 
 #[test]
-fn defaults_apply_and_full_file_is_parsed() {
+fn examples_and_full_file_are_parsed_with_defaults() {
     let config = load(EXAMPLES[0].1);
     let web = &config.services[0];
     assert_eq!(web.config.scheduler, "wlc");
@@ -319,7 +319,7 @@ fn tunnelled(service: &str, server: &str) -> String {
 
 /// Clients of a running daemon need not read a long file for its socket.
 #[test]
-fn socket_name_is_read_only_from_file_that_may_contain_one() {
+fn file_without_socket_key_is_known_to_name_no_socket() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("lvsd.toml");
     let named = "[dataplane]\nsocket = \"@other\"\n";

@@ -14,7 +14,7 @@ fn inconsistent_settings_are_refused() {
              | address = "10.0.0.1:80" ; weight = -1 | weight -1 is out of range
              | address = "10.0.0.1:80" ; max_connections = 5 ; resume_below = 6 | `resume_below` (6) is above `max_connections` (5)
              | address = "10.0.0.1:80" ; resume_below = 6 | `resume_below` (6) is above `max_connections` (0)
-             | address = "[2001:db8::1]:80" | different families
+             | address = "[2001:db8::1]:80" | different address families
              | address = "224.0.0.1:80" | cannot be the address of a server
              | address = "web1:80" | not an address and a port
              | weight = 1 | `address` of the server is missing
@@ -144,8 +144,8 @@ fn settings_invalid_for_start_or_dataplane_are_refused() {
     }
     for [address, vip, wanted] in cases(
         r#"
-            192.0.2.9:80 | | 6:11 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80
-            192.0.2.9:8080 | own | 6:11 the server 192.0.2.9:8080 is the service tcp 192.0.2.9:80
+            192.0.2.9:80 | | 6:11 the address of the server 192.0.2.9:80 belongs to the service tcp 192.0.2.9:80
+            192.0.2.9:8080 | own | 6:11 the address of the server 192.0.2.9:8080 belongs to the service tcp 192.0.2.9:80
             0.0.0.7:80 | | 6:11 0.0.0.7 cannot be the address of a server
             240.0.0.1:80 | | 6:11 240.0.0.1 cannot be the address of a server
         "#,
@@ -160,7 +160,7 @@ fn settings_invalid_for_start_or_dataplane_are_refused() {
     let sorry = server("10.0.0.1:80", "");
     refused(
         &sorry.replacen("nat\"\n", "nat\"\nsorry = \"192.0.2.9:80\"\n", 1),
-        "4:9 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80",
+        "4:9 the address of the server 192.0.2.9:80 belongs to the service tcp 192.0.2.9:80",
     );
     refused(
         &service("").replace("192.0.2.1", "127.0.0.1"),
@@ -315,7 +315,7 @@ fn faulty_token_of_api_is_refused() {
 }
 
 #[test]
-fn token_file_of_api_is_read_by_check() {
+fn missing_or_shared_token_file_of_api_is_refused_on_this_host() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("token");
     let facts = Facts::with("", &[]);

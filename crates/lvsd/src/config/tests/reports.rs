@@ -67,6 +67,14 @@ error: value of a wrong type
 }
 
 #[test]
+fn string_of_wrong_type_is_reported_as_written() {
+    let text = "[[service]]\naddress = \"192.0.2.10:80\"\n[[service.server]]\naddress = \"10.0.0.1\"\nweight = \"roadmap\"\n";
+    let report = Config::from_toml("test.toml", text).expect_err("the invalid file is accepted");
+    let report = report.to_string();
+    assert!(report.contains("found the string \"roadmap\""), "{report}");
+}
+
+#[test]
 fn file_with_warnings_only_is_accepted() {
     let text = "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ncheck = { type = \"tcp\", interval = \"1s\", timeout = \"3s\" }\n[[service.server]]\naddress = \"10.0.0.1\"\n";
     let (_, warnings) = Config::from_toml("test.toml", text).unwrap();
@@ -142,10 +150,10 @@ fn unreadable_file_reports_reason_and_fix() {
     );
 }
 
-/// With typos in 37,205 servers, or in as many keys of one table, time and length of the report are
-/// proportional to their number.
+/// With typos in 37,205 servers, or in as many keys of one table, the time is proportional to their
+/// number. All typos are counted, and the first 20 are printed.
 #[test]
-fn all_typos_are_reported_together() {
+fn typos_of_long_file_are_all_counted_and_first_ones_printed() {
     const N: usize = 37_205;
     let mut servers = String::from("[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n");
     let mut keys = String::from("[lvsd]\n");
@@ -358,7 +366,7 @@ fn loopback_server_causes_warning_unless_proxied() {
 
 /// The parser reports the start of a key with too many parts, far from its end.
 #[test]
-fn error_with_a_distant_cause_is_reported() {
+fn overlong_key_or_string_causes_exactly_one_error() {
     let long = ["a"; 100_000].join(".");
     for text in [
         format!("{long} = 1\n"),

@@ -13,7 +13,6 @@ fn checked(keys: &str, top: &str) -> String {
     )
 }
 
-/// All services have the same defaults. A combination that harms clients causes a warning.
 #[test]
 fn failure_settings_have_defaults_and_harmful_combinations_cause_warnings() {
     let persistence = "persistence = { timeout = \"6m\" }";
@@ -80,7 +79,7 @@ fn service_without_check_causes_warning_unless_check_is_none() {
 }
 
 #[test]
-fn duplicate_vip_reports_both_positions() {
+fn duplicate_service_is_reported_with_both_positions() {
     let found = errors(
         r#"[[service]]
 address = "192.0.2.10:80"
@@ -268,7 +267,7 @@ fn defaults_apply_to_services_without_their_own_keys() {
 }
 
 #[test]
-fn quorum_and_sorry_keys_are_checked() {
+fn invalid_quorum_and_sorry_keys_are_reported() {
     for [line, words] in cases(
         r#"
             quorum = 0 | quorum 0 is out of range
@@ -292,9 +291,18 @@ fn quorum_and_sorry_keys_are_checked() {
     }
 }
 
-/// lvsd does not check a sorry server, which therefore needs no port for the check.
 #[test]
-fn sorry_server_without_port_needs_no_port_for_the_check() {
+fn quorum_above_listed_servers_is_accepted_with_discovery() {
+    let text = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\nquorum = 5\n\
+                check = { type = \"tcp\" }\nservers = [\"10.0.0.1\"]\n\
+                discover = { dns = \"www.example.org\" }\n";
+    let (_, report) = Config::from_toml("test.toml", text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(report.findings.len(), 0, "{report}");
+}
+
+/// A check would need a port; lvsd does not check a sorry server.
+#[test]
+fn sorry_server_without_port_is_accepted_and_not_checked() {
     let config = load(
         "[[service]]\nfwmark = 9\nforward = \"nat\"\nsorry = \"10.0.0.8\"\ncheck = { type = \"tcp\" }\n\
          servers = [\"10.0.0.2:81\"]\n",
@@ -382,7 +390,6 @@ fn passive_true_needs_tcp_and_number_needs_nat() {
     }
 }
 
-/// Without `via`, a check goes through the service if the dataplane can forward it to the server.
 #[test]
 fn check_goes_through_the_service_by_default_if_possible() {
     for (keys, by_default) in [

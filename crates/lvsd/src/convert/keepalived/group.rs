@@ -6,7 +6,6 @@ use crate::convert::ADDRESSES_MAX;
 use crate::convert::item::Item;
 use crate::convert::service::port;
 
-/// The members of a group.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     pub(super) addresses: Vec<(IpAddr, u16)>,

@@ -113,7 +113,7 @@ pub(super) fn settings(items: &[Item], lost: &mut Vec<String>) -> Outside {
                             room -= count;
                             all.extend(following(first, count));
                         }
-                        _ => lost.push(address.lost("not an address")),
+                        _ => lost.push(address.lost("not an address, or too many addresses")),
                     }
                 }
                 outside.local.insert(item.word(1).to_owned(), all);

@@ -31,7 +31,7 @@ pub(super) struct Physical {
     pub(super) defines: Option<String>,
     /// Whether the line is only for some hosts (`@ID`).
     pub(super) conditional: bool,
-    /// Whether a definition continues on the next line.
+    /// Whether the line continues the definition on the line before it.
     pub(super) continues: bool,
 }
 
@@ -279,11 +279,12 @@ impl<'a> Reader<'a> {
     }
 
     /// Whether a line after `@ID` applies to the host that `--config-id` names. Without this
-    /// option, the result is `false`, and the loss of a line about virtual servers or `SSL` is
-    /// reported.
+    /// option, the result is `false`: the loss of a line about virtual servers or `SSL` is
+    /// reported, and a macro that the line defines has no value.
     ///
     /// # Errors
-    /// There is no `--config-id`, and the line opens or closes a block, or begins with a macro.
+    /// There is no `--config-id`, and the line opens or closes a block without its other end, or
+    /// begins with a macro or a sequence outside of virtual servers and `SSL`.
     fn is_for_this_host(
         &mut self,
         id: &str,

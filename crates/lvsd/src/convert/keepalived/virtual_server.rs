@@ -70,7 +70,7 @@ pub(super) fn convert(
     settings(item, outside, &mut service, &mut parts);
     if item.find("protocol").is_none() && !addresses.is_empty() {
         service.lose(format!(
-            "{}: no `protocol`: it is UDP, as with keepalived; write protocol = \"tcp\" if that is meant",
+            "{}: no `protocol`: the service uses UDP, as with keepalived; write protocol = \"tcp\" if that is meant",
             item.at()
         ));
     }
@@ -347,7 +347,7 @@ impl Parts {
             let own = keys.get("forward").or(around.get("forward"));
             ip.is_ipv6() == six || own.is_some_and(|word| word == "\"tun\"")
         };
-        let why = "its family is not the service's; keepalived refuses it, too";
+        let why = "its address family is not the service's; keepalived refuses it, too";
         let lost = &mut service.lost;
         service.servers.retain(|server| {
             let is_one = server.place().0.is_none_or(|ip| fits(ip, &server.keys));
@@ -399,7 +399,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                         }
                         _ => parts.family = Some(six),
                     },
-                    None => service.lose(item.lost("not a family")),
+                    None => service.lose(item.lost("not an address family")),
                 }
             }
             "protocol" => match value {
@@ -421,7 +421,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 parts.granularity = Some((value.to_owned(), item.clone()));
             }
             "persistence_engine" if value == "sip" => parts.engine = Some(value.to_owned()),
-            "persistence_engine" => service.lose(item.lost("no scheduler has this name")),
+            "persistence_engine" => service.lose(item.lost("lvsd has only the engine sip")),
             "ops" => parts.one_packet = Some(item.clone()),
             name @ ("hashed" | "sh-port" | "sh-fallback" | "mh-port" | "mh-fallback")
                 if scheduler_so_far != scheduler_of(name) =>

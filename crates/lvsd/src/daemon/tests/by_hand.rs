@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn manual_change_is_reverted() {
+async fn manually_deleted_service_is_added_again() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -100,7 +100,7 @@ async fn override_survives_reload_restart_and_new_dataplane() {
     assert_eq!(
         daemon.world.weights(web())[1].1,
         3,
-        "the drain did not end before the reload"
+        "the reload was answered before the dataplane had its weights"
     );
     let events = daemon.events();
     for event in [

@@ -45,7 +45,6 @@ async fn on_check_failure_remove_removes_the_server() {
     daemon.stop().await;
 }
 
-/// A check without an answer delays only its own service.
 #[tokio::test(start_paused = true)]
 async fn slow_first_check_delays_only_its_own_address() {
     let log = Log::default();
@@ -121,7 +120,6 @@ async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
     daemon.stop().await;
 }
 
-/// With `start_down` a server that is in use has to pass a check first, too.
 #[tokio::test(start_paused = true)]
 async fn start_down_ignores_servers_in_use_until_a_check_passes() {
     for alpha in [false, true] {
@@ -228,7 +226,7 @@ async fn remove_on_exit_removes_the_service_and_reports_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_servers_are_used_if_too_few_are_up() {
+async fn panic_below_keeps_all_servers_in_use_if_too_few_are_up() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\npanic_below = 60");
     let daemon = Running::start(World::default(), Dead::default(), &text);
     daemon.both(1, 3).await;

@@ -145,7 +145,7 @@ async fn lvsd_waits_for_starting_dataplane_without_answer() {
     assert_eq!(daemon.world.starts(), 1);
     daemon.stop().await;
 
-    // The wait is bounded: a dataplane that never answers is killed, and lvsd exits.
+    // The wait is bounded: a dataplane that never answers is killed.
     let world = World::default();
     world.start_slowly(u32::MAX);
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -229,9 +229,8 @@ async fn lvsd_exits_if_dataplane_never_starts() {
     assert!(error.contains("did not start"), "{error}");
 }
 
-/// If the dataplane has closed the connection but still runs, the daemon connects again.
 #[tokio::test(start_paused = true)]
-async fn disconnected_dataplane_is_asked_to_stop() {
+async fn dataplane_without_daemon_is_stopped_on_request() {
     let world = World::default();
     let daemon = Running::start(world, Dead::default(), FILE);
     daemon.both(1, 3).await;

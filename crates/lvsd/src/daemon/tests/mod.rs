@@ -27,7 +27,7 @@ mod sorry;
 mod suspicion;
 mod unheard;
 
-/// Servers that are down.
+/// A prober for which these servers are down, and all others up.
 #[derive(Clone, Default)]
 struct Dead(Arc<Mutex<HashSet<SocketAddr>>>);
 
@@ -203,7 +203,7 @@ impl Running {
         status.services[0].servers[0].clone()
     }
 
-    /// The names of the events so far.
+    /// The names of the events since the last call.
     fn events(&mut self) -> Vec<String> {
         std::iter::from_fn(|| self.events.try_recv().ok())
             .map(|event| event.event.clone())
@@ -259,7 +259,7 @@ impl Log {
         String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
     }
 
-    /// Waits until the status contains `words`, in real time.
+    /// Waits until the log contains `words`, in real time.
     async fn says(&self, words: &str) {
         for _ in 0..10_000 {
             if self.text().contains(words) {

@@ -56,9 +56,8 @@ async fn daemon_started_without_services_accepts_services_later() {
     daemon.stop().await;
 }
 
-/// A reload sends all its changes to the dataplane in one request.
 #[tokio::test]
-async fn reload_sends_one_request() {
+async fn reload_sends_all_changes_in_one_request() {
     let log = Log::default();
     let _listening = log.listen();
     let file = || {
@@ -142,9 +141,8 @@ async fn reload_that_replaces_servers_waits_for_new_ones() {
     daemon.stop().await;
 }
 
-/// lvsd removes rules and sysctls that are no longer in the file, after a reload and at its start.
 #[tokio::test(start_paused = true)]
-async fn service_removed_from_file_is_removed_by_reload_and_restart() {
+async fn rules_and_sysctl_removed_from_file_are_reset_by_reload_and_restart() {
     let more = format!(
         "{}\n[[mark]]\ndestination = \"192.0.2.99\"\nmark = 7\n[filter]\ndeny = \"198.51.100.0/24\"\n",
         FILE.replace(
@@ -188,9 +186,8 @@ async fn service_removed_from_file_is_removed_by_reload_and_restart() {
     }
 }
 
-/// A plan lists the changes of a later reload, and makes none.
 #[tokio::test(start_paused = true)]
-async fn plan_lists_changes_of_a_reload() {
+async fn plan_lists_changes_of_a_reload_and_makes_none() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -229,7 +226,7 @@ async fn plan_lists_changes_of_a_reload() {
 
 /// A reload of a file with fewer than half of the servers is refused, unless it is forced.
 #[tokio::test(start_paused = true)]
-async fn reload_that_removes_most_servers_needs_force() {
+async fn reload_that_removes_most_servers_is_refused_without_force() {
     let file = |servers: u8, more: &str| {
         let mut text = format!(
             "{more}[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ndrain = \"0s\"\n"
@@ -247,7 +244,7 @@ async fn reload_that_removes_most_servers_needs_force() {
         too_much_away([(web(), 30)].into_iter(), (&config, &expanded), forced)
     };
     let refused = |n, options| away(&file(n, options), false).map_or(String::new(), |(why, _)| why);
-    assert!(refused(14, "").starts_with("14 of 30 servers remain"));
+    assert!(refused(14, "").starts_with("14 of 30 servers left"));
     assert_eq!(refused(15, ""), "");
     let nothing = away("", true).unwrap();
     assert_eq!(nothing.0, "no [[service]]");

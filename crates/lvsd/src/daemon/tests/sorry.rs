@@ -51,7 +51,7 @@ async fn sorry_server_replaces_the_others_below_the_quorum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_obeys_operator_overrides() {
+async fn sorry_server_replaces_servers_if_operator_drains_below_quorum() {
     let daemon = Running::start(World::default(), Dead::default(), &file(""));
     daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;

@@ -55,7 +55,7 @@ async fn server_without_answers_is_suspicious_until_its_clients_are_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unanswered_flood_to_all_servers_marks_none_as_down() {
+async fn unanswered_flood_to_all_servers_makes_none_suspicious() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.health("up").await;
     for server in ["10.0.0.1:80", "10.0.0.2:80"] {

@@ -11,7 +11,7 @@ fn second() -> ServiceId {
     }
 }
 
-/// Returns a dataplane with both services, whose lvsd was killed.
+/// Returns a dataplane with both services, whose lvsd has exited.
 async fn left_behind() -> World {
     let daemon = Running::start(World::default(), Dead::default(), TWO);
     daemon.weights(&[("10.0.0.1:80", 1)]).await;
@@ -52,7 +52,7 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_answers() {
     }
     let text = log.text();
     assert!(
-        text.contains("1 service of the dataplane not in the file: unchanged"),
+        text.contains("the dataplane has 1 service that the file lacks: unchanged"),
         "{text}"
     );
     assert!(!text.contains("its last answer is still used"), "{text}");
@@ -113,7 +113,7 @@ async fn max_removed_percent_counts_servers_while_etcd_is_unread() {
     daemon.reload(&few).await;
     let reported = status(&daemon).await;
     let message = reported.loaded.message;
-    assert!(message.contains("1 of 30 servers remain"), "{message}");
+    assert!(message.contains("1 of 30 servers left"), "{message}");
     assert_eq!(daemon.world.weights(web()).len(), 30);
     daemon.signals.send(Signal::ForcedReload).await.unwrap();
     daemon.weights(&[("10.0.0.1:80", 1)]).await;

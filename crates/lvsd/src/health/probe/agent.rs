@@ -77,7 +77,7 @@ mod tests {
     use crate::health::probe::hostile::{answering, probe, serving};
 
     #[tokio::test]
-    async fn agent_words_are_parsed() {
+    async fn agent_answer_determines_advice_or_failure() {
         let check = "{ type = \"agent\", port = 1, send = \"how?\\n\" }";
         let server = answering(b"up 50%\n").await;
         let half = Advice::weight(Weight::Percent(50));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn agent_answer_before_request_is_read_counts() {
+    async fn agent_answer_sent_before_the_request_is_accepted() {
         let server = serving(|mut stream| async move {
             let _ = stream.write_all(b"up 50%").await;
             // The client has sent data; unread data would turn the close into a reset.

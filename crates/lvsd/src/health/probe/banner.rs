@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn banner_probe_is_parsed_and_run() {
+    async fn banner_probe_accepts_only_the_expected_greeting() {
         let mut check = check("{ type = \"banner\", expect = \"220 \", timeout = \"10s\" }");
         for (words, good) in [(&b"220 mx\r\n"[..], true), (b"554 no\r\n", false)] {
             check.server = greeting(words).await;
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn banner_probe_refuses_unknown_keys() {
+    fn banner_probe_with_wrong_keys_is_refused_at_their_place() {
         for [text, place, wanted] in cases(
             r#"
                 { type = "banner" } | 4:9 | `expect` of the check is missing

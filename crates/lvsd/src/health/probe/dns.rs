@@ -8,9 +8,9 @@ use lvs_core::Protocol;
 use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// Maximum length of an answer in bytes; the query contains this length.
+/// Maximum number of bytes of an answer that are read.
 const ANSWER_MAX: usize = 1232;
-/// Maximum number of datagrams that are ignored because they answer other queries.
+/// Number of datagrams with answers to other queries after which the check has failed.
 const STRANGE_MAX: usize = 16;
 
 /// Kinds of records of a query.
@@ -69,7 +69,7 @@ impl ProbeKind for Dns {
                 Some(Ok(address)) => Some(address),
                 Some(Err(_)) => {
                     let at = keys.place("answer");
-                    keys.report(Diagnostic::error(at, "not an address").help(
+                    keys.report(Diagnostic::error(at, "`answer` is not an address").help(
                         "name an address that the answer must contain: answer = \"192.0.2.1\"",
                     ));
                     return None;
@@ -135,10 +135,12 @@ impl Dns {
     fn judge(&self, answer: &Answer) -> Result<(), String> {
         if !self.codes.contains(&answer.code) {
             let code = CODES.get(usize::from(answer.code));
-            return Err(code.map_or_else(|| format!("code {}", answer.code), |c| (*c).to_owned()));
+            let unknown = || format!("with code {}", answer.code);
+            return Err(code.map_or_else(unknown, |c| (*c).to_owned()));
         }
         if answer.records < self.answers {
-            return Err(format!("{} records", answer.records));
+            let (count, least) = (answer.records, self.answers);
+            return Err(format!("with {count} records, fewer than {least}"));
         }
         match self.address {
             Some(address) if !answer.addresses.contains(&address) => {
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn dns_probe_parses_answers() {
+    fn dns_probe_parses_only_the_answer_to_its_query() {
         let asked = question(7, "www.example.org.", 1).expect("the name is valid");
         assert_eq!(&asked[12..], b"\x03www\x07example\x03org\0\0\x01\0\x01");
         assert_eq!(
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dns_probe_checks_answer_of_name_server() {
+    async fn dns_probe_result_depends_on_answer_of_name_server() {
         let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap();
         tokio::spawn(async move {

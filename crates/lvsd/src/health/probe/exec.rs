@@ -158,7 +158,7 @@ fn keep(message: &mut Vec<u8>, read: &[u8]) {
     message.extend_from_slice(&read[..read.len().min(room)]);
 }
 
-/// A program, which is killed with its process group at its timeout.
+/// A program, which is killed with its process group if this is dropped before the program exits.
 struct Group(Child);
 
 impl Drop for Group {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exec_probe_kills_its_child_processes() {
+    async fn exec_probe_kills_child_processes_at_its_timeout() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let mark = directory.path().join("mark");
         std::fs::write(&mark, "").expect("the file can be written");

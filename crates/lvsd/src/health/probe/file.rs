@@ -114,7 +114,7 @@ impl Reads {
         lock(&self.paths)
     }
 
-    /// Reads a file with `read`, in a separate thread.
+    /// Reads a file with `read`, in a separate thread. Returns an error after `limit`.
     async fn read<R>(&'static self, path: &Path, limit: Duration, read: R) -> io::Result<Vec<u8>>
     where
         R: FnOnce(&Path) -> io::Result<Vec<u8>> + Send + 'static,
@@ -184,7 +184,7 @@ mod tests {
     use crate::health::probe::hostile::probe;
 
     #[tokio::test]
-    async fn file_probe_reads_state_and_missing_file() {
+    async fn file_probe_result_follows_content_and_presence_of_file() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let path = directory.path().join("127.0.0.1-81");
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(others.len(), READS_MAX - DIRECTORY_MAX);
         assert_eq!(READS.all().len(), 64);
         drop(others);
-        // When the disk answers again, the reads are free again.
+        // When the disk answers again, its files can be read again.
         drop(release);
         let back = READS.read(Path::new("/nfs/same"), Duration::from_secs(30), good);
         assert_eq!(back.await.unwrap(), b"up");

@@ -45,8 +45,8 @@ pub(crate) async fn probe(text: &str, server: SocketAddr) -> Result<Advice, Prob
     Network::default().probe(&check).await
 }
 
-/// Runs a probe that sends one datagram, until it is answered. The kernel drops datagrams while its
-/// queue of received packets, which all network namespaces share, is full.
+/// Runs a probe that sends one datagram up to six times, until it is answered. The kernel drops
+/// datagrams while its queue of received packets, which all network namespaces share, is full.
 pub(crate) async fn answered(text: &str, server: SocketAddr) -> Result<Advice, ProbeError> {
     for _ in 0..5 {
         let result = probe(text, server).await;

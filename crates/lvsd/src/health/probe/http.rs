@@ -52,7 +52,6 @@ struct Page {
     redirects: u8,
 }
 
-/// A regular expression.
 #[derive(Clone)]
 struct Pattern(regex::bytes::Regex);
 
@@ -368,7 +367,7 @@ pub(super) fn follow(
     Ok((host, format!("{slash}{path}")))
 }
 
-/// Requests one page.
+/// Requests a page with a pattern and a redirect, for the fuzzer.
 pub(super) async fn exchange_page<S>(stream: S, host: &str, path: &str) -> Result<Came, String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -503,7 +502,7 @@ mod tests {
     const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nall is well";
 
     #[test]
-    fn http_statuses_are_parsed() {
+    fn http_status_ranges_are_parsed_or_refused() {
         assert_eq!(status("200"), Some(vec![(200, 200)]));
         assert_eq!(status("200-299, 301"), Some(vec![(200, 299), (301, 301)]));
         for wrong in ["", "ok", "99", "600", "299-200", "200-", "200,,201"] {
@@ -512,7 +511,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invalid_header_field_is_skipped_and_too_many_are_named() {
+    async fn http_probe_skips_invalid_header_field_and_refuses_too_many_fields() {
         let server =
             replying(b"HTTP/1.1 200 OK\r\nX Odd Name: 1\r\nContent-Length: 11\r\n\r\nall is well")
                 .await;
@@ -726,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn http_redirects_of_every_form_are_followed() {
+    fn http_redirect_target_is_resolved_or_refused() {
         let at = |location| follow(location, "http", "a", "/x/y?z");
         let to = |host: &str, path: &str| Ok((host.to_owned(), path.to_owned()));
         assert_eq!(at("/b"), to("a", "/b"));

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn https_certificate_files_are_read_with_the_configuration() {
+    fn https_check_with_invalid_tls_keys_is_refused_at_load() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let file = directory.path().join("pem");
         std::fs::write(&file, "no certificate of this kind").expect("the file can be written");

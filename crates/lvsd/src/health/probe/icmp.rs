@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, setsockopt, sockopt};
 
-/// An ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IcmpError {
     /// The host that sent the error, if the kernel reports it.
@@ -23,9 +22,9 @@ const UNREACHABLE: u8 = 3;
 const UNREACHABLE6: u8 = 1;
 
 impl IcmpError {
-    /// Makes the kernel queue the ICMP errors of a socket that connects to `target`, or, with
-    /// `kept` false, stop queueing them. A queued error also ends an established connection, which
-    /// a soft error without the queue does not.
+    /// If `kept` is true, makes the kernel queue the ICMP errors of a socket that connects to
+    /// `target`; otherwise, makes it stop queueing them. With the queue, even a soft error ends an
+    /// established connection.
     pub(super) fn keep(socket: &impl AsFd, target: IpAddr, kept: bool) {
         // Without ICMP errors, the reason is less exact.
         let _ = match target {
@@ -34,7 +33,7 @@ impl IcmpError {
         };
     }
 
-    /// Reads the oldest queued ICMP error of a socket.
+    /// Reads the oldest queued ICMP error of a socket; `None` if there is none.
     pub(super) fn of(socket: &impl AsFd) -> Option<Self> {
         let mut bytes = [0; 64];
         let mut pieces = [IoSliceMut::new(&mut bytes)];
@@ -62,7 +61,7 @@ impl IcmpError {
         })
     }
 
-    /// Returns the name of the error.
+    /// Returns the name of the error, such as `ICMP host unreachable`.
     pub(super) fn name(self) -> String {
         let name = match (self.is_ipv6, self.kind, self.code) {
             (false, UNREACHABLE, 0) => "network unreachable",
@@ -80,7 +79,8 @@ impl IcmpError {
         format!("ICMP {name}")
     }
 
-    /// Whether the host did not answer in its own network.
+    /// Whether the error is "host unreachable": a router or this host got no answer to ARP or
+    /// neighbour discovery.
     pub(super) const fn is_host_unreachable(self) -> bool {
         matches!(
             (self.is_ipv6, self.kind, self.code),

@@ -15,7 +15,6 @@ pub(super) enum Line {
     TooLong,
 }
 
-/// Lines of a stream.
 #[derive(Debug)]
 pub(super) struct Lines<R> {
     stream: R,

@@ -147,7 +147,6 @@ impl Via {
 /// The server that is probed, and the path to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
-    /// The server.
     pub(crate) server: SocketAddr,
     /// The path through a service; `None` for the host's own routes.
     pub(super) via: Option<Via>,
@@ -169,7 +168,7 @@ pub(super) struct Progress {
 }
 
 impl Asked<'_> {
-    /// A check over the host's network without through-VIP checks, for tests.
+    /// A probe of `server` over this host's own routes, for tests.
     #[cfg(test)]
     pub(crate) const fn at(server: SocketAddr) -> Self {
         Self {
@@ -181,7 +180,8 @@ impl Asked<'_> {
         }
     }
 
-    /// A target as text.
+    /// Formats `target` for messages; for a check through a service, formats the server and the VIP
+    /// instead.
     pub(super) fn describe(&self, target: &str) -> String {
         match self.via {
             Some(via) => format!("{} through {}", self.server, via.virt),
@@ -408,7 +408,7 @@ fn any(like: SocketAddr) -> SocketAddr {
     }
 }
 
-/// A check that cannot be used for a server.
+/// The reason why a check cannot be used for a server, and the fix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Misfit {
     pub(crate) title: &'static str,
@@ -436,7 +436,7 @@ impl Port {
         }
     }
 
-    /// The address to connect to.
+    /// Returns the server's address with this port or, without one, with the server's own port.
     pub(crate) fn address(self, server: SocketAddr) -> SocketAddr {
         SocketAddr::new(server.ip(), self.0.unwrap_or(server.port()))
     }
@@ -495,7 +495,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
     fn run(&self, asked: &Asked<'_>) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
-/// A kind in the registry.
+/// A kind of health check, as the configuration uses it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KindInfo {
     pub(crate) name: &'static str,
@@ -541,7 +541,8 @@ macro_rules! kinds {
                 }
             }
 
-            /// The protocol of the services that a through-VIP check can use.
+            /// The protocol of the services that a through-VIP check can use; `None` if the kind
+            /// has no through-VIP check.
             pub(crate) fn via(&self) -> Option<Protocol> {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::VIA,)+

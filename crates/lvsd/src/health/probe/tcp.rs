@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn tcp_probe_fails_at_closed_port() {
+    async fn tcp_probe_succeeds_at_open_port_and_fails_at_closed_port() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let open = listener.local_addr().unwrap();
         let server = SocketAddr::new(open.ip(), 1);

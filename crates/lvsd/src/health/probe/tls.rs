@@ -1,5 +1,5 @@
-//! TLS for checks: rustls with graviola, which needs no C compiler but some features of the
-//! processor; or with ring.
+//! TLS for checks, etcd and Kubernetes: rustls with graviola, which needs no C compiler but some
+//! features of the processor; or with ring.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -208,7 +208,8 @@ impl Tls {
         met.map_err(|error| error.to_string())
     }
 
-    /// The TLS settings of a check without TLS keys.
+    /// The TLS settings of a check without TLS keys, and without a second attempt; `None` if this
+    /// build or processor has no TLS.
     pub(super) fn plain() -> Option<Self> {
         let made_of = MadeOf {
             ca: None,
@@ -368,8 +369,9 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
                 let help = "use a file in PEM format whose first certificate is lvsd's own";
                 ("cert", why, help.to_owned())
             })?;
-            let key = PrivateKeyDer::from_pem_slice(&key.0)
-                .map_err(|error| wrong(format!("no private key: {error}")))?;
+            let key = PrivateKeyDer::from_pem_slice(&key.0).map_err(|error| {
+                wrong(format!("the file contains no valid private key: {error}"))
+            })?;
             builder
                 .with_client_auth_cert(chain, key)
                 .map_err(|error| wrong(error.to_string()))?

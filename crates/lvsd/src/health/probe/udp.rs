@@ -10,7 +10,7 @@ use crate::text::{Diagnostic, Keys};
 /// Maximum length of the payload, and of the answer that is examined, in bytes.
 const PAYLOAD_MAX: usize = 1400;
 
-/// A check that sends a datagram, and the expected answer.
+/// A check that sends a datagram, and compares the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Udp {
     port: Port,
@@ -128,7 +128,7 @@ fn bytes(
     let read: Result<Vec<Option<u8>>, String> =
         read.and_then(|bytes: Vec<_>| match bytes.len() <= PAYLOAD_MAX {
             true => Ok(bytes),
-            false => Err(format!("more than {PAYLOAD_MAX} bytes")),
+            false => Err(format!("the value has more than {PAYLOAD_MAX} bytes")),
         });
     match read {
         Ok(bytes) => Some(Some(bytes)),
@@ -164,7 +164,7 @@ mod tests {
     use crate::health::probe::hostile::{answered, probe};
 
     #[test]
-    fn udp_bytes_in_hexadecimal_are_parsed() {
+    fn udp_hexadecimal_bytes_are_parsed_or_refused() {
         assert_eq!(from_hex("01 fF", false), Ok(vec![Some(1), Some(255)]));
         assert_eq!(from_hex("0aXX", true), Ok(vec![Some(10), None]));
         for wrong in ["0", "xx", "+1", "1g", "é"] {

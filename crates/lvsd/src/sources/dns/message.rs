@@ -8,7 +8,7 @@ use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE
 
 use super::name_of;
 
-/// Maximum length of an answer over UDP in bytes, which all networks transmit unfragmented.
+/// Maximum length of an answer over UDP in bytes, which fits into the minimum MTU of IPv6 (1280).
 pub(super) const DATAGRAM_MAX: u16 = 1232;
 /// Maximum number of records of an answer that are read.
 const RECORDS_MAX: usize = 4096;
@@ -49,7 +49,8 @@ pub(super) enum Data {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) records: Vec<Data>,
-    /// Minimum TTL in seconds of the records and of the CNAME records before them.
+    /// Minimum TTL in seconds of the records and of the CNAME records before them. Not to be used
+    /// without records.
     pub(super) ttl: u32,
 }
 
@@ -61,7 +62,7 @@ pub(super) enum Came {
     Cut,
     /// A message that does not answer the query.
     Strange,
-    /// The name server refuses the query, or has failed.
+    /// The name server refuses the query, has failed, or sent an invalid message; with the reason.
     Refused(&'static str),
 }
 
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_contains_records_of_name_and_its_alias() {
+    fn dns_answer_contains_only_records_of_canonical_name() {
         let cname = RData::CNAME(CNAME(Name::new("WWW2.example.org").unwrap().into_owned()));
         let bytes = reply(&[
             ("WWW.Example.org", 30, cname),
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn unrelated_dns_answer_is_refused() {
+    fn unrelated_truncated_and_failed_dns_answers_are_distinguished() {
         let good = reply(&[("www.example.org", 60, a(1))]);
         assert!(matches!(www(&good), Came::Answer(_)));
         assert_eq!(
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn circular_dns_aliases_are_refused() {
+    fn circular_dns_aliases_yield_no_records() {
         let to = |name: &'static str| RData::CNAME(CNAME(Name::new(name).unwrap()));
         let bytes = reply(&[
             ("www.example.org", 5, to("a.example.org")),
@@ -275,7 +276,6 @@ mod tests {
     }
 
     proptest! {
-        /// An accepted message has at most as many records as bytes.
         #[test]
         fn dns_parser_does_not_panic_on_any_bytes(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), at in any::<bool>()) {
             if at && bytes.len() > 2 {
@@ -284,9 +284,8 @@ mod tests {
             let _ = www(&bytes);
         }
 
-        /// The bytes of a valid answer are changed.
         #[test]
-        fn damaged_dns_answers_are_refused(changes in proptest::collection::vec((2usize..200, any::<u8>()), 0..8), end in 0usize..200) {
+        fn damaged_dns_answer_has_no_more_records_than_bytes(changes in proptest::collection::vec((2usize..200, any::<u8>()), 0..8), end in 0usize..200) {
             let srv = RData::SRV(SRV { priority: 1, weight: 2, port: 3, target: Name::new("a.example.org").unwrap() });
             let mut bytes = reply(&[("www.example.org", 60, a(1)), ("www.example.org", 60, srv), ("www.example.org", 60, a(2))]);
             for (at, byte) in changes {

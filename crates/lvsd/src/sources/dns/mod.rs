@@ -25,7 +25,7 @@ pub(crate) fn name_of(text: &str) -> Option<String> {
     (name.len() <= 253 && name.split('.').all(label)).then_some(name)
 }
 
-/// Whether a name is one of SRV records, according to its first label.
+/// Whether lvsd queries the SRV records of a name: its first label begins with an underscore.
 pub(crate) fn is_srv(name: &str) -> bool {
     name.starts_with('_')
 }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dns_names_are_normalised() {
+    fn dns_name_is_normalised_or_refused() {
         for (text, name) in [
             ("_http._tcp.Example.org.", "_http._tcp.example.org"),
             ("a", "a"),

@@ -1,5 +1,5 @@
-//! Queries name servers over UDP, each from another port, and over TCP if an answer is truncated.
-//! Each server is tried twice.
+//! Sends DNS queries over UDP, each from another port, and over TCP if an answer is truncated. Each
+//! name server is tried up to twice.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -17,9 +17,9 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 const NAME_SERVERS_MAX: usize = 3;
 /// Number of attempts for each name server.
 const ROUNDS: usize = 2;
-/// Maximum number of unrelated datagrams that are ignored while an answer is awaited.
+/// Number of unrelated datagrams after which a query has failed.
 const STRANGE_MAX: usize = 64;
-/// Maximum number of hosts in a name's SRV records.
+/// Maximum number of SRV records of a name with the lowest priority number.
 const TARGETS_MAX: usize = 256;
 /// Maximum number of servers of a name.
 pub(crate) const RECORDS_MAX: usize = 1024;
@@ -27,8 +27,9 @@ pub(crate) const RECORDS_MAX: usize = 1024;
 /// Resolves a name to a sorted list of servers, and a TTL in seconds.
 ///
 /// # Errors
-/// No name server answers, or the name has no records; the text is the reason. A name without
-/// records is an error, because a zone that was emptied by mistake would otherwise empty a service.
+/// No name server sends a valid answer, or the name has no records or more than the maximum; the
+/// text is the reason. A name without records is an error, because a zone that was emptied by
+/// mistake would otherwise empty a service.
 pub(super) async fn look_up(name: &str, lookups: &Lookups) -> Result<(Vec<Record>, u32), String> {
     let servers = match lookups.name_servers.is_empty() {
         false => lookups.name_servers.clone(),
@@ -159,14 +160,17 @@ impl Asker {
         {
             Came::Answer(answer) => Ok(answer),
             Came::Refused(why) => Err(format!("answers {why} over TCP")),
-            Came::Cut | Came::Strange => Err("answers another question over TCP".to_owned()),
+            Came::Cut | Came::Strange => {
+                Err("its answer over TCP is truncated, or does not match the question".to_owned())
+            }
         }
     }
 }
 
 /// Returns a random query id.
 fn fresh_id() -> Result<u16, String> {
-    let bytes = lvs_sys::random().map_err(|error| format!("no random numbers: {error}"))?;
+    let bytes = lvs_sys::random()
+        .map_err(|error| format!("the kernel provides no random numbers: {error}"))?;
     Ok(u16::from_ne_bytes(bytes))
 }
 
@@ -333,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dns_datagrams_of_other_senders_are_ignored_up_to_a_limit() {
+    async fn dns_datagrams_with_other_id_are_ignored_up_to_a_limit() {
         for (strange, answered) in [(STRANGE_MAX - 1, true), (STRANGE_MAX, false)] {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
             let at = udp.local_addr().unwrap();

@@ -50,7 +50,6 @@ pub struct Access {
     pub timeout: Duration,
 }
 
-/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     /// No answer, or an invalid one.
@@ -62,7 +61,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// No answer, or an invalid one, for this reason.
+    /// Returns an error for a request with no answer or an invalid one; `why` is the reason.
     pub(super) const fn failed(why: String) -> Self {
         Self::Http(http::Error::Failed(why))
     }
@@ -224,7 +223,7 @@ impl Client {
         self.call("/v3/kv/put", &put).await.map(|Done {}| ())
     }
 
-    /// Requests a lease with this duration.
+    /// Requests a lease of `ttl`, rounded down to seconds, and of at least 1 s. Returns its id.
     pub(crate) async fn grant(&mut self, ttl: Duration) -> Result<i64, Error> {
         let seconds = i64::try_from(ttl.as_secs().max(1)).unwrap_or(i64::MAX);
         let ttl = Number(seconds);
@@ -246,7 +245,7 @@ impl Client {
         }
     }
 
-    /// Revokes a lease. etcd deletes its keys.
+    /// Revokes a lease, so that etcd deletes its keys.
     pub(crate) async fn revoke(&mut self, id: i64) -> Result<(), Error> {
         let id = Number(id);
         let revoked = self.call("/v3/lease/revoke", &Lease { id }).await;
@@ -334,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn etcd_members_are_parsed() {
+    fn etcd_member_url_is_parsed_or_refused() {
         for (text, shown) in [
             ("https://10.0.0.5:2379", "https://10.0.0.5:2379"),
             ("http://[2001:db8::5]:1/", "http://[2001:db8::5]:1"),
@@ -480,7 +479,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn etcd_refusals_are_short_and_plain() {
+    async fn etcd_refusal_is_shortened_and_has_no_control_characters() {
         let long = format!(
             "{{\"message\":\"\\u001b[31m{}\",\"code\":3}}",
             "é".repeat(5000)

@@ -1,4 +1,4 @@
-//! Parses the keys below the prefix (pure functions).
+//! Parses the keys of etcd below the configured prefix (pure functions).
 //!
 //! ```text
 //! services/NAME     a service, in the syntax of a file of conf.d
@@ -44,7 +44,8 @@ pub struct Etcd {
     pub prefix: String,
     /// Cluster id of etcd.
     pub cluster: i64,
-    /// Revision of the last change of services and servers.
+    /// Revision of the last change of services and servers; an upper bound if a listing showed that
+    /// one was deleted.
     pub revision: i64,
     /// Services by the last part of their keys.
     pub services: BTreeMap<String, Text>,
@@ -142,7 +143,6 @@ pub(in crate::sources) struct Model {
 pub(super) struct Concerns {
     /// Whether services or servers have changed.
     pub(super) config: bool,
-    /// Whether directors have changed.
     pub(super) directors: bool,
 }
 
@@ -248,7 +248,7 @@ impl Model {
         Ok(concerns)
     }
 
-    /// The key without the prefix; `None` for other keys.
+    /// Returns a key without the prefix; `None` if it is no key of a service, server or director.
     fn rest(&self, kv: &KeyValue) -> Option<String> {
         let key = std::str::from_utf8(&kv.key.0).ok()?;
         let rest = key.strip_prefix(&self.etcd.prefix)?;
@@ -308,7 +308,9 @@ impl Model {
                 servers.insert(id.to_owned(), record);
                 let all: usize = self.etcd.pools.values().map(BTreeMap::len).sum();
                 if all > SERVERS_MAX {
-                    return Err(format!("has more than {SERVERS_MAX} servers"));
+                    return Err(format!(
+                        "the keys contain more than {SERVERS_MAX} servers: remove servers from etcd, or divide them among several prefixes"
+                    ));
                 }
             }
             _ => {
@@ -359,8 +361,8 @@ impl Model {
         concerns
     }
 
-    /// The new state. A pool without servers keeps those in `before`; also returns the names of
-    /// these pools.
+    /// Returns the content of etcd, and the names of pools that have become empty. These pools keep
+    /// their servers in `before`.
     pub(in crate::sources) fn hold(&self, before: &Etcd) -> (Etcd, Vec<String>) {
         let mut etcd = self.etcd.clone();
         let mut emptied = Vec::new();
@@ -533,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn etcd_listing_keeps_valid_values_and_reports_removals() {
+    fn etcd_listing_keeps_last_valid_value_and_removal_increases_revision() {
         let mut before = Etcd {
             prefix: "/lvs/".to_owned(),
             cluster: 7,

@@ -252,8 +252,8 @@ pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     })
 }
 
-/// The end of the range of keys with the prefix `prefix`: the prefix with its last byte
-/// incremented.
+/// Returns the end of the range of keys with the prefix `prefix`: the prefix with its last byte
+/// incremented, after trailing bytes of 255 are removed.
 pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn etcd_prefix_range_has_correct_end() {
+    fn etcd_prefix_range_ends_after_last_key_with_prefix() {
         assert_eq!(end_of(b"/lvs/"), b"/lvs0");
         assert_eq!(end_of(b"a\xff"), b"b");
         assert_eq!(end_of(b"\xff"), [0]);

@@ -39,17 +39,18 @@ use self::keys::{KEYS_MAX, hash};
 use self::message::{Bytes, Number, Range, Ranged, end_of};
 use super::{Shared, retry, timer};
 
-/// Maximum number of keys of one request.
+/// Maximum number of keys in one request of a listing.
 const PAGE: i64 = 500;
 /// Interval of probes.
 const PROBE: Duration = Duration::from_secs(5);
 /// Number of consecutive probes with another number of keys after which all keys are listed again.
 const DIFFER_MAX: u32 = 3;
-/// Changes within this time are passed to the daemon together.
+/// Changes within this time are passed to the daemon together. Also the pause before lvsd tries the
+/// next member.
 const GATHER: Duration = Duration::from_millis(200);
 /// A session that lasts this long resets the pause between attempts.
 const WELL: Duration = Duration::from_secs(10);
-/// Interval of attempts after etcd has refused a request for lack of permission.
+/// Pause after etcd has refused, for lack of permission, to store the record of this director.
 const FORBIDDEN: Duration = Duration::from_secs(60);
 
 /// Settings in `[cluster]`.
@@ -77,7 +78,8 @@ impl Cluster {
     /// Maximum length of a prefix or a name in bytes.
     pub(crate) const NAME_MAX: usize = 128;
 
-    /// Whether the text can be one part of an etcd key.
+    /// Whether `name` can be one part of an etcd key: it has 1 to 128 bytes, and no control
+    /// characters, whitespace and slashes.
     pub fn is_name(name: &str) -> bool {
         let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
         (1..=Self::NAME_MAX).contains(&name.len()) && name.chars().all(right)
@@ -127,7 +129,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
             failures += 1;
             next += 1;
             shared.fail_etcd(&settings.prefix, format!("{endpoint} {error}"));
-            // Each member is tried once before a pause.
+            // Each member is tried once before a longer pause.
             let rounds = failures / u32::try_from(members).unwrap_or(1);
             let whole = failures.is_multiple_of(u32::try_from(members).unwrap_or(1));
             let mut pause = match whole {
@@ -154,7 +156,8 @@ struct Owed {
     announced: i64,
     /// Revision of the last change that the previous probe found.
     latest: i64,
-    /// Keys (hashes) with a later revision in a probe than in the watch.
+    /// Hashes of keys that had a later revision in the last probe than in the watch, with that
+    /// revision.
     behind: HashMap<u64, i64>,
     /// Number of consecutive probes with another number of keys.
     differ: u32,

@@ -125,7 +125,8 @@ fn some(text: Option<&String>) -> Option<&String> {
     text.filter(|text| !text.is_empty())
 }
 
-/// Content of a file, or of base64 data in the kubeconfig, which takes precedence.
+/// Returns the decoded base64 data in the kubeconfig or, without such data, the content of a file;
+/// `None` without both.
 fn bytes(
     directory: &Path,
     (key, file, data): (&str, Option<&String>, Option<&String>),
@@ -181,8 +182,9 @@ impl Access {
         file.access(directory, context)
     }
 
-    /// Reads the ServiceAccount files in `directory`. `host` and `port` are environment variables
-    /// of the pod; without `host`, the result is `None`.
+    /// Reads the ServiceAccount files in `directory`. `host` and `port` are the values of
+    /// `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`; if `host` is missing or empty, the
+    /// result is `None`. The default port is 443.
     pub(crate) fn in_pod(
         host: Option<String>,
         port: Option<String>,
@@ -208,7 +210,7 @@ impl Access {
                 token: Some(Token::File(token)),
             }),
             Err(error) => wrong(
-                format!("cannot read the token of this pod in {directory}: {error}"),
+                format!("cannot read `ca.crt` and the token of this pod in {directory}: {error}"),
                 "set automountServiceAccountToken: true in the pod, or set `server`, `ca` and `token_file`",
             ),
         })
@@ -442,7 +444,7 @@ users:
     }
 
     #[test]
-    fn kubeconfig_named_context_has_files_relative_to_it() {
+    fn kubeconfig_file_paths_are_relative_to_its_directory() {
         let directory = directory();
         let files = access(&directory, Some("files")).unwrap();
         let token = directory.path().join("token");
@@ -475,7 +477,7 @@ users:
     }
 
     #[test]
-    fn kubeconfig_of_another_kind_is_refused_without_quoting_it() {
+    fn invalid_kubeconfig_text_is_refused_without_quoting_it() {
         let directory = directory();
         let path = directory.path().join("config");
         for text in ["s3cret", "users: s3cret", "a: [", "users: *nowhere\n"] {

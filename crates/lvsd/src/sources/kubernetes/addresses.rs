@@ -27,7 +27,6 @@ pub struct Range {
     last: u128,
 }
 
-/// Converts an address to a number.
 fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),
@@ -36,7 +35,6 @@ fn number(ip: IpAddr) -> u128 {
 }
 
 impl Range {
-    /// Whether the range contains an address.
     pub(crate) fn contains(&self, ip: IpAddr) -> bool {
         Family::of(&ip) == self.family && (self.first..=self.last).contains(&number(ip))
     }
@@ -126,7 +124,8 @@ impl Pool {
 /// Services that may share an address: namespace, and value of the annotation.
 type Group<'a> = (&'a str, &'a str);
 
-/// The group of a Service with the annotation.
+/// The group of a Service; `None` without the annotation [`SHARE`], or if the Service has another
+/// class than the configured one.
 fn group<'a>(service: &'a Service, settings: &Settings) -> Option<Group<'a>> {
     let meta = &service.metadata;
     let key = meta.annotations.get(SHARE).filter(|key| !key.is_empty());
@@ -149,7 +148,8 @@ struct Taken<'a> {
 }
 
 impl<'a> Taken<'a> {
-    /// A Service that uses the address and does not share it with this one.
+    /// Returns the key of a Service that uses `ip` and cannot share it with `service`; `None` if
+    /// there is none, or if `service` already uses `ip`.
     fn other(
         &self,
         ip: IpAddr,
@@ -185,14 +185,14 @@ pub(super) struct Assigned {
     pub(super) given: BTreeMap<String, Vec<IpAddr>>,
     /// Addresses that a Service should have in its status instead of the present ones.
     pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
-    /// The reasons why Services do not get the requested addresses.
+    /// The reasons why Services are refused, or do not get the requested addresses.
     pub(super) refused: BTreeMap<String, String>,
     /// Services that stay unchanged, because their status contains an address outside of the pools,
-    /// or they have too many ports.
+    /// or they have too many ports or too long annotations.
     pub(super) held: BTreeSet<String>,
 }
 
-/// Address families that a Service requests.
+/// Address families that a Service requests; IPv4 if it requests none.
 pub(super) fn families(service: &Service) -> Vec<Family> {
     let families = service.spec.ip_families.iter();
     let families: Vec<Family> = families

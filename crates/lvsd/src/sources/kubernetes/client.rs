@@ -23,7 +23,6 @@ pub(super) const WRITERS: usize = 8;
 /// Maximum size of a token in bytes.
 const TOKEN_MAX: u64 = 64 << 10;
 
-/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
     /// No answer, or an invalid one.
@@ -35,7 +34,7 @@ pub(super) enum Error {
 }
 
 impl Error {
-    /// No answer, or an invalid one, for this reason.
+    /// Returns an error for a request with no answer or an invalid one; `why` is the reason.
     pub(super) const fn failed(why: String) -> Self {
         Self::Http(http::Error::Failed(why))
     }
@@ -157,8 +156,8 @@ impl Writers {
         }
     }
 
-    /// Sends changes, up to [`WRITERS`] of them concurrently. The answers are in the order of the
-    /// changes.
+    /// Sends up to [`WRITERS`] changes concurrently, and drops further ones. The answers are in the
+    /// order of the changes.
     pub(super) async fn send(&mut self, changes: Vec<Change>) -> Vec<Result<Value, Error>> {
         let mut sent = JoinSet::new();
         let count = changes.len().min(self.clients.len());
@@ -180,7 +179,6 @@ impl Writers {
     }
 }
 
-/// A client of an API server.
 pub(super) struct Client {
     settings: Arc<Settings>,
     connection: Reopened,

@@ -106,7 +106,8 @@ fn numbers<'a>(annotation: &str, value: &'a str, most: u32) -> Result<Vec<(&'a s
     Ok(all)
 }
 
-/// Path of the HTTP check that an annotation requests.
+/// Path of the HTTP check that an annotation requests; `None` if it requests another check, or if
+/// the path is invalid.
 fn http_path(check: &str) -> Option<&str> {
     let path = check.strip_prefix("http:")?;
     let right = |b: u8| b.is_ascii_graphic() && b != b'"' && b != b'\\';
@@ -118,7 +119,7 @@ impl<'a> Options<'a> {
     /// Checks the annotations of a Service.
     ///
     /// # Errors
-    /// An annotation is invalid.
+    /// An annotation is unknown or invalid, or two annotations cannot be combined.
     fn of(service: &'a Service) -> Result<Self, String> {
         let mut options = Self {
             scheduler: None,
@@ -256,7 +257,7 @@ pub(super) fn desired(
         }
         if desired.texts.len() > TEXTS_MAX {
             return Err(format!(
-                "has Services with more than {TEXTS_MAX} ports at all addresses"
+                "has Services with more than {TEXTS_MAX} ports in all, counted at each address"
             ));
         }
         if servers > ALL_SERVERS_MAX {
@@ -410,7 +411,7 @@ fn check(
             None => "{ type = \"tcp\" }".to_owned(),
         })),
         _ if protocol == "tcp" => Ok(None),
-        // No generic check exists for UDP servers.
+        // No generic check exists for UDP and SCTP servers.
         _ => Ok(Some(healthz().unwrap_or_else(|| "\"none\"".to_owned()))),
     }
 }
@@ -619,7 +620,7 @@ mod tests {
         desired
             .refused
             .remove("shop/web")
-            .expect("the change is refused")
+            .expect("the Service is refused")
     }
 
     /// The servers of the only service.
@@ -820,7 +821,7 @@ mod tests {
     }
 
     #[test]
-    fn service_fields_and_annotations_become_keys() {
+    fn service_fields_and_annotations_become_toml_keys() {
         let has = |service: &str, line: &str| {
             let text = text(service);
             assert!(text.lines().any(|one| one == line), "{line}: {text}");
@@ -921,7 +922,7 @@ mod tests {
     }
 
     #[test]
-    fn service_without_endpoints_has_no_servers() {
+    fn service_without_endpoints_is_translated_to_valid_toml() {
         let desired = of(&annotated("servers", "endpoints"), &[], &[]);
         let text = &desired.texts["shop/web/tcp/80"];
         let file = format!("[defaults]\nforward = \"nat\"\n{text}");

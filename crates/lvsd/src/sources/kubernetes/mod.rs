@@ -610,7 +610,7 @@ impl<'a> Session<'a> {
                 Err(error) if error.is_conflict() || error.is_missing() => {}
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
-                        "the status of Service {key} is not written: the API server {error}"
+                        "cannot write the status of Service {key}: the API server {error}"
                     ));
                     if error.is_passing() {
                         // The write is repeated after the next check of the Lease.
@@ -699,7 +699,7 @@ impl<'a> Session<'a> {
                 Ok(_) => reported.push(true),
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
-                        "no Event is written about Service {key}: the API server {error}"
+                        "cannot write an Event about Service {key}: the API server {error}"
                     ));
                     reported.push(!error.is_passing());
                 }
@@ -710,7 +710,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Status of a Service with these addresses.
+/// Merge patch that sets the addresses in the status of a Service.
 fn status(service: &Service, addresses: &[IpAddr]) -> Value {
     let ports = service.spec.ports.iter().map(|port| {
         let protocol = port.protocol.as_deref().unwrap_or("TCP");

@@ -113,7 +113,7 @@ impl Slices {
     }
 }
 
-/// All objects by `NAMESPACE/NAME`.
+/// All objects by `NAMESPACE/NAME`, and Nodes by `NAME`.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     /// Services of type `LoadBalancer`. Those of other classes are included, because their
@@ -133,7 +133,8 @@ fn key(named: &Named) -> String {
     }
 }
 
-/// Whether Kubernetes permits the text as a name.
+/// Whether `name` has a length and characters that Kubernetes permits in names: 1 to 253 lower-case
+/// letters, digits, `-` and `.`.
 pub(crate) fn is_name(name: &str) -> bool {
     let right = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(right)
@@ -202,7 +203,7 @@ impl Model {
     fn understand(&mut self, kind: Kind, named: &Named, object: &str) -> Result<(), String> {
         let namespaced = kind != Kind::Node;
         if !is_name(&named.name) || namespaced && !is_name(&named.namespace) {
-            return Err("its name is not a name in Kubernetes".to_owned());
+            return Err("its name or namespace is not valid in Kubernetes".to_owned());
         }
         let key = key(named);
         match kind {
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_object_keeps_its_last_state() {
+    fn unreadable_kubernetes_object_keeps_its_last_state() {
         let mut model = Model::default();
         let lb = json!({ "type": "LoadBalancer", "ports": [{ "port": 80 }] });
         let broken = json!({ "type": "LoadBalancer", "ports": [{ "port": 80_000 }] });
@@ -429,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn object_with_hostile_name_is_refused() {
+    fn kubernetes_object_with_hostile_name_is_refused() {
         let mut model = Model::default();
         for name in ["", "a/b", "a\"b", "A", "a\nb", &"a".repeat(300)] {
             let lb = json!({ "type": "LoadBalancer" });
@@ -440,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_objects_are_refused_as_a_whole() {
+    fn too_many_kubernetes_objects_are_refused_as_a_whole() {
         let mut model = Model::default();
         let nodes = |count: usize| {
             let node = |n| json!({ "metadata": { "name": format!("n{n}") } }).to_string();

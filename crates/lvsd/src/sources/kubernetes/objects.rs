@@ -148,9 +148,9 @@ pub(super) struct Conditions {
 /// How an endpoint can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Use {
-    /// It receives no packets, because it terminates and no longer serves.
+    /// The endpoint receives no packets, because it terminates and no longer serves.
     Gone,
-    /// It accepts no new connections.
+    /// The endpoint keeps its connections, and accepts no new ones.
     Drain,
     /// The endpoint accepts new connections.
     Ready,
@@ -235,7 +235,8 @@ pub(super) struct LeaseSpec {
     pub(super) lease_transitions: Option<u32>,
 }
 
-/// Name and namespace of an object, for objects whose other fields may be invalid.
+/// Name, namespace and version of an object whose other fields may be invalid. A missing or invalid
+/// value is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) name: String,

@@ -41,7 +41,7 @@ pub(super) fn model(services: &[String], slices: &[String], nodes: &[String]) ->
     model
 }
 
-/// A Node with this condition.
+/// A Node; `state` is `cordoned`, `not ready`, `deleted`, `excluded`, or empty for a ready Node.
 pub(super) fn node(name: &str, address: &str, state: &str) -> String {
     let mut node = json!({
         "metadata": { "name": name, "labels": {} }, "spec": {},
@@ -91,7 +91,7 @@ const END: &str = "END";
 /// Time limit for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A fake API server with these objects, which answers a few kinds of requests.
+/// A fake API server, which answers the kinds of requests that lvsd sends.
 #[derive(Default)]
 struct Fake {
     state: Mutex<State>,
@@ -100,7 +100,7 @@ struct Fake {
 
 #[derive(Default)]
 struct State {
-    /// Objects by kind and key.
+    /// Objects by kind and name.
     objects: BTreeMap<&'static str, BTreeMap<String, Value>>,
     /// Lines that watches of each kind have yet to send.
     lines: BTreeMap<&'static str, Vec<String>>,
@@ -317,7 +317,11 @@ impl Followed {
             }
         });
         let state = || format!("{:#?}", self.shared.lock());
-        assert!(waited.await.is_ok(), "{what}: {}", state());
+        assert!(
+            waited.await.is_ok(),
+            "the wait for {what} has timed out: {}",
+            state()
+        );
     }
 
     async fn wait_services(&self, keys: &[&str]) {
@@ -352,7 +356,7 @@ fn service(name: &str, annotations: &Value) -> String {
 }
 
 #[tokio::test]
-async fn new_service_gets_an_address_and_changes_are_followed() {
+async fn new_kubernetes_service_gets_an_address_and_changes_are_followed() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     fake.put("nodes", &node("n1", "10.0.0.1", ""));
@@ -388,7 +392,7 @@ async fn new_service_gets_an_address_and_changes_are_followed() {
 }
 
 #[tokio::test]
-async fn many_services_get_their_addresses_and_events_once() {
+async fn many_kubernetes_services_get_their_addresses_and_events_once() {
     const COUNT: usize = 50;
     let (fake, address) = fake().await;
     for n in 0..COUNT {
@@ -440,7 +444,7 @@ async fn failed_status_write_is_repeated_without_a_change() {
 }
 
 #[tokio::test]
-async fn invalid_annotation_causes_one_event() {
+async fn refused_service_causes_one_event_for_each_reason() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &json!({ "lvsd/chek": "none" })));
     let director = Followed::start(address, |_| {});
@@ -461,7 +465,7 @@ async fn invalid_annotation_causes_one_event() {
             .collect::<Vec<_>>()
     };
     director.wait("the event", |_| !reported().is_empty()).await;
-    // The daemon has refused another Service.
+    // Now the daemon refuses the Service.
     let refused = [("shop/web".to_owned(), "its text is wrong".to_owned())];
     fake.put("services", &service("web", &Value::Null));
     director
@@ -501,7 +505,7 @@ async fn kubernetes_objects_are_listed_again_after_compaction() {
 }
 
 #[tokio::test]
-async fn client_reopens_closed_connection_for_reads_only() {
+async fn kubernetes_client_reopens_closed_connection_for_reads_only() {
     // Each connection ends at its second request.
     let address = serving(|mut stream| async move {
         if request_of(&mut stream).await.is_some() {
@@ -526,7 +530,7 @@ async fn client_reopens_closed_connection_for_reads_only() {
 }
 
 #[tokio::test]
-async fn client_write_that_was_not_sent_is_repeated_over_new_connection() {
+async fn kubernetes_client_repeats_write_that_was_not_sent_over_new_connection() {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -585,7 +589,7 @@ async fn replaced_service_account_token_is_read_again() {
 }
 
 #[tokio::test]
-async fn last_state_is_kept_after_watch_error() {
+async fn kubernetes_services_are_kept_after_watch_error() {
     let (fake, address) = fake().await;
     let mut web: Value = serde_json::from_str(&service("web", &Value::Null)).unwrap();
     web["status"] = json!({ "loadBalancer": { "ingress": [{ "ip": "192.0.2.11" }] } });
@@ -602,7 +606,7 @@ async fn last_state_is_kept_after_watch_error() {
 }
 
 #[tokio::test]
-async fn only_one_of_two_directors_writes_statuses_at_a_time() {
+async fn second_director_takes_lease_only_after_it_has_ended() {
     let (fake, address) = fake().await;
     let first = Followed::start(address, |_| {});
     first
@@ -653,7 +657,7 @@ async fn invalid_api_server_answers_are_errors() {
 }
 
 #[tokio::test]
-async fn endless_list_of_objects_is_an_error() {
+async fn endless_kubernetes_list_is_an_error() {
     // A list without an end.
     let address = serving(|mut stream| async move {
         let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
@@ -674,7 +678,7 @@ async fn endless_list_of_objects_is_an_error() {
 }
 
 #[tokio::test]
-async fn only_hostile_objects_are_omitted() {
+async fn kubernetes_source_omits_only_hostile_objects() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     let mut many: Value = serde_json::from_str(&service("many", &Value::Null)).unwrap();
@@ -700,7 +704,7 @@ async fn only_hostile_objects_are_omitted() {
             state.kubernetes_view.refused == 4
                 && output("Service shop/many: the Service has more than 256 ports")
                 && output("Service shop/long: the annotations lvsd/... have 262150 bytes")
-                && output("Service shop/a[2Jb: its name is not a name in Kubernetes")
+                && output("Service shop/a[2Jb: its name or namespace is not valid in Kubernetes")
                 && output("Service shop/ports: invalid type: string")
         })
         .await;
@@ -808,7 +812,7 @@ async fn recorded_watch_with_change_deletion_and_expiry_is_applied() {
 }
 
 #[tokio::test]
-async fn next_watch_begins_at_recorded_bookmark() {
+async fn next_kubernetes_watch_begins_at_recorded_bookmark() {
     let (fake, address) = fake().await;
     let director = Followed::start(address, |_| {});
     director.wait_services(&[]).await;
