@@ -541,6 +541,8 @@ impl Link {
         };
         self.pid = (info.pid != 0).then_some(info.pid);
         self.ours = started || self.host.started_by_us(info.pid);
+        // The log has the numbers of the changes in another dataplane, also during a reload.
+        self.settles.1 = false;
         let identity = self.host.identity(info.pid);
         self.memory.begin(Given::of(identity, self.host.recall()));
         if self.host.is_proxy() {
