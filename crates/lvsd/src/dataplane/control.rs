@@ -284,7 +284,7 @@ const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
 /// Maximum number of changes that are logged one by one at the level `info`. More changes share one
 /// line at this level, and each has a line at the level `debug`.
-const LOGGED_MAX: usize = 20;
+pub(super) const LOGGED_MAX: usize = 20;
 
 /// Applies a list of changes, and collects the results.
 pub(super) struct CarryOut<'a> {

@@ -34,7 +34,7 @@ use lvs_core::attempts::RecentAttempts;
 use tokio::time::Instant;
 
 use crate::config::Dataplane;
-use crate::dataplane::control::{CarryOut, ControlError, DataplaneControl, LastAnswer};
+use crate::dataplane::control::{CarryOut, ControlError, DataplaneControl, LOGGED_MAX, LastAnswer};
 pub use crate::dataplane::describe::Planned;
 use crate::dataplane::describe::{Names, planned_changes, without_dataplane};
 pub use crate::dataplane::links::{Links, Proxied};
@@ -615,7 +615,9 @@ impl Link {
         self.settles = self.settles_after(&desired, &plan);
         let control = connected(&mut self.control)?;
         let mut work = CarryOut::new(control, &self.answered, &names, base);
-        work.is_quiet = self.settles.1;
+        // At the start, few changes have a line each, as those that no reload has caused.
+        let is_start = desired.generation == 1 && plan.changes.len() <= LOGGED_MAX;
+        work.is_quiet = self.settles.1 && !is_start;
         let carried = work.run(&plan.changes, &self.news);
         refusals.append(&mut work.refusals);
         let CarryOut { own_vips, base, .. } = work;

@@ -188,7 +188,7 @@ fn changes_of_reload_are_logged_at_debug_until_first_checks_are_done() {
         let config = ServiceConfig::new(Family::V4, "rr");
         daemon.set(Desired {
             services: vec![DesiredService::of(id(1), config, vec![server])],
-            generation: 1,
+            generation: 2,
             ..Desired::default()
         });
         daemon.step(true);
